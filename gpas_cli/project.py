@@ -1,0 +1,51 @@
+"""Where a project keeps its things: the declared grids, the run directories, the token cache, the database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+
+CONFIG_NAME = "experiments.yaml"
+
+
+@dataclass(frozen=True)
+class Project:
+    """One directory with an experiments.yaml. `runs` is the truth; the database can be rebuilt from it.
+
+    Environment: GPAS_CONFIG names the experiments file; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB (a SQLAlchemy URL or a
+    path) move what lies beside it by default: `runs/`, `cache/`, `gpas.db`.
+    """
+
+    config: Path
+    runs: Path
+    cache: Path
+    database: str
+
+    @classmethod
+    def find(cls, config: Path | None = None, environ: Mapping[str, str] = os.environ) -> Project:
+        """The project of `config`, of GPAS_CONFIG, or of the nearest experiments.yaml here or in a folder above.
+
+        Raises GpasError when there is none.
+        """
+        named = config or (Path(environ["GPAS_CONFIG"]) if environ.get("GPAS_CONFIG") else None)
+        path = named if named else _nearest(Path.cwd())
+        if path is None or not path.is_file():
+            what = f"{named} does not exist" if named else f"no {CONFIG_NAME} here or in any folder above"
+            raise GpasError(f"{what}; `gpas init` writes one")
+        path = path.resolve()
+        database = environ.get("GPAS_DB") or str(path.parent / "gpas.db")
+        return cls(
+            config=path,
+            runs=Path(environ.get("GPAS_RUNS_DIR") or path.parent / "runs").absolute(),
+            cache=Path(environ.get("GPAS_CACHE") or path.parent / "cache").absolute(),
+            database=database if "://" in database else f"sqlite:///{Path(database).absolute()}",
+        )
+
+
+def _nearest(start: Path) -> Path | None:
+    candidates = (folder / CONFIG_NAME for folder in (start, *start.parents))
+    return next((path for path in candidates if path.is_file()), None)

@@ -1,0 +1,227 @@
+"""A cell: one resolved configuration. Frozen data whose key is a hash of exactly what can change its result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from gpas_cli.errors import InvalidExperiments, Problem, nearest
+from gpas_cli.spec import parse
+from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model
+from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.embed import EMBEDS, Embed
+from gpas_cli.spec.gate import Gate
+from gpas_cli.spec.init import Init
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import SCHEMES, Scheme
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.size import SIZES, Size
+from gpas_cli.spec.stage import Downstream, Finetune
+
+PRECISIONS = ("fp32", "bf16", "pure_bf16")
+MODEL_PARTS = ("size", "norm", "gate", "embed", "init")
+KEY_VERSION = "gpas-cell-1"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a cell's chain. Two cells with the same key here share its result."""
+
+    kind: str
+    key: str
+    parents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Everything that can change a result: network, text, recipe, precision, seed, and the stages that follow."""
+
+    model: Model
+    data: Data
+    optim: Optim
+    precision: str = parse.setting("fp32", choices=PRECISIONS)
+    seed: int = parse.setting(42, low=0, high=2**31 - 1)
+    finetune: Finetune | None = None
+    downstream: Downstream | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the last stage, 16 hexadecimal digits."""
+        return self.stages[-1].key
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The chain, first to last; each key hashes the stage's own spec and its parent's key."""
+        teacher = self.teacher()
+        chain = [Stage("pretrain", _digest(self._pretraining()), (teacher.stages[0].key,) if teacher else ())]
+        for kind in ("finetune", "downstream"):
+            own = getattr(self, kind)
+            if own is not None:
+                parent = chain[-1].key
+                spec = {"stage": kind, "parent": parent, "spec": parse.plain(own, for_key=True)}
+                chain.append(Stage(kind, _digest(spec), (parent,)))
+        return tuple(chain)
+
+    def teacher(self) -> Cell | None:
+        """The cell whose trained gates this one starts from, if any: the same seed, text and recipe."""
+        gate = self.model.gate
+        if gate is None or not gate.from_trained:
+            return None
+        model = canonical_model(replace(self.model, gate=gate.teacher()))
+        return replace(self, model=model, finetune=None, downstream=None)
+
+    def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
+        """The cell as JSON-ready data; `parse_cell` of it gives an equal cell."""
+        rest = {name: parse.plain(getattr(self, name), for_key=for_key) for name in _REST}
+        return {**self.model.to_mapping(for_key=for_key), **rest}
+
+    def _pretraining(self) -> dict[str, Any]:
+        spec = self.to_mapping(for_key=True)
+        return {name: value for name, value in spec.items() if name not in ("finetune", "downstream")}
+
+
+_REST = ("data", "optim", "precision", "seed", "finetune", "downstream")
+
+
+def _digest(spec: Mapping[str, Any]) -> str:
+    text = json.dumps([KEY_VERSION, spec], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The named parts a specification may refer to; experiments.yaml may add sizes and corpora."""
+
+    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    schemes: Mapping[str, type[Scheme]] = field(default_factory=lambda: SCHEMES)
+    corpora: Mapping[str, Data] = field(default_factory=lambda: CORPORA)
+
+
+def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue | None = None) -> Cell | None:
+    """A checked, canonical cell from a plain mapping, or None after adding to `problems`.
+
+    A section is a word or a mapping. A mapping may start from a word: `size: {like: 71m, layers: 6}`.
+    """
+    catalogue = catalogue or Catalogue()
+    before = len(problems)
+    known = (*MODEL_PARTS, *_REST)
+    for name in values:
+        if name not in known:
+            problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
+    model = _parse_model(values, problems, catalogue)
+    data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, problems)
+    optim = _optional(Optim, "optim", values.get("optim", {}), problems)
+    scalars = {name: values[name] for name in ("precision", "seed") if name in values}
+    plain = parse.build(_Scalars, scalars, (), problems)
+    stages = {name: _optional(cls, name, values.get(name), problems) for name, cls in _STAGES.items()}
+    if len(problems) > before or model is None or data is None or optim is None or plain is None:
+        return None
+    optim = canonical_optim(optim, model)
+    cell = Cell(model=model, data=data, optim=optim, precision=plain.precision, seed=plain.seed, **stages)
+    problems.extend(check_cell(cell))
+    return cell if len(problems) == before else None
+
+
+def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Model:
+    """The network part of a cell from a plain mapping {size, norm, gate, embed, init}.
+
+    Raises InvalidExperiments with every problem found.
+    """
+    problems: list[Problem] = []
+    model = _parse_model(values, problems, catalogue or Catalogue())
+    if model is None or problems:
+        raise InvalidExperiments(problems)
+    return model
+
+
+def cell_from(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Cell:
+    """`parse_cell`, raising InvalidExperiments with every problem found."""
+    problems: list[Problem] = []
+    cell = parse_cell(values, problems, catalogue)
+    if cell is None:
+        raise InvalidExperiments(problems)
+    return cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scalars:
+    precision: str = parse.setting("fp32", choices=PRECISIONS)
+    seed: int = parse.setting(42, low=0, high=2**31 - 1)
+
+
+_STAGES: dict[str, type] = {"finetune": Finetune, "downstream": Downstream}
+
+
+def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:
+    before = len(problems)
+    if "size" not in values:
+        problems.append(Problem(("size",), f"is required; {nearest('', catalogue.sizes)}"))
+    size = _section(Size, "size", values.get("size", "71m"), catalogue.sizes, problems)
+    norm = _parse_norm(values.get("norm", "pre"), catalogue, problems)
+    gate = _parse_gate(values.get("gate"), problems)
+    embed = _section(Embed, "embed", values.get("embed", "plain"), EMBEDS, problems)
+    init = _parse_init(values.get("init", {}), norm, problems)
+    if size is None or norm is None or embed is None or init is None or len(problems) > before:
+        return None
+    scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
+    model = canonical_model(Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init))
+    problems.extend(check_model(model))
+    return model
+
+
+def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problems: list[Problem]) -> Any:
+    """A dataclass from a word in `named`, or from a mapping that may say `like: WORD`."""
+    if isinstance(value, Mapping):
+        values = dict(value)
+        like = values.pop("like", None)
+        base = parse.plain(named[like]) if isinstance(like, str) and like in named else {}
+        if like is not None and not base:
+            problems.append(Problem((name, "like"), f"unknown {name} '{like}'; {nearest(like, named)}"))
+        return parse.build(cls, {**base, **values}, (name,), problems)
+    if isinstance(value, str) and value in named:
+        return named[value]
+    problems.append(Problem((name,), f"unknown {name} {value!r}; {nearest(value, named)}"))
+    return None
+
+
+def _optional(cls: type, name: str, value: Any, problems: list[Problem]) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        problems.append(Problem((name,), f"{value!r} is not a mapping of settings"))
+        return None
+    return parse.build(cls, value, (name,), problems)
+
+
+def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> Scheme | None:
+    values = dict(value) if isinstance(value, Mapping) else {"scheme": value}
+    scheme = values.pop("scheme", values.pop("like", None))
+    if not isinstance(scheme, str) or scheme not in catalogue.schemes:
+        path = ("norm", "scheme") if isinstance(value, Mapping) and "scheme" in value else ("norm",)
+        problems.append(Problem(path, f"unknown scheme {scheme!r}; {nearest(scheme, catalogue.schemes)}"))
+        return None
+    return parse.build(catalogue.schemes[scheme], values, ("norm",), problems)
+
+
+def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
+    if value is None or value == "none":
+        return None
+    if isinstance(value, Mapping) and value.get("like") == "none":
+        dead = [name for name in value if name != "like"]
+        problems.append(Problem(("gate", dead[0]), f"has no effect: gate is none, so '{dead[0]}' changes nothing"))
+        return None
+    gate: Gate | None = _section(Gate, "gate", value, {"gpas": Gate()}, problems)
+    return gate
+
+
+def _parse_init(value: Any, norm: Scheme | None, problems: list[Problem]) -> Init | None:
+    values = dict(value) if isinstance(value, Mapping) else {"preset": value}
+    if "like" in values:
+        values["preset"] = values.pop("like")
+    if norm is not None:
+        values.setdefault("preset", norm.init_preset)
+    return parse.build(Init, values, ("init",), problems)

@@ -1,0 +1,124 @@
+"""Cross-field rules: spellings of one network made equal, dead or contradictory choices refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import Problem
+from gpas_cli.spec.embed import Embed
+from gpas_cli.spec.gate import ACTIVATIONS, Gate
+from gpas_cli.spec.init import Init
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import Mix
+from gpas_cli.spec.optim import Optim
+
+if TYPE_CHECKING:
+    from gpas_cli.spec.cell import Cell
+
+
+def canonical_model(model: Model) -> Model:
+    """The one spelling of this network: fields that cannot matter get their default, equal sites one name."""
+    gate = _canonical_gate(model) if model.gate else None
+    embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
+    init = replace(model.init, std=Init().std) if model.init.preset == "small" else model.init
+    return replace(model, gate=gate, embed=embed, init=init)
+
+
+def canonical_optim(optim: Optim, model: Model) -> Optim:
+    """Without a trainable gate there is nothing to clip: the spelling without it."""
+    gated = model.gate is not None and model.gate.learnable
+    return optim if gated else replace(optim, clip_gates=0.0)
+
+
+def _canonical_gate(model: Model) -> Gate:
+    gate = model.gate
+    assert gate is not None
+    layers = range(1, model.size.layers + 1)
+    at_home = all(model.gate_slot(layer) == model.wiring(layer).home for layer in layers)
+    if at_home:
+        gate = replace(gate, site="home")
+    if isinstance(gate.init, tuple) and len(set(gate.init)) == 1 and len(gate.init) == model.size.layers:
+        gate = replace(gate, init=gate.init[0])
+    if not gate.learnable and not gate.from_trained:
+        # A fixed value is the same for both sub-layers whether they share a parameter or not.
+        gate = replace(gate, share="layer")
+    return gate
+
+
+def check_model(model: Model) -> list[Problem]:
+    """Every rule that a network breaks."""
+    return [*_check_size(model), *_check_scheme(model), *_check_gate(model), *_check_embed(model)]
+
+
+def _check_size(model: Model) -> Iterator[Problem]:
+    size = model.size
+    if size.hidden % size.heads:
+        yield Problem(("size", "heads"), f"hidden {size.hidden} is not divisible by {size.heads} heads")
+    elif size.head_dim % 2:
+        yield Problem(("size", "heads"), f"rotary positions need an even head dimension, not {size.head_dim}")
+
+
+def _check_scheme(model: Model) -> Iterator[Problem]:
+    if isinstance(model.norm, Mix):
+        post = model.norm.post_layers(model.size.layers)
+        if post in (0, model.size.layers):
+            same = "pre" if post == 0 else "post"
+            yield Problem(
+                ("norm", "post_fraction"),
+                f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers: "
+                f"this is the scheme '{same}'; write norm: {same}",
+            )
+
+
+def _check_gate(model: Model) -> Iterator[Problem]:
+    gate = model.gate
+    if gate is None:
+        return
+    act, slope_at_zero = ACTIVATIONS[gate.activation]
+    starts = gate.starts(model.size.layers)
+    if len(starts) != model.size.layers:
+        yield Problem(("gate", "init"), f"has {len(starts)} values for {model.size.layers} layers")
+    if any(act(a) >= 1 for a in starts):
+        yield Problem(("gate", "init"), f"{gate.activation}({max(starts):g}) >= 1 turns the residual stream off")
+    if not gate.learnable and not gate.from_trained and all(act(a) == 0 for a in starts):
+        yield Problem(
+            ("gate", "init"), "a fixed gate at 0 is the network without a gate; set gate: none, gate.init or from_trained"
+        )
+    if gate.learnable and slope_at_zero == 0 and all(a <= 0 for a in starts):
+        yield Problem(
+            ("gate", "activation"),
+            f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never moves and the "
+            "run equals the one without a gate; set gate.init above 0",
+        )
+
+
+def _check_embed(model: Model) -> Iterator[Problem]:
+    stages = model.embed.stages
+    if len(set(stages)) < len(stages):
+        yield Problem(("embed", "stages"), "names a stage twice")
+    if "detach" in stages and model.embed.detach_gamma == 1:
+        yield Problem(("embed", "detach_gamma"), "1 leaves the gradient as it is; leave the stage 'detach' out")
+
+
+def check_cell(cell: Cell) -> list[Problem]:
+    """Every rule that spans network, text and recipe."""
+    return [*_check_data(cell), *_check_optim(cell)]
+
+
+def _check_data(cell: Cell) -> Iterator[Problem]:
+    data, vocab = cell.data, cell.model.size.vocab
+    if data.source in ("files", "hf") and not data.path:
+        yield Problem(("data", "path"), f"is required with source: {data.source}")
+    if data.source in ("stdlib", "c4") and data.path:
+        yield Problem(("data", "path"), f"has no effect with source: {data.source}")
+    if data.tokenizer == "bpe" and vocab < 260:
+        yield Problem(("size", "vocab"), f"{vocab} is too small for a byte-level BPE; at least 260")
+    if data.tokenizer == "t5" and vocab < 32_000:
+        yield Problem(("size", "vocab"), f"{vocab} is smaller than T5's 32000 pieces; set data.tokenizer: bpe")
+
+
+def _check_optim(cell: Cell) -> Iterator[Problem]:
+    if cell.optim.warmup >= cell.optim.steps:
+        yield Problem(("optim", "warmup"), f"{cell.optim.warmup} is not shorter than the {cell.optim.steps} steps")

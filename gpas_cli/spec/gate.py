@@ -1,0 +1,70 @@
+"""The GPAS gate G(x) = x - act(alpha) * sg(x) (GPAS, equation 4) and where it sits in a sub-layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpas_cli.spec.norm import Wiring
+from gpas_cli.spec.parse import setting
+
+
+def _sigmoid(a: float) -> float:
+    return 1 / (1 + math.exp(-a)) if a >= 0 else math.exp(a) / (1 + math.exp(a))
+
+
+# name -> (act(a), act'(0)); the derivative at 0 tells whether a gate that starts at 0 can ever move.
+ACTIVATIONS: dict[str, tuple[Callable[[float], float], float]] = {
+    "identity": (lambda a: a, 1.0),
+    "relu": (lambda a: max(a, 0.0), 0.0),
+    "leaky-relu": (lambda a: a if a > 0 else 0.01 * a, 0.01),
+    "tanh": (math.tanh, 1.0),
+    "silu": (lambda a: a * _sigmoid(a), 0.5),
+    "silu-beta-8": (lambda a: a * _sigmoid(8 * a), 0.5),
+}
+
+SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """One GPAS gate per layer, or per sub-layer.
+
+    `site`: `home` is where the paper puts it (after the residual sum; on the skip path of post-norm layers);
+    the others are Table 4's positions, `before-sublayer-shortcut` the second reading of "before".
+    `init`: alpha's start, one number or one per layer.
+    `from_trained`: take alpha's start from the same cell trained with this gate's activation, site, stop-gradient and
+    sharing, but learnable and started at `init` (the predefined gates of Table 5).
+    """
+
+    activation: str = setting("silu", choices=tuple(ACTIVATIONS))
+    site: str = setting("home", choices=SITES)
+    stop_gradient: bool = setting(True)
+    learnable: bool = setting(True)
+    init: float | tuple[float, ...] = setting(0.0, low=-100, high=100)
+    share: str = setting("layer", choices=("layer", "sublayer"))
+    from_trained: bool = setting(False)
+
+    def starts(self, layers: int) -> tuple[float, ...]:
+        """alpha's start in each layer, shape (layers,)."""
+        return self.init if isinstance(self.init, tuple) else (self.init,) * layers
+
+    def teacher(self) -> Gate:
+        """The learnable gate whose trained values this one starts from."""
+        return replace(self, learnable=True, from_trained=False)
+
+
+def slot(wiring: Wiring, site: str) -> str:
+    """The slot of the residual formula that `site` means in a layer wired like `wiring`."""
+    if site == "home":
+        return wiring.home
+    if site == "after-norm":
+        return "in" if wiring.in_norm else "out"
+    slots = {
+        "after-sublayer": "sum",
+        "before-sublayer": "entry",
+        "before-sublayer-shortcut": "skip",
+        "after-module": "branch",
+    }
+    return slots[site]

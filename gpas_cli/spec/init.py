@@ -1,0 +1,26 @@
+"""How parameters start. The rules themselves are in `gpas_cli.model.init`; this is the choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpas_cli.spec.parse import setting
+
+PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init:
+    """Initialisation preset and the two free standard deviations.
+
+    normal: N(0, std^2). scaled: normal, with o and down divided by sqrt(2L). small: std sqrt(2/(5d)) and scaled outputs
+    (Spike No More). xavier: Xavier normal. deepnorm: Xavier, gain (8L)^(-1/4) on v, o, gate, up, down.
+    `embed_std` defaults to sqrt(2/5), the "Scaled Embed" of the GPAS experiments. `zero_last_row`: the reference
+    keeps vocabulary row V-1 at zero without gradient (its padding index is -1).
+    """
+
+    preset: str = setting("normal", choices=PRESETS)
+    std: float = setting(0.02, above=0, high=10)
+    embed_std: float = setting(math.sqrt(0.4), above=0, high=100)
+    zero_last_row: bool = setting(True)

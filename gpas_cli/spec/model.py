@@ -1,0 +1,38 @@
+"""The network part of a cell: everything that decides which function is trained and how its parameters start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpas_cli.spec import parse
+from gpas_cli.spec.embed import Embed
+from gpas_cli.spec.gate import Gate, slot
+from gpas_cli.spec.init import Init
+from gpas_cli.spec.norm import Scheme, Wiring
+from gpas_cli.spec.size import Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A decoder: shape, normalisation scheme, gate, embedding, initialisation."""
+
+    size: Size
+    scheme: str
+    norm: Scheme
+    gate: Gate | None
+    embed: Embed
+    init: Init
+
+    def wiring(self, layer: int) -> Wiring:
+        """The wiring of layer `layer` = 1..layers."""
+        return self.norm.wiring(layer, self.size.layers)
+
+    def gate_slot(self, layer: int) -> str | None:
+        """The slot of the residual formula that holds the gate in layer `layer`, None without a gate."""
+        return slot(self.wiring(layer), self.gate.site) if self.gate else None
+
+    def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
+        """The five sections as JSON-ready data; `parse_model` of it gives an equal model."""
+        parts = {name: parse.plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
+        return {**parts, "norm": {"scheme": self.scheme, **parse.plain(self.norm, for_key=for_key)}}

@@ -1,0 +1,140 @@
+"""Normalisation schemes as data: which norm slots a sub-layer has, how they start, and where GPAS lives.
+
+Every scheme is one instance of the residual formula (`gpas_cli.model.wiring` computes it):
+
+    x <- ENTRY(x)
+    y  = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
+
+    Pre, LNS   y = G(x + f(N(x)))          Post       y = N(G(x) + f(x))
+    Sandwich   y = G(x + N(f(N(x))))       DeepNorm   y = N(a G(x) + f(x)),  a = (2L)^(1/4)
+
+To add a scheme: one frozen dataclass with `wiring`, one entry in SCHEMES. Layers count from 1, as in the papers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from gpas_cli.spec.parse import setting
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One RMSNorm slot: its weight starts at `init`; its output is multiplied by the constant `scale`."""
+
+    init: float = 1.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The slots of one layer's two sub-layers. An absent norm is the identity.
+
+    `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer.
+    """
+
+    in_norm: Norm | None = None
+    branch_norm: Norm | None = None
+    out_norm: Norm | None = None
+    skip: float = 1.0
+    home: str = "sum"
+
+
+class Scheme(Protocol):
+    """What a normalisation scheme is: a frozen dataclass that wires each layer."""
+
+    title: ClassVar[str]
+    init_preset: ClassVar[str]
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        """The wiring of layer `layer` (1 = first) in a network of `depth` layers."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pre:
+    """x + f(N(x)) (Baevski and Auli 2019; Xiong et al. 2020)."""
+
+    title: ClassVar[str] = "Pre-LN"
+    init_preset: ClassVar[str] = "normal"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """N(x + f(x)) (Vaswani et al. 2017)."""
+
+    title: ClassVar[str] = "Post-LN"
+    init_preset: ClassVar[str] = "normal"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(out_norm=Norm(), home="skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepNorm:
+    """N((2L)^(1/4) x + f(x)), with its own initialisation (Wang et al. 2022)."""
+
+    title: ClassVar[str] = "DeepNorm"
+    init_preset: ClassVar[str] = "deepnorm"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(out_norm=Norm(), skip=(2 * depth) ** 0.25, home="skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandwich:
+    """x + N(f(N(x))) (Ding et al. 2021)."""
+
+    title: ClassVar[str] = "Sandwich-LN"
+    init_preset: ClassVar[str] = "normal"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), branch_norm=Norm())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Post-LN in the first floor(post_fraction * L) layers, Pre-LN after (Li et al. 2025)."""
+
+    post_fraction: float = setting(0.25, above=0, high=1)
+
+    title: ClassVar[str] = "Mix-LN"
+    init_preset: ClassVar[str] = "normal"
+
+    def post_layers(self, depth: int) -> int:
+        # The tiny offset keeps 0.1 * 30 = 3.0000000000000004 and 0.3 * 10 = 2.9999999999999996 both at 3.
+        return math.floor(self.post_fraction * depth + 1e-9)
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        part: Scheme = Post() if layer <= self.post_layers(depth) else Pre()
+        return part.wiring(layer, depth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LNS:
+    """Pre-LN whose norms carry 1/sqrt(l): as the weight's start ("init", the GPAS experiments) or as a constant
+    multiplier of the output ("scale", equation 1 of The Curse of Depth)."""
+
+    apply: str = setting("init", choices=("init", "scale"))
+
+    title: ClassVar[str] = "LNS"
+    init_preset: ClassVar[str] = "normal"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        factor = 1 / math.sqrt(layer)
+        return Wiring(in_norm=Norm(init=factor) if self.apply == "init" else Norm(scale=factor))
+
+
+SCHEMES: dict[str, type[Scheme]] = {
+    "pre": Pre,
+    "post": Post,
+    "deepnorm": DeepNorm,
+    "sandwich": Sandwich,
+    "mix": Mix,
+    "lns": LNS,
+}

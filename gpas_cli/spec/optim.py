@@ -1,0 +1,44 @@
+"""The pretraining recipe: Adam, schedule, batch, clipping. Learning rates of updates are pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpas_cli.spec.parse import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """Adam with warm-up and decay. `batch` is sequences per update, over all devices and micro-batches.
+
+    `clip` (0 = off) bounds the joint norm of all gradients, gates included; then `clip_gates` (0 = off) bounds the
+    gates' joint norm: the reference's order.
+    """
+
+    lr: float = setting(above=0, high=10)
+    warmup: int = setting(low=0)
+    steps: int = setting(low=1, high=100_000_000)
+    batch: int = setting(512, low=1, high=1_000_000)
+    schedule: str = setting("cosine", choices=("cosine", "linear", "constant"))
+    min_ratio: float = setting(0.1, low=0, high=1)
+    beta1: float = setting(0.9, low=0, high=0.999999)
+    beta2: float = setting(0.999, low=0, high=0.999999)
+    eps: float = setting(1e-8, above=0, high=1)
+    weight_decay: float = setting(0.0, low=0, high=10)
+    clip: float = setting(0.0, low=0)
+    clip_gates: float = setting(0.0, low=0)
+
+    def learning_rate(self, update: int) -> float:
+        """The learning rate of update `update` = 1, 2, ..., `steps`: update 1 has rate 0 when there is a warm-up."""
+        k = update - 1
+        if k < self.warmup:
+            return self.lr * k / self.warmup
+        progress = (k - self.warmup) / max(1, self.steps - self.warmup)
+        shapes = {
+            "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+            "linear": 1 - progress,
+            "constant": 1.0,
+        }
+        floor = 1.0 if self.schedule == "constant" else self.min_ratio
+        return self.lr * (floor + (1 - floor) * shapes[self.schedule])

@@ -1,0 +1,130 @@
+"""Plain mappings <-> frozen dataclasses, with every problem collected and none raised half-way.
+
+A dataclass field declared with `setting(...)` carries its own bounds, so that adding a field is enough
+to have it parsed, checked and explained. Only the types below are understood; the spec needs no more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from gpas_cli.errors import Problem, nearest
+
+T = TypeVar("T")
+Path = tuple[str | int, ...]
+MISSING = dataclasses.MISSING
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    late: bool = False,
+) -> Any:
+    """A field with its bounds: low <= value <= high, value > above, or one of `choices`.
+
+    `late` marks a field added after keys were first published: it is left out of the content key while it has its
+    default, so that results obtained before the field existed keep their key.
+    """
+    bounds = {"choices": choices, "low": low, "above": above, "high": high, "late": late}
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Problem]) -> T | None:
+    """An instance of the dataclass `cls` from `values`, or None after adding to `problems`."""
+    before = len(problems)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            problems.append(Problem((*path, name), f"unknown key '{name}'; {nearest(name, fields)}"))
+    kwargs = {}
+    for name, f in fields.items():
+        if name in values:
+            kwargs[name] = _convert(_hints(cls)[name], values[name], f.metadata, (*path, name), problems)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            problems.append(Problem((*path, name), "is required"))
+    return cls(**kwargs) if len(problems) == before else None
+
+
+def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: Path, problems: list[Problem]) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    for option in options:
+        converted = _as(option, value)
+        if converted is not MISSING:
+            _check(converted, bounds, path, problems)
+            return converted
+    wanted = " or ".join(_describe(o) for o in options if o is not type(None))
+    problems.append(Problem(path, f"{value!r} is not {wanted}"))
+    return None
+
+
+def _as(option: Any, value: Any) -> Any:
+    """`value` as `option`, or MISSING where it is not one. bool is never a number, 1 is a float."""
+    if typing.get_origin(option) is tuple:
+        item = typing.get_args(option)[0]
+        converted = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [MISSING]
+        return MISSING if MISSING in converted else tuple(converted)
+    if option is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and option is not bool:
+        return MISSING
+    return value if isinstance(value, option) else MISSING
+
+
+def _describe(option: Any) -> str:
+    if typing.get_origin(option) is tuple:
+        return f"a list of {_describe(typing.get_args(option)[0]).split(' ', 1)[1]}s"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    return names.get(option, f"a {getattr(option, '__name__', option)}")
+
+
+def _check(value: Any, bounds: Mapping[str, Any], path: Path, problems: list[Problem]) -> None:
+    for item in value if isinstance(value, tuple) else (value,):
+        message = _violation(item, bounds)
+        if message:
+            problems.append(Problem(path, message))
+
+
+def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
+    choices = bounds.get("choices") or ()
+    if choices and isinstance(value, str) and value not in choices:
+        return f"unknown value '{value}'; {nearest(value, choices)}"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
+    if not math.isfinite(value):
+        return f"{value} is not a finite number"
+    if low is not None and value < low:
+        return f"{value} is too small; at least {low:g}"
+    if above is not None and value <= above:
+        return f"{value} is too small; it must be greater than {above:g}"
+    if high is not None and value > high:
+        return f"{value} is too large; at most {high:g}"
+    return ""
+
+
+def plain(value: Any, *, for_key: bool = False) -> Any:
+    """A dataclass as JSON-ready mappings and lists; with `for_key`, late fields at their default are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        kept = [f for f in fields if not (for_key and f.metadata.get("late") and getattr(value, f.name) == f.default)]
+        return {f.name: plain(getattr(value, f.name), for_key=for_key) for f in kept}
+    if isinstance(value, tuple | list):
+        return [plain(v, for_key=for_key) for v in value]
+    return value

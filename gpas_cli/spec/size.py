@@ -1,0 +1,46 @@
+"""Model shapes. Parameter count = 2 V d + L (4 d^2 + 3 d f + norms d) + d, gates apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpas_cli.spec.parse import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Shape of a LLaMA-style decoder: no biases, SwiGLU, rotary positions, untied head."""
+
+    hidden: int = setting(low=2, high=65_536)
+    ffn: int = setting(low=1, high=262_144)
+    heads: int = setting(low=1, high=1024)
+    layers: int = setting(low=1, high=1024)
+    vocab: int = setting(32_000, low=8, high=65_536)
+    eps: float = setting(1e-6, above=0, high=0.1)
+    rope_theta: float = setting(10_000.0, above=0)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+def _size(hidden: int, ffn: int, heads: int, layers: int, vocab: int = 32_000) -> Size:
+    return Size(hidden=hidden, ffn=ffn, heads=heads, layers=layers, vocab=vocab)
+
+
+SIZES: dict[str, Size] = {
+    "9m": _size(128, 352, 4, 4),
+    "20m": _size(256, 688, 4, 4),
+    "35m": _size(384, 1024, 8, 6),
+    "40m": _size(416, 1024, 8, 8),
+    "60m": _size(512, 1376, 8, 8),
+    "71m": _size(512, 1368, 8, 12),
+    "100m": _size(640, 1708, 10, 12, vocab=32_100),
+    "130m": _size(768, 2048, 12, 12),
+    "250m": _size(768, 2560, 16, 24),
+    "350m": _size(1024, 2736, 16, 24),
+    "1b": _size(2048, 5461, 32, 24),
+    "3b": _size(2560, 6848, 32, 32),
+    "7b": _size(4096, 11008, 32, 32),
+    "quickstart": _size(32, 88, 2, 12, vocab=512),
+}
