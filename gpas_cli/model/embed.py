@@ -1,0 +1,63 @@
+"""What happens to an embedding after the lookup: ordered stages (Spike No More, section 4.2 and baselines)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from gpas_cli.model.norm import RMSNorm
+from gpas_cli.spec.embed import STAGES, Embed
+from gpas_cli.spec.size import Size
+
+
+class Scale(nn.Module):
+    """factor * x; with factor sqrt(d) the "Scaled Embed" of Spike No More."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Detach(nn.Module):
+    """gamma x + (1 - gamma) sg(x): the same value, a gradient gamma times as large ("Embed Detach", Zeng et al. 2023)."""
+
+    def __init__(self, gamma: float):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * x + (1 - self.gamma) * x.detach()
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm with weight and bias and its usual eps of 1e-5; initialisation fills the weight with `start`."""
+
+    start = 1.0
+
+
+def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
+    """The stages after the lookup, in order; named as in the spec."""
+    make: dict[str, Callable[[], nn.Module]] = {
+        "scale": lambda: Scale(math.sqrt(size.hidden)),
+        "layernorm": lambda: LayerNorm(size.hidden),
+        "rmsnorm": lambda: RMSNorm(size.hidden, size.eps),
+        "detach": lambda: Detach(spec.detach_gamma),
+    }
+    assert make.keys() == set(STAGES)
+    stages = nn.Sequential()
+    for name in spec.stages:
+        stages.add_module(name, make[name]())
+    return stages
+
+
+def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
+    """The table E, shape (vocab, hidden), its storage uninitialised. A zeroed last row gets no gradient."""
+    padding = size.vocab - 1 if zero_last_row else None
+    weight = torch.empty(size.vocab, size.hidden)
+    return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)

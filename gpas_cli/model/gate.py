@@ -1,0 +1,53 @@
+"""GPAS as a module: x - act(alpha) * sg(x) (GPAS, equation 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpas_cli.spec.gate import ACTIVATIONS
+from gpas_cli.spec.gate import Gate as GateSpec
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda a: a,
+    "relu": F.relu,
+    "leaky-relu": F.leaky_relu,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "silu-beta-8": lambda a: a * torch.sigmoid(8 * a),
+}
+assert _ACTIVATIONS.keys() == ACTIVATIONS.keys()
+
+
+class Gate(nn.Module):
+    """Scales its input by 1 - act(alpha) in the forward pass; with stop-gradient, the identity in the backward pass.
+
+    alpha has shape (1,): FSDP refuses parameters without a dimension. A fixed gate's alpha is a buffer.
+    """
+
+    alpha: Tensor
+
+    def __init__(self, spec: GateSpec, start: float):
+        super().__init__()
+        self.start = start
+        self.stop_gradient = spec.stop_gradient
+        self.activation = _ACTIVATIONS[spec.activation]
+        if spec.learnable:
+            self.alpha = nn.Parameter(torch.empty(1))
+        else:
+            self.register_buffer("alpha", torch.empty(1))
+
+    def value(self) -> Tensor:
+        """act(alpha), the share of the stream that is taken away, shape (1,)."""
+        return self.activation(self.alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x of any shape; the result has its shape and dtype."""
+        taken = x.detach() if self.stop_gradient else x
+        return x - self.value().to(x.dtype) * taken
+
+    def extra_repr(self) -> str:
+        return f"start={self.start:g}, stop_gradient={self.stop_gradient}"

@@ -1,0 +1,45 @@
+"""Short canonical names of parameters, the same for every scheme: what measurements and golden files use."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_LAYER_NAMES = {
+    "self_attn.q_proj.weight": "attn.q",
+    "self_attn.k_proj.weight": "attn.k",
+    "self_attn.v_proj.weight": "attn.v",
+    "self_attn.o_proj.weight": "attn.o",
+    "mlp.gate_proj.weight": "mlp.gate",
+    "mlp.up_proj.weight": "mlp.up",
+    "mlp.down_proj.weight": "mlp.down",
+    "input_layernorm.weight": "norm.attn_pre",
+    "post_attention_layernorm.weight": "norm.ffn_pre",
+    "attn_branch_norm.weight": "norm.attn_post",
+    "attn_out_norm.weight": "norm.attn_post",
+    "mlp_branch_norm.weight": "norm.ffn_post",
+    "mlp_out_norm.weight": "norm.ffn_post",
+    "gate.alpha": "gate",
+    "attn_gate.alpha": "gate.attn",
+    "mlp_gate.alpha": "gate.mlp",
+}
+_NAMES = {
+    "model.embed_tokens.weight": "embed",
+    "model.embed_stages.layernorm.weight": "embed_norm",
+    "model.embed_stages.layernorm.bias": "embed_norm_bias",
+    "model.embed_stages.rmsnorm.weight": "embed_norm",
+    "model.norm.weight": "final_norm",
+    "lm_head.weight": "lm_head",
+}
+
+
+def canonical_name(name: str) -> str:
+    """`model.layers.0.self_attn.q_proj.weight` -> `layers.0.attn.q`; layers count from 0, as in the state dict."""
+    if name in _NAMES:
+        return _NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"layers.{layer}.{_LAYER_NAMES[rest]}"
+
+
+def canonical_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter of a network under its canonical name."""
+    return {canonical_name(name): parameter for name, parameter in network.named_parameters()}

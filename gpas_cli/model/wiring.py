@@ -1,0 +1,49 @@
+"""The residual formula, once. Every scheme and every position of the gate is a choice of its slots.
+
+    x ──► ENTRY ──┬─► in_norm ─► IN ─► f ─► branch_norm ─► BRANCH ──┐
+                  │                                                 ▼
+                  └─► SKIP ─► · skip ────────────────────────────► (+) ─► SUM ─► out_norm ─► OUT ─► y
+
+    y = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
+
+A slot that is absent holds `nn.Identity`; the gate, if any, sits in exactly one of ENTRY IN BRANCH SKIP SUM OUT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One sub-layer's wiring. It refers to modules that the block owns, so that parameters keep LLaMA's names."""
+
+    in_norm: nn.Module
+    branch_norm: nn.Module
+    out_norm: nn.Module
+    skip: float
+    gates: dict[str, nn.Module]
+
+    def __call__(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sub-layer around `f`; x and the result are the residual stream, shape (batch, time, hidden)."""
+        gate = self.gates
+        x = gate["entry"](x)
+        branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
+        kept = gate["skip"](x)
+        # torch.add folds the skip factor into the addition; 1 * x would cost a pass over memory.
+        total = gate["sum"](torch.add(branch, kept, alpha=self.skip))
+        return gate["out"](self.out_norm(total))  # type: ignore[no-any-return]
+
+
+def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
+    """Every gate slot, all identity but `slot`."""
+    slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
+    if slot is not None and gate is not None:
+        slots[slot] = gate
+    return slots

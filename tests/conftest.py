@@ -1,0 +1,8 @@
+"""Fixtures and import paths shared by all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
