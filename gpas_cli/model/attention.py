@@ -27,4 +27,5 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        batch, time, _ = x.shape
+        return x.view(batch, time, self.heads, self.head_dim).transpose(1, 2)

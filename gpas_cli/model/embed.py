@@ -25,7 +25,7 @@ class Scale(nn.Module):
 
 
 class Detach(nn.Module):
-    """gamma x + (1 - gamma) sg(x): the same value, a gradient gamma times as large ("Embed Detach", Zeng et al. 2023)."""
+    """gamma x + (1 - gamma) sg(x): the same value, gamma times the gradient ("Embed Detach", Zeng et al. 2023)."""
 
     def __init__(self, gamma: float):
         super().__init__()

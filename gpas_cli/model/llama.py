@@ -41,7 +41,11 @@ class Block(nn.Module):
             self.input_layernorm, self.attn_branch_norm, self.attn_out_norm, wiring.skip, gates_in(slot, gates[0])
         )
         self._feed_forward = Residual(
-            self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm, wiring.skip, gates_in(slot, gates[1])
+            self.post_attention_layernorm,
+            self.mlp_branch_norm,
+            self.mlp_out_norm,
+            wiring.skip,
+            gates_in(slot, gates[1]),
         )
 
     def _add_gates(self, model: Model, layer: int) -> tuple[Gate | None, Gate | None]:

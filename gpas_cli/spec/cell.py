@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, Scheme
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.size import SIZES, Size
-from gpas_cli.spec.stage import Downstream, Finetune
+from gpas_cli.spec.stage import Downstream, Finetune, Importance
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init")
@@ -47,6 +47,7 @@ class Cell:
     seed: int = parse.setting(42, low=0, high=2**31 - 1)
     finetune: Finetune | None = None
     downstream: Downstream | None = None
+    importance: Importance | None = None
 
     @property
     def key(self) -> str:
@@ -55,16 +56,21 @@ class Cell:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The chain, first to last; each key hashes the stage's own spec and its parent's key."""
+        """The chain, first to last; each key hashes the stage's own spec and the key of the training it builds on."""
         teacher = self.teacher()
         chain = [Stage("pretrain", _digest(self._pretraining()), (teacher.stages[0].key,) if teacher else ())]
-        for kind in ("finetune", "downstream"):
+        for kind in _LATER:
             own = getattr(self, kind)
             if own is not None:
-                parent = chain[-1].key
-                spec = {"stage": kind, "parent": parent, "spec": parse.plain(own, for_key=True)}
-                chain.append(Stage(kind, _digest(spec), (parent,)))
+                trained = _last_training(chain).key
+                spec = {"stage": kind, "parent": trained, "spec": parse.plain(own, for_key=True)}
+                chain.append(Stage(kind, _digest(spec), (trained,)))
         return tuple(chain)
+
+    @property
+    def trained(self) -> Stage:
+        """The last stage that trains: its checkpoint is the cell's network."""
+        return _last_training(self.stages)
 
     def teacher(self) -> Cell | None:
         """The cell whose trained gates this one starts from, if any: the same seed, text and recipe."""
@@ -72,7 +78,7 @@ class Cell:
         if gate is None or not gate.from_trained:
             return None
         model = canonical_model(replace(self.model, gate=gate.teacher()))
-        return replace(self, model=model, finetune=None, downstream=None)
+        return replace(self, model=model, finetune=None, downstream=None, importance=None)
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
         """The cell as JSON-ready data; `parse_cell` of it gives an equal cell."""
@@ -81,10 +87,15 @@ class Cell:
 
     def _pretraining(self) -> dict[str, Any]:
         spec = self.to_mapping(for_key=True)
-        return {name: value for name, value in spec.items() if name not in ("finetune", "downstream")}
+        return {name: value for name, value in spec.items() if name not in _LATER}
 
 
-_REST = ("data", "optim", "precision", "seed", "finetune", "downstream")
+_LATER = ("finetune", "downstream", "importance")
+_REST = ("data", "optim", "precision", "seed", *_LATER)
+
+
+def _last_training(chain: Sequence[Stage]) -> Stage:
+    return next(stage for stage in reversed(chain) if stage.kind in ("pretrain", "finetune"))
 
 
 def _digest(spec: Mapping[str, Any]) -> str:
@@ -153,7 +164,7 @@ class _Scalars:
     seed: int = parse.setting(42, low=0, high=2**31 - 1)
 
 
-_STAGES: dict[str, type] = {"finetune": Finetune, "downstream": Downstream}
+_STAGES: dict[str, type] = {"finetune": Finetune, "downstream": Downstream, "importance": Importance}
 
 
 def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:

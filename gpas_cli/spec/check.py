@@ -84,13 +84,14 @@ def _check_gate(model: Model) -> Iterator[Problem]:
         yield Problem(("gate", "init"), f"{gate.activation}({max(starts):g}) >= 1 turns the residual stream off")
     if not gate.learnable and not gate.from_trained and all(act(a) == 0 for a in starts):
         yield Problem(
-            ("gate", "init"), "a fixed gate at 0 is the network without a gate; set gate: none, gate.init or from_trained"
+            ("gate", "init"),
+            "a fixed gate at 0 is the network without a gate; set gate: none, gate.init or from_trained",
         )
     if gate.learnable and slope_at_zero == 0 and all(a <= 0 for a in starts):
         yield Problem(
             ("gate", "activation"),
-            f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never moves and the "
-            "run equals the one without a gate; set gate.init above 0",
+            f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never moves and "
+            "the run equals the one without a gate; set gate.init above 0",
         )
 
 

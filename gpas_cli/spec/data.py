@@ -17,7 +17,7 @@ class Data:
     `hf` (`path` names a `datasets` data set), `c4`.
     tokenizer: `bpe` trains a byte-level BPE of the model's vocabulary on the training split; `t5` is T5's; else the
     path of a tokenizer.json.
-    layout: `pack` cuts the joined documents into rows; `pad` gives each document one row, cut or padded (the reference).
+    layout: `pack` cuts the joined documents into rows; `pad` gives each document a row, cut or padded (the reference).
     length: tokens per row. eval_tokens: budget of predicted validation tokens per evaluation.
     """
 

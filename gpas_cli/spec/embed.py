@@ -11,7 +11,7 @@ STAGES = ("scale", "layernorm", "rmsnorm", "detach")
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """Stages applied in order: `scale` by sqrt(d), `layernorm` or `rmsnorm`, `detach` to gamma E + (1 - gamma) sg(E)."""
+    """Stages in order: `scale` by sqrt(d), `layernorm` or `rmsnorm`, `detach` to gamma E + (1 - gamma) sg(E)."""
 
     stages: tuple[str, ...] = setting((), choices=STAGES)
     detach_gamma: float = setting(0.1, low=0, high=1)

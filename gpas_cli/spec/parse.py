@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ def setting(
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -51,10 +51,10 @@ def build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Pr
     for name in values:
         if name not in fields:
             problems.append(Problem((*path, name), f"unknown key '{name}'; {nearest(name, fields)}"))
-    kwargs = {}
+    kwargs, hints = {}, _hints(typing.cast(Hashable, cls))
     for name, f in fields.items():
         if name in values:
-            kwargs[name] = _convert(_hints(cls)[name], values[name], f.metadata, (*path, name), problems)
+            kwargs[name] = _convert(hints[name], values[name], f.metadata, (*path, name), problems)
         elif f.default is MISSING and f.default_factory is MISSING:
             problems.append(Problem((*path, name), "is required"))
     return cls(**kwargs) if len(problems) == before else None

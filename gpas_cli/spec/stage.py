@@ -1,4 +1,4 @@
-"""What may follow pretraining: finetuning and downstream scoring. Each is a stage with its own key."""
+"""What may follow pretraining: finetuning, downstream scoring, layer importance. Each is a stage with its own key."""
 
 from __future__ import annotations
 
@@ -31,3 +31,10 @@ class Downstream:
 
     tasks: tuple[str, ...] = setting(TASKS, choices=TASKS)
     shots: int = setting(0, low=0, high=100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """Rise of the validation loss when a layer is taken out, for every layer in turn, over `eval_tokens` tokens."""
+
+    eval_tokens: int = setting(20_000, low=1)

@@ -18,10 +18,19 @@ from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.model import Model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SCHEMES = {"pre": "pre", "post": "post", "deeppost": "deepnorm", "sandwich": "sandwich", "post_pre": "mix", "lns": "lns"}
+SCHEMES = {
+    "pre": "pre",
+    "post": "post",
+    "deeppost": "deepnorm",
+    "sandwich": "sandwich",
+    "post_pre": "mix",
+    "lns": "lns",
+}
 ACTIVATIONS = {"scale_silu": "silu-beta-8", "leaky_relu": "leaky-relu"}
 EMBEDS = {"embed_ln_rms": "rmsnorm", "embed_ln": "layernorm", "embed_scaled": "scaled", "embed_detach": "detach"}
-FORWARD = sorted(path.stem for path in GOLDEN.glob("*.json") if re.match(r"(?!train_|init_stats|lr_schedule)", path.stem))
+FORWARD = sorted(
+    path.stem for path in GOLDEN.glob("*.json") if re.match(r"(?!train_|init_stats|lr_schedule)", path.stem)
+)
 
 
 def gate_of(name: str) -> dict | None:
@@ -65,7 +74,9 @@ def close(ours: object, golden: object, tolerance: float) -> None:
     np.testing.assert_allclose(ours, golden, rtol=tolerance, atol=floor)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
 @pytest.mark.parametrize("case", ["plain", "padded"])
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_and_gradients(name: str, case: str, dtype: torch.dtype, tolerance: float) -> None:

@@ -1,0 +1,43 @@
+# `make quickstart` and `make test` need Python 3.11 or newer and a package index, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# An additional index to take torch from. Where there is no GPU and pip would fetch the CUDA build, for instance:
+#   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: quickstart test check format venv wheel clean
+
+quickstart: venv
+	$(BIN)/gpas run grid quickstart --yes
+	$(BIN)/gpas table quickstart --paper
+
+test: venv
+	$(BIN)/python -m pytest
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (a few minutes the first time; torch is large) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) --editable '.[dev,figures]'
+	@touch $@
+
+wheel: venv
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

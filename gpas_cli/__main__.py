@@ -1,0 +1,27 @@
+"""`gpas` and `python -m gpas_cli`: run the command line, turn errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpas_cli.errors import GpasError
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    from gpas_cli.cli.app import app
+
+    try:
+        app()
+    except GpasError as error:
+        print(f"gpas: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has gone: not an error, but the interpreter must not try to flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The `gpas` command: every sub-command by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpas_cli import __version__
+from gpas_cli.cli import cancel, db, doctor, explain, init, logs, plan, retry, run, status, sync, table, why
+from gpas_cli.cli.console import STATE
+
+app = typer.Typer(
+    name="gpas",
+    help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
+    epilog="Begin with: gpas init, gpas run grid, gpas table --paper",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gpas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", envvar="GPAS_CONFIG", help="The experiments file; else the nearest one upwards."
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    STATE.config = config
+
+
+app.command("init")(init.init)
+app.command("plan")(plan.plan)
+app.add_typer(run.app, name="run")
+app.command("status")(status.status)
+app.command("logs")(logs.logs)
+app.command("cancel")(cancel.cancel)
+app.command("retry")(retry.retry)
+app.command("why")(why.why)
+app.command("explain")(explain.explain)
+app.command("table")(table.table)
+app.command("sync")(sync.sync)
+app.add_typer(db.app, name="db")
+app.command("doctor")(doctor.doctor)

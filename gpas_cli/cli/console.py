@@ -1,0 +1,94 @@
+"""What every command shares: the project, its grids, where text and JSON go, and common options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.project import Project
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.grid.declared import Experiments
+
+SCHEMA = 1
+
+
+@dataclass
+class _State:
+    """What the top-level options said."""
+
+    config: Path | None = None
+
+
+STATE = _State()
+
+Names = Annotated[list[str] | None, typer.Argument(help="Grids of experiments.yaml; none means its default grid.")]
+Cells = Annotated[list[str], typer.Argument(help="Cells: grid/name, a unique name, or the start of a key.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", "-w", help="Only cells with these labels, e.g. gate=gpas or seed!=2; repeat to narrow."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with a schema number instead of text.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def project() -> Project:
+    """The project of this call."""
+    return Project.find(STATE.config)
+
+
+@cache
+def experiments() -> Experiments:
+    """The grids of the project's experiments file."""
+    from gpas_cli.grid.load import load
+
+    return load(project().config)
+
+
+def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
+    """The cells of the named grids (the default one if none), narrowed by `where`."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.select import select
+
+    return select(expand(experiments(), names or [experiments().default]), where or [])
+
+
+def find_cells(words: Sequence[str]) -> list[Entry]:
+    """The cells that `words` name, in any grid."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.select import find
+
+    everything = expand(experiments(), list(experiments().grids))
+    return [find(everything, word) for word in words]
+
+
+@cache
+def console() -> Console:
+    """The terminal, for text. Wide when nobody looks, so that piped tables are not cut."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def print_json(**fields: Any) -> None:
+    """One JSON document with the schema number first."""
+    print(json.dumps({"schema": SCHEMA, **fields}, indent=2, allow_nan=False))
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless `--yes`. Where nobody can answer, refuse instead of waiting."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{question} Nobody can answer here; add --yes.")
+    typer.confirm(question, abort=True)

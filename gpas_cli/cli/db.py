@@ -1,0 +1,65 @@
+"""`gpas db`: the results database, which can always be rebuilt from the run directories."""
+
+from __future__ import annotations
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Yes, confirm, console, print_json, project
+
+app = typer.Typer(help="Upgrade, check, rebuild or back up the results database.", no_args_is_help=True)
+
+
+@app.command()
+def upgrade() -> None:
+    """Bring the schema to this version; a backup is made first.
+
+    Example: [bold]gpas db upgrade[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    backup = maintenance.upgrade(project().database)
+    console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.")
+
+
+@app.command()
+def check(as_json: AsJson = False) -> None:
+    """Compare the database with the run directories; exit code 2 if something is wrong.
+
+    Example: [bold]gpas db check[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    findings = maintenance.check(project().database, project().runs)
+    if as_json:
+        print_json(findings=[str(finding) for finding in findings])
+    else:
+        for finding in findings:
+            console().print(f"- {finding}", markup=False)
+        if not findings:
+            console().print("The database agrees with the run directories.")
+    if findings:
+        raise typer.Exit(2)
+
+
+@app.command()
+def rebuild(yes: Yes = False) -> None:
+    """Make the database anew from the run directories alone; the old one is replaced only when the new one is whole.
+
+    Example: [bold]gpas db rebuild --yes[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    confirm(f"Replace {project().database} by one made from {project().runs}?", yes)
+    maintenance.rebuild(project().database, project().runs)
+    console().print(f"Rebuilt from {project().runs}.")
+
+
+@app.command()
+def backup() -> None:
+    """Copy the database while it may be in use.
+
+    Example: [bold]gpas db backup[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    console().print(f"Backup: {maintenance.backup(project().database)}")

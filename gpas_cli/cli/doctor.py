@@ -1,0 +1,34 @@
+"""`gpas doctor`: what this machine can do for the project."""
+
+from __future__ import annotations
+
+import typer
+
+from gpas_cli.cli.console import AsJson, console, print_json, project
+
+COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.
+
+    Ends with exit code 2 if something is a problem; each problem comes with its remedy.
+
+    Example: [bold]gpas doctor[/bold]
+    """
+    from rich.table import Table
+
+    from gpas_cli.launch.doctor import examine
+
+    findings = list(examine(project()))
+    if as_json:
+        print_json(findings=[vars(finding) for finding in findings])
+    else:
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        for finding in findings:
+            colour = COLOURS[finding.status]
+            remedy = f"\n[dim]{finding.remedy}[/dim]" if finding.remedy else ""
+            table.add_row(f"[{colour}]{finding.status}[/{colour}]", finding.what, f"{finding.detail}{remedy}")
+        console().print(table)
+    if any(finding.status == "problem" for finding in findings):
+        raise typer.Exit(2)

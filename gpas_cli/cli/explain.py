@@ -1,0 +1,74 @@
+"""`gpas explain`: what a cell is, layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.spec.model import Model
+
+
+def explain(cells: Cells, as_json: AsJson = False) -> None:
+    """Print the equation of every layer of a cell, how it starts, and its whole configuration.
+
+    f is attention, then the feed-forward network; N a norm; G(x) = x - act(alpha) sg(x).
+
+    Example: [bold]gpas explain mix-gpas-s1[/bold]
+    """
+    found = find_cells(cells)
+    if as_json:
+        print_json(cells=[_facts(entry) for entry in found])
+        return
+    for entry in found:
+        _print(entry)
+
+
+def _facts(entry: Entry) -> dict[str, object]:
+    from gpas_cli.spec.equation import equations
+
+    runs = [{"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)]
+    stages = [{"kind": s.kind, "key": s.key, "parents": list(s.parents)} for s in entry.cell.stages]
+    return {"key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "stages": stages,
+            "cell": entry.cell.to_mapping()}  # fmt: skip
+
+
+def _print(entry: Entry) -> None:
+    import yaml
+    from rich.markup import escape
+
+    model = entry.cell.model
+    console().print(
+        f"[bold]{entry.id}[/bold]  {model.norm.title}{' + GPAS' if model.gate else ''}  key {entry.cell.key}"
+    )
+    for line in _equation_lines(model):
+        console().print(f"  {escape(line)}")
+    if model.gate:
+        console().print(f"  {escape(_gate_line(model))}")
+    for stage in entry.cell.stages:
+        after = f" after {', '.join(stage.parents)}" if stage.parents else ""
+        console().print(f"  stage {stage.kind} {stage.key}{after}")
+    text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
+    console().print(escape("\n".join("    " + line for line in text.splitlines())), style="dim")
+
+
+def _equation_lines(model: Model) -> list[str]:
+    from gpas_cli.spec.equation import equations, norm_starts
+
+    lines = []
+    for first, last, text in equations(model):
+        where = f"layers {first}-{last}" if last > first else f"layer {first}"
+        lines.append(f"{where:<14} x <- {text}")
+    starts = norm_starts(model.wiring(model.size.layers))
+    return [*lines, f"last layer: {starts}"] if starts else lines
+
+
+def _gate_line(model: Model) -> str:
+    gate = model.gate
+    assert gate is not None
+    stream = "sg(x)" if gate.stop_gradient else "x"
+    kind = "learnable" if gate.learnable else "fixed"
+    start = "another cell's trained values" if gate.from_trained else f"{gate.starts(model.size.layers)[0]:g}"
+    return f"G(x) = x - {gate.activation}(alpha) {stream}; alpha {kind}, one per {gate.share}, starts at {start}"

@@ -1,0 +1,40 @@
+"""`gpas init`: a project in this directory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpas_cli.cli.console import console
+from gpas_cli.errors import GpasError
+from gpas_cli.packaged import packaged
+from gpas_cli.project import CONFIG_NAME
+
+IGNORED = ("/runs/", "/cache/", "/gpas.db*")
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where; this directory by default.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace an experiments.yaml that is there.")] = False,
+) -> None:
+    """Write experiments.yaml, with every experiment of the paper declared, and a .gitignore for results.
+
+    Example: [bold]gpas init my-reproduction[/bold]
+    """
+    target = directory / CONFIG_NAME
+    if target.exists() and not force:
+        raise GpasError(f"{target} is already there; --force replaces it")
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(packaged(CONFIG_NAME), target)
+    _ignore(directory / ".gitignore")
+    console().print(f"Wrote {target}. Next: [bold]gpas plan[/bold], then [bold]gpas run grid[/bold].")
+
+
+def _ignore(path: Path) -> None:
+    lines = path.read_text().splitlines() if path.exists() else []
+    missing = [line for line in IGNORED if line not in lines]
+    if missing:
+        path.write_text("\n".join([*lines, *missing]) + "\n")

@@ -1,0 +1,153 @@
+"""The view of a run while it goes on: a live board on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from gpas_cli.launch.stages import StageJob
+    from gpas_cli.launch.summary import Board, Reporter
+    from gpas_cli.launch.watch import Sighting
+    from gpas_cli.store.rundir import AttemptDir
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 24
+PLAIN_SECONDS = 30.0
+
+
+@contextmanager
+def make_reporter(console: Console) -> Iterator[Reporter]:
+    """A reporter for `console`: live where it is a terminal."""
+    if not console.is_terminal:
+        yield PlainReporter(console)
+        return
+    from rich.live import Live
+
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        yield LiveReporter(console, live)
+
+
+class PlainReporter:
+    """A line when a job starts or ends, and one about the whole every half minute."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.began = time.monotonic()
+        self.next = self.began + PLAIN_SECONDS
+        self.ended = 0
+
+    def started(self, job: StageJob, attempt: AttemptDir) -> None:
+        again = f", attempt {attempt.number}" if attempt.number > 1 else ""
+        self.say(f"started   {job.id} ({job.kind}{again})")
+
+    def finished(self, job: StageJob, sighting: Sighting) -> None:
+        self.ended += 1
+        self.say(f"{sighting.state:<9} {job.id}{_result(sighting)}")
+
+    def tick(self, board: Board) -> None:
+        if time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + PLAIN_SECONDS
+        doing = "; ".join(f"{job.name} {progress_text(sighting)}" for job, sighting in board.running)
+        self.say(f"{headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
+
+    def notice(self, message: str) -> None:
+        self.say(message)
+
+    def say(self, text: str) -> None:
+        elapsed = int(time.monotonic() - self.began)
+        self.console.print(f"[{elapsed // 60:02d}:{elapsed % 60:02d}] {text}", markup=False)
+
+
+class LiveReporter(PlainReporter):
+    """The same lines above a board of what runs now."""
+
+    def __init__(self, console: Console, live: Live):
+        super().__init__(console)
+        self.live = live
+
+    def tick(self, board: Board) -> None:
+        self.live.update(render(board, time.monotonic() - self.began))
+
+
+def render(board: Board, elapsed: float) -> RenderableType:
+    """The board as a table of running and followed jobs under a line of totals."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column, side in (
+        ("job", "left"),
+        ("step", "right"),
+        ("loss", "right"),
+        ("tokens/s", "right"),
+        ("left", "right"),
+    ):
+        table.add_column(column, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("training loss", style="cyan", no_wrap=True)
+    for job, sighting in board.running:
+        table.add_row(*_row(job, sighting))
+    for job, sighting in board.followed:
+        table.add_row(*_row(job, sighting), style="dim")
+    return Group(table, Text(headline(board, elapsed), style="bold"))
+
+
+def headline(board: Board, elapsed: float) -> str:
+    """How many jobs are where, and for how long this has been going on."""
+    parts = [f"{count} {state}" for state, count in board.ended.items() if count]
+    parts += [f"{len(board.running)} running", f"{len(board.waiting)} waiting"]
+    if board.followed:
+        parts.append(f"{len(board.followed)} run by another gpas")
+    tail = "; other jobs hold the slots" if board.starved and not board.running else ""
+    stopping = "; saving and leaving, Ctrl-C again ends the jobs at once" if board.stopping else ""
+    return f"{', '.join(parts)} after {clock(elapsed)}{tail}{stopping}"
+
+
+def _row(job: StageJob, sighting: Sighting) -> tuple[str, ...]:
+    progress = sighting.progress
+    if progress is None or progress.step is None:
+        return (job.name, progress.phase if progress else sighting.state, "", "", "", "")
+    speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
+    left = clock(progress.eta) if progress.eta is not None else ""
+    loss = f"{progress.loss:.3f}" if progress.loss is not None else ""
+    return (job.name, f"{progress.step}/{progress.steps}", loss, speed, left, sparkline(progress.losses))
+
+
+def progress_text(sighting: Sighting) -> str:
+    """How far a job is, in a few words."""
+    progress = sighting.progress
+    if progress is None or progress.step is None:
+        return progress.phase if progress else sighting.state
+    loss = f" loss {progress.loss:.3f}" if progress.loss is not None else ""
+    left = f", {clock(progress.eta)} left" if progress.eta else ""
+    return f"{progress.step}/{progress.steps}{loss}{left}"
+
+
+def _result(sighting: Sighting) -> str:
+    perplexity = sighting.metrics.get("perplexity")
+    if perplexity is not None:
+        return f": perplexity {float(perplexity):.2f}"
+    return f": {sighting.cause or sighting.evidence}" if sighting.state != "done" else ""
+
+
+def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
+    """The last `width` finite values as bars, lowest to highest."""
+    shown = [value for value in values if value == value and abs(value) < float("inf")][-width:]
+    if not shown:
+        return ""
+    low, span = min(shown), max(shown) - min(shown)
+    return "".join(BARS[int((value - low) / span * (len(BARS) - 1)) if span else 0] for value in shown)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:02:03 or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

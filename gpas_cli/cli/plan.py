@@ -1,0 +1,85 @@
+"""`gpas plan`: what a run would do and cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.launch.plan import Plan
+
+COLOURS = {
+    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
+    "failed": "red", "cancelled": "yellow", "unknown": "red", "invalid": "red", "new": "bold",
+}  # fmt: skip
+
+
+def plan(names: Names = None, where: Where = None, as_json: AsJson = False) -> None:
+    """Show which cells are new, done, running or cannot run here, and estimate hours. Changes nothing.
+
+    Example: [bold]gpas plan table2 --where size=71m[/bold]
+    """
+    from gpas_cli.launch.plan import plan as make_plan
+
+    planned = make_plan(project().runs, entries(names, where))
+    if as_json:
+        print_json(**_as_mapping(planned))
+    else:
+        console().print(render(planned))
+
+
+def _as_mapping(planned: Plan) -> dict[str, Any]:
+    rows = [
+        {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
+         "action": row.action, "detail": row.detail, "will_run": row.will_run}
+        for row in planned.rows
+    ]  # fmt: skip
+    return {
+        "cells": rows,
+        "jobs": len(planned.jobs),
+        "stages": dict(planned.stages),
+        "estimate": vars(planned.estimate),
+    }
+
+
+def render(planned: Plan) -> RenderableType:
+    """A row per cell, then the totals and the estimate with what it rests on."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("cell", "key", "action", "detail"):
+        table.add_column(column, no_wrap=column != "detail")
+    for row in planned.rows:
+        action = f"[{COLOURS[row.action]}]{row.action}[/]"
+        notes = "; ".join(part for part in (row.detail, *row.entry.notes) if part)
+        table.add_row(row.entry.id, row.entry.key[:8], action, escape(notes))
+    basis = Text("\n".join(f"  {line}" for line in planned.estimate.basis), style="dim")
+    return Group(table, Text(headline(planned), style="bold"), basis)
+
+
+def headline(planned: Plan) -> str:
+    """The plan in a sentence."""
+    counts = ", ".join(f"{planned.actions[name]} {name}" for name in COLOURS if planned.actions[name])
+    if not planned.jobs:
+        return f"{len(planned.rows)} cells: {counts}; no job to start"
+    guess = planned.estimate
+    unit = "GPU" if guess.device == "cuda" else "core"
+    shared = planned.uses - sum(planned.stages.values())
+    saved = f" ({shared} trainings shared)" if shared else ""
+    return (
+        f"{len(planned.rows)} cells: {counts}; {len(planned.jobs)} jobs to start{saved}, about "
+        f"{duration(guess.device_hours)} of one {unit}, {duration(guess.wall_hours)} on {guess.slots} slots here"
+    )
+
+
+def duration(hours: float) -> str:
+    """Hours in the unit a person would use."""
+    if hours < 1:
+        return f"{max(1, round(hours * 60))} min"
+    return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:,.0f} days"

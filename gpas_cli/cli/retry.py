@@ -1,0 +1,40 @@
+"""`gpas retry`: run cells again that failed or were cancelled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpas_cli.cli.console import Where, Yes, console, entries, experiments, find_cells, project
+from gpas_cli.cli.run import Executor, Jobs, run_entries
+from gpas_cli.errors import GpasError
+
+RETRIED = ("failed", "cancelled", "unknown")
+
+
+def retry(
+    cells: Annotated[
+        list[str] | None, typer.Argument(help="Cells by name or key; none means every one that failed.")
+    ] = None,
+    where: Where = None,
+    executor: Executor = "auto",
+    jobs: Jobs = None,
+    yes: Yes = False,
+) -> None:
+    """Run failed and cancelled cells again, from their last checkpoint where there is one. Attempts are kept.
+
+    Example: [bold]gpas retry pre-gpas-s1[/bold]
+    """
+    from gpas_cli.launch.watch import look
+
+    asked = find_cells(cells) if cells else entries(list(experiments().grids), where)
+    states = look(project().runs, asked)
+    chosen = [state.entry for state in states if state.state in RETRIED]
+    if not chosen and cells:
+        told = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+        raise GpasError(f"nothing to retry: {told}; `gpas run grid` runs what is missing or interrupted")
+    if not chosen:
+        console().print("No cell has failed or was cancelled.")
+        return
+    run_entries(chosen, executor=executor, jobs=jobs, yes=yes, retry=RETRIED)

@@ -1,0 +1,98 @@
+"""`gpas run grid`: run what a grid lacks."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.console import Names, Where, Yes, confirm, console, entries, project
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.launch.summary import Summary
+
+app = typer.Typer(help="Run cells.", no_args_is_help=True)
+
+ASK_ABOVE_HOURS = 1.0
+Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most so many jobs at once on this machine.")]
+
+
+@app.command("grid")
+def run_grid(
+    names: Names = None,
+    where: Where = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
+    executor: Executor = "auto",
+    jobs: Jobs = None,
+    yes: Yes = False,
+) -> None:
+    """Run every cell of a grid that has no result yet, and wait. Running a grid twice is free.
+
+    Cells that another `gpas run` has are followed, not run again; interrupted ones go on from their last checkpoint;
+    failed and cancelled ones wait for `gpas retry`. Ctrl-C asks the jobs to save and leave, a second one ends them.
+
+    Ends with 0 when all cells are done, 3 when some are not, 4 when some failed.
+
+    Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
+    """
+    run_entries(entries(names, where), executor=executor, jobs=jobs, yes=yes, dry_run=dry_run)
+
+
+def run_entries(
+    chosen: list[Entry],
+    *,
+    executor: str,
+    jobs: int | None,
+    yes: bool,
+    dry_run: bool = False,
+    retry: Collection[str] = (),
+) -> None:
+    """Plan, ask, run, and end with the exit code of the outcome."""
+    from gpas_cli.cli.plan import headline, render
+    from gpas_cli.launch.executor import choose
+    from gpas_cli.launch.plan import plan
+
+    planned = plan(project().runs, chosen, retry=retry)
+    note = choose(executor).note
+    if dry_run:
+        console().print(render(planned))
+        return
+    console().print(headline(planned) if not note else f"{note}\n{headline(planned)}", markup=False)
+    if planned.estimate.wall_hours > ASK_ABOVE_HOURS:
+        confirm(f"Start {len(planned.jobs)} jobs?", yes)
+    summary = _run(chosen, jobs, retry)
+    _conclude(summary)
+
+
+def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summary:
+    from gpas_cli.cli.live import make_reporter
+    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.local import LocalScheduler, stop_on_signals
+
+    here = project()
+    with make_reporter(console()) as reporter:
+        scheduler = LocalScheduler(
+            here, chosen, retry=retry, limit=jobs, reporter=reporter, ingest=lambda: ingest(here)
+        )
+        with stop_on_signals(scheduler):
+            return scheduler.run()
+
+
+def _conclude(summary: Summary) -> None:
+    from gpas_cli.launch.summary import ENDINGS, exit_code
+
+    lists: dict[str, list[Any]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
+    for name, items in lists.items():
+        if name not in ("done", "skipped") or (name == "skipped" and items):
+            for item in items:
+                console().print(f"{name}: {item.entry.id}: {item.reason}", markup=False)
+    counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
+    grids = " ".join(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
+    console().print(f"[bold]{counts or 'nothing to do'}[/bold]. Table: [bold]gpas table {grids} --paper[/bold]")
+    sys.stdout.flush()
+    raise typer.Exit(exit_code(summary))

@@ -1,0 +1,143 @@
+"""`gpas status`: the state of every cell, with the evidence it was concluded from."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, print_json, project
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.launch.watch import CellState
+
+REFRESH_SECONDS = 1.0
+COLOURS = {
+    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
+    "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
+}  # fmt: skip
+
+
+def status(
+    names: Names = None,
+    where: Where = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every grid, also those never started.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
+
+    Without names: the default grid and every grid that has been started. Only reads; nothing is changed.
+
+    Example: [bold]gpas status quickstart --where gate=gpas --watch[/bold]
+    """
+    if watch and not as_json:
+        _watch(names, where, every)
+        return
+    states = _look(names, where, every)
+    if as_json:
+        print_json(cells=[as_mapping(state) for state in states])
+    else:
+        console().print(render(states))
+
+
+def _look(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> list[CellState]:
+    from gpas_cli.launch.watch import look
+
+    if names or every:
+        return look(project().runs, entries(names or list(experiments().grids), where))
+    everything = look(project().runs, entries(list(experiments().grids), where))
+    started = {state.entry.grid for state in everything if state.state != "missing"} | {experiments().default}
+    return [state for state in everything if state.entry.grid in started]
+
+
+def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), screen=False, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(render(_look(names, where, every)), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def as_mapping(state: CellState) -> dict[str, Any]:
+    """A cell's state for `--json`; numbers that JSON cannot hold are written as words."""
+    entry, progress = state.entry, state.progress
+    return {
+        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
+        "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
+        "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
+        "directory": str(state.directory) if state.directory else None,
+        "step": progress.step if progress else None, "steps": progress.steps if progress else None,
+        "metrics": {name: _number(value) for name, value in state.metrics.items()},
+    }  # fmt: skip
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf")) else str(value)
+
+
+def render(states: Sequence[CellState]) -> RenderableType:
+    """One table per grid and a line of totals."""
+    from rich.console import Group
+    from rich.text import Text
+
+    grids = dict.fromkeys(state.entry.grid for state in states)
+    parts: list[RenderableType] = [_grid_table(grid, [s for s in states if s.entry.grid == grid]) for grid in grids]
+    parts.append(Text.from_markup(totals(states)))
+    return Group(*parts)
+
+
+def totals(states: Sequence[CellState]) -> str:
+    """Counts by state, as markup. A cell that two grids share counts once."""
+    counts = Counter({state.entry.cell.key: state.state for state in states}.values())
+    parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
+    return ", ".join(parts) if parts else "no cells"
+
+
+def _grid_table(grid: str, states: Sequence[CellState]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(
+        title=grid, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
+    )
+    for column in ("cell", "key", "state", "perplexity", "evidence"):
+        table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "perplexity" else "left")
+    for state in states:
+        table.add_row(*_row(state))
+    return table
+
+
+def _row(state: CellState) -> tuple[str, ...]:
+    from rich.markup import escape
+
+    colour = COLOURS[state.state]
+    perplexity = state.metrics.get("perplexity")
+    shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
+    why = f"{state.evidence}: {state.cause}" if state.cause else state.evidence
+    return (state.entry.name, state.entry.cell.key[:8], f"[{colour}]{_how_far(state)}[/{colour}]", shown,
+            escape(f"{why}{_ago(state.age)}"))  # fmt: skip
+
+
+def _how_far(state: CellState) -> str:
+    progress = state.progress
+    if state.state == "running" and progress and progress.step and progress.steps:
+        return f"running {progress.step}/{progress.steps}"
+    return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
+
+
+def _ago(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f", {seconds / size:.0f} {unit} ago"
+    return f", {seconds:.0f} s ago"

@@ -1,0 +1,21 @@
+"""`gpas sync`: journals into the database."""
+
+from __future__ import annotations
+
+from gpas_cli.cli.console import AsJson, console, print_json, project
+
+
+def sync(as_json: AsJson = False) -> None:
+    """Ingest what run directories have journalled since the last time. Other commands do this by themselves.
+
+    Example: [bold]gpas sync[/bold]
+    """
+    from gpas_cli.store.ingest import sync as ingest
+    from gpas_cli.store.session import connect
+
+    here = project()
+    result = ingest(connect(here.database), here.runs)
+    if as_json:
+        print_json(attempts=result.attempts, events=result.events, damaged=result.damaged)
+    else:
+        console().print(f"{result.attempts} attempts, {result.events} new events, {result.damaged} damaged lines")

@@ -1,0 +1,63 @@
+"""Layer importance: what the network loses when one layer is taken out (GPAS, section 5.5; here in nats per token)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import nn
+
+from gpas_cli.data.loader import validation_batches
+from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.train import checkpoint
+from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.events import Emit, Outcome, Stop
+from gpas_cli.train.loop import micro_batch_rows
+from gpas_cli.train.precision import Precision, choose_device
+
+
+@contextmanager
+def without_layer(network: Llama, layer: int) -> Iterator[None]:
+    """The network with layer `layer` = 0..layers-1 taken out: the stream passes by unchanged."""
+    whole = network.model.layers
+    network.model.layers = nn.ModuleList(block for i, block in enumerate(whole) if i != layer)
+    try:
+        yield
+    finally:
+        network.model.layers = whole
+
+
+def measure(cell: Cell, trained: Path, cache: Path, root: Path, emit: Emit, stop: Stop) -> Outcome:
+    """Validation loss without each layer in turn, minus the loss of the whole network.
+
+    `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint when it is not sound.
+    """
+    assert cell.importance is not None
+    corpus = prepare(cell.data, cell.model.size.vocab, cache, root=root, notify=lambda _: None)
+    precision = Precision(cell.precision, choose_device())
+    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    checkpoint.load(trained, cell.trained.key, network, None)
+    began, layers = time.perf_counter(), cell.model.size.layers
+    emit("phase", name="removing layers")
+    whole = _loss(cell, network, corpus, precision)
+    rises: list[float] = []
+    for layer in range(layers):
+        if leave := stop():
+            return Outcome(leave, layer)
+        with without_layer(network, layer):
+            rises.append(_loss(cell, network, corpus, precision) - whole)
+        emit("step", step=layer + 1, steps=layers, loss=whole + rises[-1])
+    emit("layers", step=layers, values={"importance": rises})
+    metrics = {"loss": whole, "mean_importance": sum(rises) / layers, "least_importance": min(rises)}
+    return Outcome("done", layers, metrics={**metrics, "seconds": time.perf_counter() - began})
+
+
+def _loss(cell: Cell, network: Llama, corpus: Corpus, precision: Precision) -> float:
+    assert cell.importance is not None
+    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab)
+    batches = validation_batches(corpus.validation, rows, cell.importance.eval_tokens)
+    return evaluate(network, batches, precision, corpus.validation_bytes_per_token)["loss"]

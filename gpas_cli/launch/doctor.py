@@ -1,0 +1,155 @@
+"""What this machine can do for the project, and the remedy for what it cannot. Nothing is changed."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from gpas_cli.errors import GpasError
+from gpas_cli.project import Project
+
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "ceph",
+    "glusterfs",
+    "fuse.sshfs",
+    "9p",
+)
+FREE_GIGABYTES = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `status` is ok, note (works, but know this) or problem (with what to do about it)."""
+
+    what: str
+    status: str
+    detail: str
+    remedy: str = ""
+
+
+def examine(project: Project) -> Iterator[Finding]:
+    """Every finding, cheapest first."""
+    yield _python()
+    yield from _torch()
+    yield _cores()
+    yield _gpus()
+    yield _slurm()
+    yield from _experiments(project)
+    yield _disk(project)
+    yield from _files(project)
+    yield _database(project)
+
+
+def _python() -> Finding:
+    version = sys.version.split()[0]
+    old = sys.version_info < (3, 11)
+    return Finding("Python", "problem" if old else "ok", version, "use Python 3.11 or newer" if old else "")
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        yield Finding("torch", "ok", importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("torch", "note", "not installed: plan, status and table work, jobs do not", "pip install torch")
+
+
+def _cores() -> Finding:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = psutil.getloadavg()[0]
+    busy = load > usable
+    remedy = "local jobs will share the cores with something else" if busy else ""
+    memory = psutil.virtual_memory().available / 2**30
+    return Finding(
+        "CPU", "note" if busy else "ok", f"{usable} cores, load {load:.1f}, {memory:.0f} GiB memory free", remedy
+    )
+
+
+def _gpus() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("GPU", "note", "none seen (no nvidia-smi): jobs run on the CPU")
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    if answer.returncode:
+        return Finding("GPU", "problem", answer.stderr.strip() or "nvidia-smi failed", "check the driver")
+    return Finding("GPU", "ok", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _slurm() -> Finding:
+    if shutil.which("sbatch") is None:
+        return Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
+    answer = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=30, check=False)
+    return Finding("SLURM", "note", f"{answer.stdout.strip()}: this version submits to this machine only")
+
+
+def _experiments(project: Project) -> Iterator[Finding]:
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.load import load
+
+    try:
+        experiments = load(project.config)
+        cells = expand(experiments, list(experiments.grids))
+    except GpasError as error:
+        yield Finding("experiments", "problem", str(error), "correct the file")
+        return
+    yield Finding("experiments", "ok", f"{project.config}: {len(experiments.grids)} grids, {len(cells)} cells")
+
+
+def _disk(project: Project) -> Finding:
+    folder = _existing(project.runs)
+    free = shutil.disk_usage(folder).free / 2**30
+    low = free < FREE_GIGABYTES
+    return Finding("disk", "problem" if low else "ok", f"{free:.0f} GiB free at {folder}",
+                   "free some space: checkpoints need it, or set GPAS_RUNS_DIR" if low else "")  # fmt: skip
+
+
+def _files(project: Project) -> Iterator[Finding]:
+    folder = _existing(project.runs)
+    kind = _file_system(folder)
+    network = any(kind.startswith(name) for name in NETWORK_FILE_SYSTEMS)
+    advice = "keep the database on a local disk or PostgreSQL: set GPAS_DB" if network else ""
+    yield Finding("file system", "note" if network else "ok", f"{kind or 'unknown'} at {folder}", advice)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Finding("file locks", "ok", "flock works where run directories are")
+    except OSError as error:
+        yield Finding("file locks", "problem", f"{folder}: {error}", "set GPAS_RUNS_DIR to a folder that can be locked")
+
+
+def _database(project: Project) -> Finding:
+    from gpas_cli.store.session import connect
+
+    if project.database.startswith("sqlite:///") and not Path(project.database.removeprefix("sqlite:///")).exists():
+        return Finding("database", "ok", "not there yet; the first result makes it")
+    try:
+        connect(project.database, create=False).dispose()
+    except GpasError as error:
+        return Finding("database", "problem", str(error), "see `gpas db --help`")
+    return Finding("database", "ok", project.database)
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _file_system(folder: Path) -> str:
+    mounts = [part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""

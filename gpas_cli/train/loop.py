@@ -1,0 +1,99 @@
+"""The update: micro-batches, gradients, clipping, Adam. One update is a pure function of the state and its number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gpas_cli.data.loader import Batch, Batches
+from gpas_cli.model.llama import Llama
+from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
+from gpas_cli.spec.optim import Optim
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.train.optim import clip, set_learning_rate
+from gpas_cli.train.precision import Precision
+
+# Logits of one micro-batch, in elements: 256 MB of float32.
+LOGITS = 2**26
+
+
+def micro_batch_rows(batch: int, length: int, vocab: int, asked: int = 0) -> int:
+    """Rows per micro-batch: as asked, or as many as keep its logits within LOGITS elements."""
+    fitting = asked or max(1, LOGITS // (length * vocab))
+    return min(batch, fitting)
+
+
+@dataclass
+class Loop:
+    """The moving parts of one training, and how far it has come."""
+
+    network: Llama
+    optimizer: torch.optim.Optimizer
+    spec: Optim
+    batches: Batches
+    precision: Precision
+    micro_batch: int
+    position: Position = field(default_factory=Position)
+
+    def update(self, *, observe: bool = False) -> Update:
+        """Do the next update and advance `position`; with `observe`, also measure every layer."""
+        began = time.perf_counter()
+        step = self.position.step + 1
+        rate = self.spec.learning_rate(step)
+        self.network.zero_grad(set_to_none=True)
+        loss, tokens, variance = self._accumulate(self.batches.at(step - 1), observe)
+        norm = clip(self.network, self.spec)
+        layers = self._layers(variance) if observe else {}
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        seconds = self.position.seconds + time.perf_counter() - began
+        self.position = Position(step=step, tokens=self.position.tokens + tokens, seconds=seconds)
+        return Update(step, loss, rate, norm, layers)
+
+    def _accumulate(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
+        """Gradients of the mean over all targets of the batch, whatever its split into micro-batches."""
+        inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+        tokens = int((targets != IGNORED).sum())
+        total = torch.zeros((), device=self.precision.device)
+        variance: list[Tensor] = []
+        for start in range(0, len(inputs), self.micro_batch):
+            rows = slice(start, start + self.micro_batch)
+            x, y = (a[rows].to(self.precision.device) for a in (inputs, targets))
+            forward = self._watched(variance) if observe and start == 0 else summed_loss
+            loss = forward(self.network, x, y, self.precision) / tokens
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total, tokens, variance
+
+    def _watched(self, variance: list[Tensor]) -> Callable[..., Tensor]:
+        def forward(network: Llama, *args: object) -> Tensor:
+            with activation_variance(network) as seen:
+                loss = summed_loss(network, *args)  # type: ignore[arg-type]
+            variance.extend(seen)
+            return loss
+
+        return forward
+
+    def _layers(self, variance: list[Tensor]) -> dict[str, list[float]]:
+        values = {
+            "activation_variance": [v.item() for v in variance],
+            "grad_norm": layer_gradient_norms(self.network),
+            "gate": gate_values(self.network),
+        }
+        return {name: series for name, series in values.items() if series}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did. `loss` and `grad_norm` stay on the device until somebody asks for their number."""
+
+    step: int
+    loss: Tensor
+    rate: float
+    grad_norm: Tensor
+    layers: dict[str, list[float]]

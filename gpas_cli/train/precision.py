@@ -1,0 +1,43 @@
+"""The three named precisions and the device they run on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`fp32`; `bf16`: autocast over float32 weights and Adam states; `pure_bf16`: everything in bfloat16, the loss
+    too, as the reference."""
+
+    name: str
+    device: torch.device
+
+    @property
+    def weights(self) -> torch.dtype:
+        return torch.bfloat16 if self.name == "pure_bf16" else torch.float32
+
+    def compute(self) -> AbstractContextManager[object]:
+        """The context of forward passes."""
+        if self.name == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits in the dtype of the loss: float32 unless everything is bfloat16."""
+        return logits if self.name == "pure_bf16" else logits.float()
+
+
+def choose_device() -> torch.device:
+    """The GPU that this process may see, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_deterministic(threads: int) -> None:
+    """One thread count and deterministic kernels: what a bit-identical resume needs."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,170 @@
+"""The only entry to training: a cell and its batches in, events out, an outcome back."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpas_cli.data.loader import Batches, validation_batches
+from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.run import Cadence
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.events import Emit, Outcome, Stop
+from gpas_cli.train.loop import Loop, Update, micro_batch_rows
+from gpas_cli.train.optim import make_adam
+from gpas_cli.train.precision import Precision, choose_device
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run reads and writes: its own checkpoints, those of earlier attempts, the teacher's, the token cache,
+    and the folder that relative data paths start from."""
+
+    checkpoints: Path
+    earlier: Sequence[Path]
+    cache: Path
+    root: Path
+    teacher: Path | None = None
+
+
+def train(cell: Cell, places: Places, emit: Emit, *, cadence: Cadence, stop: Stop, micro_batch: int = 0) -> Outcome:
+    """Pretrain `cell`, resuming from the newest sound checkpoint.
+
+    Raises DataError when the text cannot be had, DamagedCheckpoint when the teacher's gates cannot.
+    """
+    emit("phase", name="tokenising")
+    corpus = prepare(cell.data, cell.model.size.vocab, places.cache, root=places.root, notify=_notify(emit))
+    batches = Batches(corpus.train, cell.optim.batch, cell.seed)
+    emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
+    loop = _assemble(cell, places, batches, micro_batch)
+    loop.position = _resume(cell, places, loop, emit)
+    emit("phase", name="training", resumed_from=loop.position.step)
+    return _Training(cell, places, emit, cadence, stop, loop, corpus).run()
+
+
+def _notify(emit: Emit) -> Callable[[str], None]:
+    return lambda message: emit("phase", name="tokenising", detail=message)
+
+
+def _assemble(cell: Cell, places: Places, batches: Batches, micro_batch: int) -> Loop:
+    precision = Precision(cell.precision, choose_device())
+    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    if places.teacher is not None:
+        checkpoint.load_gates(places.teacher, network)
+    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab, micro_batch)
+    return Loop(network, make_adam(network, cell.optim), cell.optim, batches, precision, rows)
+
+
+def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:
+    for path in checkpoint.list_newest_first([places.checkpoints, *places.earlier]):
+        try:
+            return checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer)
+        except DamagedCheckpoint as error:
+            emit("warning", message=f"{error}; an older one is used")
+    return Position()
+
+
+@dataclass
+class _Training:
+    """One pass over the remaining updates, watched."""
+
+    cell: Cell
+    places: Places
+    emit: Emit
+    cadence: Cadence
+    stop: Stop
+    loop: Loop
+    corpus: Corpus
+
+    def run(self) -> Outcome:
+        diverged = self._updates()
+        if diverged is not None:
+            return diverged
+        return Outcome("done", self.loop.position.step, metrics=self._final())
+
+    def _updates(self) -> Outcome | None:
+        """Every remaining update; an outcome if training ends before the last."""
+        steps, pending = self.cell.optim.steps, list[Update]()
+        self._mark = (time.perf_counter(), self.loop.position.tokens)
+        while (step := self.loop.position.step) < steps:
+            if leave := self.stop():
+                self._save()
+                return Outcome(leave, step, metrics={"train_seconds": self.loop.position.seconds})
+            pending.append(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
+            if self._due(step + 1, self.cadence.log_every):
+                if bad := self._log(pending):
+                    return bad
+                pending.clear()
+            self._keep(step + 1)
+        return None
+
+    def _due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step in (1, self.cell.optim.steps)
+
+    def _log(self, pending: list[Update]) -> Outcome | None:
+        """Write what happened since the last log. The one place where the host waits for the device."""
+        losses = torch.stack([update.loss for update in pending]).tolist()
+        for update in pending:
+            if update.layers:
+                self.emit("layers", step=update.step, values=update.layers)
+        last, now, tokens = pending[-1], time.perf_counter(), self.loop.position.tokens
+        self.emit(
+            "step", step=last.step, steps=self.cell.optim.steps, loss=losses[-1], lr=last.rate,
+            grad_norm=last.grad_norm.item(), tokens=tokens,
+            tokens_per_second=(tokens - self._mark[1]) / max(now - self._mark[0], 1e-9),
+        )  # fmt: skip
+        self._mark = (now, tokens)
+        bad = next((u for u, loss in zip(pending, losses, strict=True) if not _finite(loss)), None)
+        if bad is None:
+            return None
+        cause = f"the training loss of update {bad.step} is {losses[pending.index(bad)]}"
+        return Outcome("diverged", bad.step, cause, {"train_seconds": self.loop.position.seconds})
+
+    def _keep(self, step: int) -> None:
+        """Checkpoint and evaluate where the cadence asks for it; the last update's are made in any case."""
+        last = step == self.cell.optim.steps
+        if last or step % self.cadence.checkpoint_every == 0:
+            self._save()
+        if not last and step % self.cadence.eval_every == 0:
+            self._evaluate()
+        if last or step % min(self.cadence.checkpoint_every, self.cadence.eval_every) == 0:
+            self._mark = (time.perf_counter(), self.loop.position.tokens)
+
+    def _save(self) -> None:
+        began, position = time.perf_counter(), self.loop.position
+        if position.step == 0:
+            return
+        try:
+            key = self.cell.stages[0].key
+            path = checkpoint.save(self.places.checkpoints, key, self.loop.network, self.loop.optimizer, position)
+        except OSError as error:
+            # A full disk costs a checkpoint, not the run; the last good one is still there.
+            self.emit("warning", message=f"checkpoint of update {position.step} not written: {error}")
+            return
+        self.emit("checkpoint", step=position.step, path=path.name, seconds=time.perf_counter() - began)
+
+    def _evaluate(self) -> dict[str, float]:
+        data = self.cell.data
+        rows = micro_batch_rows(self.cell.optim.batch, data.length, self.cell.model.size.vocab, self.loop.micro_batch)
+        batches = validation_batches(self.corpus.validation, rows, data.eval_tokens)
+        scores = evaluate(self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token)
+        self.emit("evaluation", step=self.loop.position.step, **scores)
+        return scores
+
+    def _final(self) -> dict[str, float]:
+        self.emit("phase", name="evaluating")
+        position = self.loop.position
+        return {**self._evaluate(), "train_seconds": position.seconds, "train_tokens": position.tokens}
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")

@@ -1,0 +1,138 @@
+"""Cells: round trip, keys, canonical spellings, every problem at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.gate import ACTIVATIONS, SITES
+from gpas_cli.spec.norm import SCHEMES
+
+RECIPE = {"lr": 1.5e-3, "warmup": 60, "steps": 600, "batch": 16}
+
+
+def cell(**values: object) -> Cell:
+    return cell_from({"size": "quickstart", "data": "quickstart", "optim": RECIPE, **values})
+
+
+def problems(**values: object) -> list[str]:
+    with pytest.raises(InvalidExperiments) as caught:
+        cell(**values)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_round_trip_through_json(scheme: str, site: str, activation: str) -> None:
+    gate = {"activation": activation, "site": site, "init": 0.1, "share": "sublayer"}
+    original = cell(norm=scheme, gate=gate, seed=7)
+    again = cell_from(json.loads(json.dumps(original.to_mapping())))
+    assert again == original
+    assert again.key == original.key
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"norm": "pre", "gate": {"site": "home"}}, {"norm": "pre", "gate": {"site": "after-sublayer"}}),
+        ({"norm": "sandwich", "gate": {"site": "home"}}, {"norm": "sandwich", "gate": {"site": "after-sublayer"}}),
+        ({"norm": "post", "gate": "gpas"}, {"norm": "post", "gate": {"site": "before-sublayer-shortcut"}}),
+        ({"norm": {"scheme": "mix"}}, {"norm": {"scheme": "mix", "post_fraction": 0.25}}),
+        ({"gate": {"init": 0.1}}, {"gate": {"init": [0.1] * 12}}),
+        ({"gate": {"init": 0.1, "learnable": False}}, {"gate": {"init": 0.1, "learnable": False, "share": "sublayer"}}),
+        ({"gate": "none"}, {"gate": None, "optim": {**RECIPE, "clip_gates": 0.01}}),
+        ({"embed": "plain"}, {"embed": {"detach_gamma": 0.5}}),
+        ({"seed": 42}, {}),
+        ({"init": "normal"}, {"init": {"preset": "normal", "std": 0.02}}),
+    ],
+)
+def test_two_spellings_of_one_network_have_one_key(one: dict, other: dict) -> None:
+    assert cell(**one).key == cell(**other).key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm": "lns"},
+        {"norm": {"scheme": "lns", "apply": "scale"}},
+        {"gate": "gpas"},
+        {"gate": {"activation": "tanh"}},
+        {"gate": {"site": "after-module"}},
+        {"gate": {"stop_gradient": False}},
+        {"gate": {"share": "sublayer"}},
+        {"seed": 1},
+        {"precision": "bf16"},
+        {"embed": "scaled"},
+        {"init": {"std": 0.08}},
+        {"size": {"like": "quickstart", "layers": 6}},
+        {"data": {"like": "quickstart", "length": 32}},
+        {"optim": {**RECIPE, "lr": 1e-3}},
+    ],
+)
+def test_what_can_change_the_result_changes_the_key(change: dict) -> None:
+    assert cell(**change).key != cell().key
+
+
+def test_a_scheme_brings_its_initialisation() -> None:
+    assert cell(norm="deepnorm").model.init.preset == "deepnorm"
+    assert cell(norm="deepnorm", init="normal").model.init.preset == "normal"
+    assert cell(norm="pre").model.init.preset == "normal"
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    found = problems(size="quickstrt", gate={"activation": "rely"}, sede=1, optim={**RECIPE, "lr": 0, "batch": True})
+    assert "size: unknown size 'quickstrt'; did you mean 'quickstart'?" in found
+    assert "gate.activation: unknown value 'rely'; did you mean 'relu'?" in found
+    assert "sede: unknown key 'sede'; did you mean 'seed'?" in found
+    assert any(line.startswith("optim.lr: 0.0 is too small") for line in found)
+    assert "optim.batch: True is not a whole number" in found
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gate": {"activation": "relu"}}, "never moves"),
+        ({"gate": {"learnable": False}}, "the network without a gate"),
+        ({"gate": {"activation": "identity", "init": 1}}, "turns the residual stream off"),
+        ({"gate": {"init": [0.1, 0.2]}}, "2 values for 12 layers"),
+        ({"gate": {"like": "none", "activation": "tanh"}}, "has no effect"),
+        ({"norm": {"scheme": "mix", "post_fraction": 0.01}}, "this is the scheme 'pre'"),
+        ({"norm": {"scheme": "mix", "post_fraction": 1}}, "this is the scheme 'post'"),
+        ({"size": {"like": "quickstart", "heads": 5}}, "not divisible"),
+        ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
+        ({"optim": {**RECIPE, "warmup": 600}}, "not shorter than the 600 steps"),
+        ({"optim": {**RECIPE, "lr": float("nan")}}, "not a finite number"),
+        ({"data": {"source": "files"}}, "is required with source: files"),
+        ({"data": {"like": "quickstart", "tokenizer": "t5"}}, "smaller than T5"),
+        ({"embed": {"stages": ["scale", "scale"]}}, "names a stage twice"),
+        ({"seed": -1}, "too small"),
+    ],
+)
+def test_dead_contradictory_and_absurd_choices_are_refused(values: dict, message: str) -> None:
+    assert any(message in line for line in problems(**values))
+
+
+def test_stages_chain_and_share_their_pretraining() -> None:
+    plain, scored = cell(), cell(finetune={}, downstream={})
+    assert [stage.kind for stage in scored.stages] == ["pretrain", "finetune", "downstream"]
+    assert scored.stages[0] == plain.stages[0]
+    assert scored.stages[1].parents == (scored.stages[0].key,)
+    assert scored.key != plain.key
+    assert cell(finetune={"epochs": 1}, downstream={}).stages[2].key != scored.stages[2].key
+
+
+def test_predefined_gates_depend_on_the_cell_that_trained_them() -> None:
+    child = cell(gate={"learnable": False, "from_trained": True}, seed=3)
+    teacher = child.teacher()
+    assert teacher == cell(gate="gpas", seed=3)
+    assert child.stages[0].parents == (teacher.key,)
+
+
+def test_cells_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cell().seed = 2

@@ -1,0 +1,102 @@
+"""Checkpoints: exact round trip, checksum, rotation, a disk that is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cell import parse_model
+from gpas_cli.spec.optim import Optim
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.optim import make_adam, set_learning_rate
+
+TINY = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 19}
+KEY = "0123456789abcdef"
+TOKENS = torch.arange(14).reshape(2, 7)
+
+
+def pair(seed: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Llama, torch.optim.Optimizer]:
+    network = build(parse_model({"size": TINY, "gate": "gpas"}), seed=seed, dtype=dtype)
+    return network, make_adam(network, Optim(lr=0.1, warmup=0, steps=9))
+
+
+def advance(network: Llama, optimizer: torch.optim.Optimizer) -> None:
+    network.zero_grad()
+    network(TOKENS).float().square().mean().backward()
+    set_learning_rate(optimizer, 0.01)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_goes_on_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    one, adam = pair(dtype=dtype)
+    advance(one, adam)
+    path = checkpoint.save(tmp_path, KEY, one, adam, Position(step=1, tokens=12, seconds=0.5))
+    other, other_adam = pair(seed=2, dtype=dtype)
+    assert checkpoint.load(path, KEY, other, other_adam) == Position(step=1, tokens=12, seconds=0.5)
+    for _ in range(2):
+        advance(one, adam)
+        advance(other, other_adam)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
+    network, adam = pair()
+    for step in (1, 2, 3, 10):
+        checkpoint.save(tmp_path, KEY, network, adam, Position(step=step))
+    assert [p.name for p in checkpoint.list_newest_first([tmp_path])] == [
+        "step-00000010.safetensors",
+        "step-00000003.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("where", [0.5, 0.999])
+def test_an_altered_or_torn_file_is_refused(tmp_path: Path, where: float) -> None:
+    network, adam = pair()
+    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match="checksum"):
+        checkpoint.load(path, KEY, network, adam)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(DamagedCheckpoint, match="cannot be read"):
+        checkpoint.load(path, KEY, network, adam)
+
+
+def test_another_stages_checkpoint_is_refused(tmp_path: Path) -> None:
+    network, adam = pair()
+    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    with pytest.raises(DamagedCheckpoint, match="belongs to stage"):
+        checkpoint.load(path, "f" * 16, network, adam)
+
+
+def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, adam = pair()
+    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+
+    def full(_tensors: object, aside: Path, **_: object) -> None:
+        aside.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:
+    teacher, adam = pair()
+    for gate in teacher.gates():
+        gate.alpha.data.fill_(0.25)
+    path = checkpoint.save(tmp_path, KEY, teacher, adam, Position(step=1))
+    fixed = {"learnable": False, "from_trained": True}
+    pupil = build(parse_model({"size": TINY, "gate": fixed}), seed=1)
+    checkpoint.load_gates(path, pupil)
+    assert [gate.alpha.item() for gate in pupil.gates()] == [0.25, 0.25]
+    with pytest.raises(DamagedCheckpoint, match="does not hold the gates"):
+        checkpoint.load_gates(path, build(parse_model({"size": TINY, "gate": {"share": "sublayer"}})))

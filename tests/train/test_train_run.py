@@ -1,0 +1,187 @@
+"""Training in this process: what is emitted, resume bit for bit, divergence, a disk that fills up."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.run import Cadence
+from gpas_cli.train import checkpoint, loop
+from gpas_cli.train.events import Outcome
+from gpas_cli.train.precision import make_deterministic
+from gpas_cli.train.run import Places, train
+
+STEPS = 24
+CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7)
+
+
+class Recorder:
+    """Keeps the events of a run."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict]] = []
+
+    def __call__(self, kind: str, **fields: object) -> None:
+        self.events.append((kind, fields))
+
+    def of(self, kind: str) -> list[dict]:
+        return [fields for name, fields in self.events if name == kind]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    root = tmp_path_factory.mktemp("text")
+    chooser = random.Random(1)
+    words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
+    for i in range(60):
+        (root / f"{i:02d}.txt").write_text(" ".join(chooser.choice(words) for _ in range(200)) + "\n")
+    make_deterministic(1)
+    return Places(checkpoints=root / "unused", earlier=[], cache=root / "cache", root=root)
+
+
+def cell(**values: object) -> Cell:
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 280}
+    data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 500}
+    optim = {"lr": 0.01, "warmup": 3, "steps": STEPS, "batch": 4, "clip": 1.0, "clip_gates": 0.01}
+    return cell_from({"size": size, "gate": "gpas", "data": data, "optim": optim, **values})
+
+
+def go(
+    places: Places, folder: Path, what: Cell, stop_at: int | None = None, **kwargs: object
+) -> tuple[Outcome, Recorder]:
+    """Train into `folder`; with `stop_at`, be asked to leave after that many updates."""
+    recorder, asked = Recorder(), iter(range(10**6))
+    stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
+    where = Places(folder, kwargs.pop("earlier", []), places.cache, places.root, kwargs.pop("teacher", None))
+    return train(what, where, recorder, cadence=CADENCE, stop=stop, **kwargs), recorder
+
+
+def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.path_of(folder, STEPS))
+
+
+def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> None:
+    outcome, recorder = go(places, tmp_path, cell())
+    assert (outcome.outcome, outcome.step) == ("done", STEPS)
+    steps = recorder.of("step")
+    assert [event["step"] for event in steps] == [1, 5, 10, 15, 20, 24]
+    assert steps[0]["lr"] == 0
+    assert steps[0]["loss"] == pytest.approx(math.log(280), rel=0.1)
+    assert steps[-1]["loss"] < steps[0]["loss"] - 1
+    layers = recorder.of("layers")[-1]["values"]
+    assert {name: len(series) for name, series in layers.items()} == {
+        "activation_variance": 4,
+        "grad_norm": 3,
+        "gate": 3,
+    }
+    assert [event["step"] for event in recorder.of("evaluation")] == [10, 20, 24]
+    assert outcome.metrics["perplexity"] == pytest.approx(math.exp(outcome.metrics["loss"]))
+    assert outcome.metrics["loss_reference"] < outcome.metrics["loss_batch_mean"]
+    assert outcome.metrics["train_tokens"] == STEPS * 4 * 16
+    (data,) = recorder.of("data")
+    assert data["source"] == "files"
+    assert len(data["first_batch"]) == 64
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
+def test_a_resumed_run_ends_in_the_same_bits(places: Places, tmp_path: Path, precision: str) -> None:
+    what = cell(precision=precision)
+    straight, _ = go(places, tmp_path / "straight", what)
+    chooser = random.Random(7)
+    for trial in range(3):
+        stop_at, lost = chooser.randrange(1, STEPS), chooser.random() < 0.5
+        first, second = tmp_path / f"{trial}-1", tmp_path / f"{trial}-2"
+        left, _ = go(places, first, what, stop_at)
+        assert (left.outcome, left.step) == ("interrupted", stop_at)
+        if lost:  # a SIGKILL leaves only the periodic checkpoints
+            checkpoint.path_of(first, stop_at).unlink()
+        resumed, recorder = go(places, second, what, earlier=[first])
+        assert recorder.of("phase")[-2]["resumed_from"] <= stop_at
+        assert resumed.metrics["loss"] == straight.metrics["loss"]
+        ours, theirs = final_tensors(second), final_tensors(tmp_path / "straight")
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_split_into_micro_batches_changes_rounding_only(places: Places, tmp_path: Path) -> None:
+    whole, _ = go(places, tmp_path / "a", cell())
+    split, _ = go(places, tmp_path / "b", cell(), micro_batch=1)
+    assert split.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-4)
+
+
+def test_base_and_gpas_see_the_same_batches(places: Places, tmp_path: Path) -> None:
+    runs = [go(places, tmp_path / str(i), cell(gate=gate), stop_at=0)[1] for i, gate in enumerate([None, "gpas"])]
+    assert runs[0].of("data") == runs[1].of("data")
+    other = go(places, tmp_path / "other", cell(seed=1), stop_at=0)[1]
+    assert other.of("data")[0]["first_batch"] != runs[0].of("data")[0]["first_batch"]
+
+
+def test_a_loss_that_is_not_a_number_is_a_result(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy, calls = loop.summed_loss, iter(range(10**6))
+    monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 8 else 1))
+    outcome, recorder = go(places, tmp_path, cell())
+    assert (outcome.outcome, outcome.step) == ("diverged", 9)
+    assert outcome.cause == "the training loss of update 9 is nan"
+    assert recorder.of("step")[-1]["step"] == 10
+
+
+def test_a_full_disk_costs_a_checkpoint_not_the_run(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    outcome, recorder = go(places, tmp_path, cell())
+    assert outcome.outcome == "done"
+    assert "No space left" in recorder.of("warning")[0]["message"]
+    assert recorder.of("checkpoint") == []
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(places: Places, tmp_path: Path) -> None:
+    go(places, tmp_path / "1", cell(), stop_at=15)
+    newest = checkpoint.path_of(tmp_path / "1", 15)
+    newest.write_bytes(newest.read_bytes()[:-9])
+    outcome, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    assert outcome.outcome == "done"
+    assert "an older one is used" in recorder.of("warning")[0]["message"]
+    assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 14
+
+
+def test_predefined_gates_start_from_the_teacher_and_stay(places: Places, tmp_path: Path) -> None:
+    go(places, tmp_path / "teacher", cell())
+    trained = final_tensors(tmp_path / "teacher")
+    pupil = cell(gate={"learnable": False, "from_trained": True})
+    go(places, tmp_path / "pupil", pupil, teacher=checkpoint.path_of(tmp_path / "teacher", STEPS))
+    kept = final_tensors(tmp_path / "pupil")
+    gates = [name for name in trained if name.startswith("network/") and name.endswith("alpha")]
+    assert len(gates) == 3
+    assert all(torch.equal(kept[name], trained[name]) and trained[name] != 0 for name in gates)
+
+
+def test_clipping_bounds_all_gradients_then_the_gates(places: Places) -> None:
+    from gpas_cli.model.llama import build
+    from gpas_cli.train.optim import clip, gradient_norm
+
+    network, spec = build(cell().model), cell().optim
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = clip(network, spec)
+    assert before.item() == pytest.approx(math.sqrt(sum(p.numel() for p in network.parameters())))
+    gates = gradient_norm(gate.alpha for gate in network.gates()).item()
+    scale = 1.0 / (before.item() + 1e-6)
+    assert gates == pytest.approx(min(math.sqrt(3) * scale, 0.01), rel=1e-3)
+
+
+def test_the_reference_formula_is_lower_by_one_batch(places: Places, tmp_path: Path) -> None:
+    outcome, _ = go(places, tmp_path, cell())
+    batches = math.ceil(500 / (4 * 16))
+    expected = outcome.metrics["loss_batch_mean"] * batches / (batches + 1)
+    assert outcome.metrics["loss_reference"] == pytest.approx(expected, rel=0.02)
