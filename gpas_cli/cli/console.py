@@ -17,8 +17,8 @@ from gpas_cli.project import Project
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpas_cli.grid.entry import Entry
     from gpas_cli.grid.declared import Experiments
+    from gpas_cli.grid.entry import Entry
 
 SCHEMA = 1
 

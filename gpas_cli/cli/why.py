@@ -1,1 +1,90 @@
-placeholder
+"""`gpas why`: from a number back to what made it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json, project
+
+if TYPE_CHECKING:
+    from gpas_cli.report.why import Provenance, Try
+
+
+def why(cells: Cells, as_json: AsJson = False) -> None:
+    """Trace a cell's number to its runs: every attempt, host, code, text, seed, log and checkpoint.
+
+    Example: [bold]gpas why pre-gpas-s1[/bold]
+    """
+    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.report.why import explain_number
+    from gpas_cli.store.session import connect
+
+    here = project()
+    found = find_cells(cells)
+    problem = ingest(here)
+    engine = connect(here.database, create=False)
+    keys = dict.fromkeys(stage.key for entry in found for stage in entry.cell.stages)
+    stages = [explain_number(engine, here.runs, key) for key in keys]
+    if as_json:
+        print_json(stages=[_as_mapping(stage) for stage in stages], problem=problem or None)
+        return
+    if problem:
+        console().print(problem, style="yellow", markup=False)
+    for stage in stages:
+        _print(stage)
+
+
+def _print(stage: Provenance) -> None:
+    say = console().print
+    say(f"[bold]{stage.name}[/bold]  {stage.stage} {stage.key}")
+    if stage.parents:
+        say(f"  builds on {', '.join(stage.parents)}")
+    if stage.base_key:
+        say(f"  base {stage.base_key}, from which it differs in")
+        for difference in stage.differences:
+            say(f"    {difference.setting}: {difference.base} -> {difference.own}", markup=False)
+    for attempt in stage.tries:
+        _print_try(attempt, decisive=attempt.number == stage.decisive)
+
+
+def _print_try(attempt: Try, *, decisive: bool) -> None:
+    facts, say = attempt.facts, console().print
+    mark = "  <- the number in tables" if decisive else ""
+    cause = f": {attempt.cause}" if attempt.cause else ""
+    say(f"  attempt {attempt.number}: {attempt.outcome or 'no outcome'}{cause}{mark}", markup=False)
+    commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
+    where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {facts['threads']} threads, {facts['precision']}"
+    lines = {
+        "when": f"{_clock(facts['started'])} to {_clock(facts['ended'])}",
+        "where": where,
+        "code": f"{facts['code']}, commit {commit}",
+        "text": f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}",
+        "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
+        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in sorted(attempt.metrics.items())),
+        "log": str(attempt.log),
+        "checkpoint": str(attempt.checkpoint or ""),
+    }
+    for name, text in lines.items():
+        if text:
+            say(f"    {name:<12} {text}", markup=False)
+
+
+def _clock(moment: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "?"
+
+
+def _as_mapping(stage: Provenance) -> dict[str, Any]:
+    tries = [
+        {"number": t.number, "outcome": t.outcome, "cause": t.cause, "facts": dict(t.facts), "log": str(t.log),
+         "metrics": {name: _number(value) for name, value in t.metrics.items()},
+         "directory": str(t.directory), "checkpoint": str(t.checkpoint) if t.checkpoint else None}
+        for t in stage.tries
+    ]  # fmt: skip
+    return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
+            "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
+            "differences": [vars(difference) for difference in stage.differences], "attempts": tries}  # fmt: skip
+
+
+def _number(value: float) -> Any:
+    return value if abs(value) < float("inf") else str(value)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from gpas_cli.data.loader import validation_batches
-from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.data.prepare import Corpus
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
@@ -18,6 +18,7 @@ from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop
 from gpas_cli.train.loop import micro_batch_rows
 from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.run import prepare_text
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def measure(cell: Cell, trained: Path, cache: Path, root: Path, emit: Emit, stop
     `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint when it is not sound.
     """
     assert cell.importance is not None
-    corpus = prepare(cell.data, cell.model.size.vocab, cache, root=root, notify=lambda _: None)
+    corpus = prepare_text(cell, cache, root, notify=lambda _: None)
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
     checkpoint.load(trained, cell.trained.key, network, None)

@@ -42,13 +42,19 @@ def train(cell: Cell, places: Places, emit: Emit, *, cadence: Cadence, stop: Sto
     Raises DataError when the text cannot be had, DamagedCheckpoint when the teacher's gates cannot.
     """
     emit("phase", name="tokenising")
-    corpus = prepare(cell.data, cell.model.size.vocab, places.cache, root=places.root, notify=_notify(emit))
+    corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
     loop = _assemble(cell, places, batches, micro_batch)
     loop.position = _resume(cell, places, loop, emit)
     emit("phase", name="training", resumed_from=loop.position.step)
     return _Training(cell, places, emit, cadence, stop, loop, corpus).run()
+
+
+def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
+    """The cell's tokenised text, as many rows of it as the recipe reads. Raises DataError."""
+    rows = cell.optim.steps * cell.optim.batch
+    return prepare(cell.data, cell.model.size.vocab, cache, root=root, notify=notify, rows=rows)
 
 
 def _notify(emit: Emit) -> Callable[[str], None]:

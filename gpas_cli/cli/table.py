@@ -1,0 +1,83 @@
+"""`gpas table`: results as the paper lays them out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, project
+from gpas_cli.errors import GpasError, nearest
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.declared import TableSpec
+    from gpas_cli.project import Project
+    from gpas_cli.report.result import Result
+    from gpas_cli.report.table import Table
+
+FORMATS = ("rich", "markdown", "latex", "csv", "json")
+
+
+def table(
+    names: Names = None,
+    where: Where = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Put the published numbers beside ours.")] = False,
+    form: Annotated[str, typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.")] = "rich",
+    as_json: AsJson = False,
+) -> None:
+    """Print a grid's table: mean and spread over seeds, difference from the base in parentheses, best and second best.
+
+    Cells without a result show how far they are. Differences are means over seeds of paired differences.
+
+    Example: [bold]gpas table quickstart --paper --format markdown[/bold]
+    """
+    form = "json" if as_json else form
+    if form not in FORMATS:
+        raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
+    for name in names or [experiments().default]:
+        _print(_make(name, where, paper), form)
+
+
+def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
+    from gpas_cli.launch.watch import sightings
+    from gpas_cli.report.table import build, stage_keys
+
+    here, chosen = project(), entries([name], where)
+    spec = _spec(name) if paper else replace(_spec(name), published={})
+    seen = sightings(here.runs, chosen)
+    states = {key: (sighting.state, sighting.fraction) for key, sighting in seen.items()}
+    return build(chosen, states, _results(here, stage_keys(chosen)), spec)
+
+
+def _spec(name: str) -> TableSpec:
+    from gpas_cli.grid.declared import TableSpec
+
+    grid = experiments().grids[name]
+    return grid.table or TableSpec(title=grid.title or name)
+
+
+def _results(here: Project, keys: Sequence[str]) -> dict[str, Result]:
+    """Results by stage key, the newest read in first; a database that cannot be written is read as it is."""
+    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.report.query import results
+    from gpas_cli.store.session import connect
+
+    if not here.runs.is_dir():
+        return {}
+    if problem := ingest(here):
+        print(f"gpas: {problem}", file=sys.stderr)
+    return results(connect(here.database, create=False), keys)
+
+
+def _print(made: Table, form: str) -> None:
+    if form == "rich":
+        from gpas_cli.report.terminal import to_rich
+
+        console().print(to_rich(made))
+    else:
+        from gpas_cli.report.render import render
+
+        print(render(made, form).rstrip("\n"))

@@ -1,0 +1,183 @@
+"""Corpora from the Hugging Face hub: any `datasets` data set, and C4 file by file. Both are imported when first used.
+
+`datasets` streaming is not used to train from: what a seed shuffles to has changed between its releases, and a shuffled
+stream cannot be resumed exactly. Documents are read in stored order, once, into the token cache.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.data import disk
+from gpas_cli.data.corpora import SPLITS, Document, Source, Survey, file_stamp, side, survey_of
+from gpas_cli.data.files import field_of, read_lines
+from gpas_cli.errors import DataError, nearest
+
+_KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+
+
+class HfDataset(Source):
+    """`name`, `name:configuration`, a local folder, or a glob of local .json, .jsonl, .parquet or .csv files.
+
+    Its own `validation` split is the validation text; where it has none, documents of `train` are split by their id
+    (`train/17`: the seventeenth row, counted from 0).
+    """
+
+    name = "hf"
+
+    def __init__(self, path: str, text_field: str, root: Path):
+        self.path = path
+        self.text_field = text_field
+        self.root = root
+
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        if "validation" in self._splits:
+            return self._rows(split, after)
+        return (d for d in self._rows("train", after) if side(d.id) == split)
+
+    def survey(self) -> Survey:
+        return survey_of(chain.from_iterable(((s, d) for d in self.documents(s)) for s in SPLITS))
+
+    def stamp(self) -> Any:
+        """The Arrow files `datasets` keeps, which it makes anew when what they came from has changed."""
+        files = [Path(f["filename"]) for split in self._splits.values() for f in split.cache_files]
+        if not files or any(not split.cache_files for split in self._splits.values()):
+            return None
+        stamp = file_stamp(iter(files))
+        return {"field": self.text_field, "splits": sorted(self._splits), "files": stamp} if stamp else None
+
+    def _rows(self, split: str, after: str) -> Iterator[Document]:
+        start = int(after.rpartition("/")[2]) + 1 if after else 0
+        rows = self._splits[split].select_columns([self.text_field]).skip(start)
+        for batch in rows.iter(batch_size=1000):
+            for text in batch[self.text_field]:
+                identity, start = f"{split}/{start}", start + 1
+                if text and text.strip():
+                    yield Document(identity, text)
+
+    @cached_property
+    def _splits(self) -> dict[str, Any]:
+        """The splits used: `train`, and `validation` where the data set has one. Raises DataError."""
+        try:
+            loaded = self._load()
+        except DataError:
+            raise
+        except Exception as error:
+            # A data set may run any builder: whatever it raises, the user needs its words and the ways around it.
+            raise DataError(
+                f"data.source: hf: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
+                f"check data.path (name, name:configuration, a folder or a glob of files below {self.root}), "
+                "or use data.source: files"
+            ) from error
+        if "train" not in loaded:
+            raise DataError(
+                f"data.source: hf: '{self.path}' has no split 'train'; it has {', '.join(map(str, loaded))}"
+            )
+        splits = {name: loaded[name] for name in SPLITS if name in loaded}
+        for rows in splits.values():
+            self._check_field(rows)
+        return splits
+
+    def _load(self) -> Any:
+        import datasets
+
+        here = self.root / Path(self.path).expanduser()
+        if here.is_dir():
+            return datasets.load_dataset(str(here))
+        if kind := _KINDS.get(Path(self.path.removesuffix(".gz")).suffix):
+            files = sorted(glob.glob(str(here), recursive=True))  # noqa: PTH207
+            if not files:
+                raise DataError(f"data.path: no file matches '{self.path}' in {self.root}")
+            return datasets.load_dataset(kind, data_files=files)
+        name, _, configuration = self.path.partition(":")
+        return datasets.load_dataset(name, configuration or None)
+
+    def _check_field(self, rows: Any) -> None:
+        if self.text_field not in rows.column_names:
+            hint = nearest(self.text_field, rows.column_names)
+            raise DataError(f"data.text_field: '{self.path}' has no column '{self.text_field}'; {hint}")
+        kind = getattr(rows.features[self.text_field], "dtype", "")
+        if kind not in ("string", "large_string"):
+            raise DataError(f"data.text_field: column '{self.text_field}' of '{self.path}' is not text but {kind}")
+
+
+class C4(Source):
+    """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents.
+
+    One file at a time is downloaded into the hub's own cache (HF_HOME). The revision is pinned in the token cache at
+    first use, so that all jobs of a project read the same text, later ones also without a network.
+    """
+
+    name = "c4"
+    endless = True
+    repo = "allenai/c4"
+
+    def __init__(self, cache: Path, files: dict[str, int] | None = None):
+        """`files`: how many files each split has, where it is not allenai/c4's number."""
+        self.pin = cache / "sources" / "c4.json"
+        self.files = files or {"train": 1024, "validation": 8}
+
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        """Ids are `en/c4-train.00000-of-01024.json.gz:17`: file and line."""
+        last_file, _, last_line = after.rpartition(":")
+        for name in self._names(split):
+            if name < last_file:
+                continue
+            path = download(self.repo, name, self.revision)
+            skipped = int(last_line) if name == last_file else 0
+            for number, line in enumerate(read_lines(path), start=1):
+                if number > skipped:
+                    yield Document(f"{name}:{number}", field_of(line, "text", f"{path}:{number}"))
+
+    def survey(self) -> Survey:
+        """The revision stands for the text: it names the bytes of every file of the repository."""
+        fingerprints = (disk.digest([self.repo, self.revision, self.files, split]) for split in SPLITS)
+        return Survey(*fingerprints)
+
+    @cached_property
+    def revision(self) -> str:
+        """The commit the corpus is read at."""
+        known = disk.read_json(self.pin)
+        if known is None:
+            with disk.locked(self.pin.parent):
+                known = disk.read_json(self.pin)
+                if known is None:
+                    known = {"repository": self.repo, "revision": resolve(self.repo, self._names("validation")[0])}
+                    disk.write_json(self.pin, known)
+        return str(known["revision"])
+
+    def _names(self, split: str) -> list[str]:
+        count = self.files[split]
+        return [f"en/c4-{split}.{number:05d}-of-{count:05d}.json.gz" for number in range(count)]
+
+
+def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> Path:
+    """The local copy of one file of a hub repository, fetched unless it is there. Raises DataError."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision, repo_type=kind))
+    except Exception as error:
+        # Network, hub and disk each raise classes of their own here; every one of them means "no file".
+        raise DataError(
+            f"cannot get {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub: "
+            f"{type(error).__name__}: {first_line(error)}; "
+            "nothing was found in the local hub cache either. Connect this machine, copy a hub cache here and point "
+            "HF_HOME at it, or use text of your own: data.source: files or hf with data.tokenizer: bpe"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the pages that some libraries add."""
+    return next(iter(str(error).strip().splitlines()), "no reason given")
+
+
+def resolve(repo: str, name: str) -> str:
+    """The commit `main` stands for now, or when the local copy was made: the hub cache keeps files below it."""
+    path = download(repo, name, "main")
+    return path.parts[path.parts.index("snapshots") + 1]

@@ -1,0 +1,246 @@
+"""The token cache: every document's ids, written once, named by what they were made from.
+
+    <cache>/tokens/<source>-<key16>/spec.json      what the key is the digest of
+                                   /made_by.json   versions and time: of interest, never of consequence
+                                   /train/00000.bin    little-endian uint16 ids of the shard's documents, end to end
+                                         /00000.len    little-endian uint32 length of each document
+                                         /00000.json   {documents, tokens, bytes, sha256, last, final}, written last
+                                   /validation/...
+
+A shard exists if and only if its .json does and the sizes agree. Shards are written in order, one writer at a time
+(a lock the kernel releases); as their bytes follow from the spec alone, a writer that is killed costs nothing but the
+shard it was at, and the next one continues behind the last whole shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpas_cli.data import disk
+from gpas_cli.data.corpora import SPLITS, Document, Notify, Source, Survey
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError
+
+FORMAT = 1
+TOKEN, LENGTH = np.dtype("<u2"), np.dtype("<u4")
+# A shard ends with the document that reaches either bound: about 32 MB.
+SHARD_DOCUMENTS, SHARD_TOKENS = 65_536, 16_777_216
+# Documents go to the encoder in groups of about so many characters, which it spreads over its threads.
+_GROUP = 1_000_000
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a number of shards hold. `final`: no document follows them."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    final: bool = False
+
+    def __add__(self, other: Totals) -> Totals:
+        documents, tokens = self.documents + other.documents, self.tokens + other.tokens
+        return Totals(documents, tokens, self.bytes + other.bytes, other.final)
+
+
+Enough = Callable[[Totals], bool]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One finished shard. `last` is the id of its last document: where the next one begins."""
+
+    stem: Path
+    totals: Totals
+    last: str
+
+    @property
+    def tokens(self) -> NDArray[np.uint16]:
+        """All ids, mapped from disk."""
+        return np.memmap(self.stem.with_suffix(".bin"), TOKEN, "r")
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """Tokens per document, mapped from disk."""
+        return np.memmap(self.stem.with_suffix(".len"), LENGTH, "r")
+
+
+@dataclass
+class _Draft:
+    """A shard in the making, in memory."""
+
+    ids: array[int] = field(default_factory=lambda: array("H"))
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    bytes: int = 0
+    last: str = ""
+
+    def full(self, documents: int, tokens: int) -> bool:
+        return len(self.lengths) >= documents or len(self.ids) >= tokens
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """The shards of one source under one tokenizer. `limit`: ids kept per document, end token included."""
+
+    source: Source
+    survey: Survey
+    tokenizer: Tokenizer
+    limit: int | None
+    cache: Path
+    shard_documents: int = SHARD_DOCUMENTS
+    shard_tokens: int = SHARD_TOKENS
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """Everything the bytes follow from. No paths, times, hosts or versions."""
+        return {
+            "format": FORMAT,
+            "source": self.source.name,
+            "fingerprint": self.survey.fingerprint,
+            "text": self.source.normalisation,
+            "tokenizer": self.tokenizer.identity,
+            "specials_in_text": "pieces",
+            "eos": self.tokenizer.eos_id,
+            "unk": self.tokenizer.unk_id,
+            "vocab": self.tokenizer.vocab,
+            "max_doc_tokens": self.limit,
+            "shard": [self.shard_documents, self.shard_tokens],
+        }
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.cache / "tokens" / f"{self.source.name}-{disk.digest(self.spec)}"
+
+    def ensure(self, split: str, enough: Enough, notify: Notify) -> list[Shard]:
+        """The first shards of `split` that are `enough` together, or all there can be; built where missing.
+
+        Safe to call from many processes at once. Raises DataError when the text cannot be had.
+        """
+        assert split in SPLITS
+        shards, complete = self._present(split, enough)
+        if complete:
+            return shards
+        with disk.locked(self.folder / split):
+            shards, complete = self._present(split, enough)
+            if not complete:
+                self._describe()
+                notify(f"tokenising {self.source.name} {split}")
+            while not complete:
+                self._build(split, enough, shards, notify)
+                before = len(shards)
+                shards, complete = self._present(split, enough)
+                if len(shards) <= before:
+                    raise DataError(
+                        f"{self.folder}: a shard vanished as soon as it was written; is the folder cleaned?"
+                    )
+        return shards
+
+    def _present(self, split: str, enough: Enough) -> tuple[list[Shard], bool]:
+        """The sound shards from the first on, no more than needed, and whether they suffice."""
+        shards: list[Shard] = []
+        totals = Totals()
+        while not (totals.final or (shards and enough(totals))):
+            shard = read_shard(self._stem(split, len(shards)))
+            if shard is None:
+                return shards, False
+            shards.append(shard)
+            totals += shard.totals
+        return shards, True
+
+    def _stem(self, split: str, number: int) -> Path:
+        return self.folder / split / f"{number:05d}"
+
+    def _describe(self) -> None:
+        if disk.read_json(self.folder / "spec.json") != self.spec:
+            disk.write_json(self.folder / "spec.json", self.spec)
+        if not (self.folder / "made_by.json").exists():
+            names = ("gpas-cli", "tokenizers", "numpy")
+            made_by = {name: _version(name) for name in names} | {"python": platform.python_version()}
+            disk.write_json(self.folder / "made_by.json", made_by | {"time": time.time()})
+
+    def _build(self, split: str, enough: Enough, shards: list[Shard], notify: Notify) -> None:
+        """Write the shards behind `shards` until they are enough, or meet a sound one written before."""
+        totals = sum((shard.totals for shard in shards), Totals())
+        number = len(shards)
+        for draft, final in self._drafts(split, shards[-1].last if shards else ""):
+            shard = write_shard(self._stem(split, number), draft, final=final)
+            totals += shard.totals
+            number += 1
+            notify(f"tokenising {self.source.name} {split}: {totals.documents} documents, {totals.tokens} tokens")
+            if enough(totals) or read_shard(self._stem(split, number)):
+                return
+
+    def _drafts(self, split: str, after: str) -> Iterator[tuple[_Draft, bool]]:
+        """Full drafts, then the final one, which may be empty: an empty split must be seen to be one."""
+        draft = _Draft()
+        for group in _groups(self.source.documents(split, after)):
+            encoded = self.tokenizer.encode_documents([document.text for document in group], self.limit)
+            for document, (ids, size) in zip(group, encoded, strict=True):
+                if draft.full(self.shard_documents, self.shard_tokens):
+                    yield draft, False
+                    draft = _Draft()
+                if len(ids) > 1:  # more than the end token: there is something to predict
+                    draft.ids.extend(ids)
+                    draft.lengths.append(len(ids))
+                    draft.bytes += size
+                draft.last = document.id
+        yield draft, True
+
+
+def read_shard(stem: Path) -> Shard | None:
+    """The shard at `stem`, or None where it is missing, unfinished or damaged."""
+    marker = disk.read_json(stem.with_suffix(".json"))
+    try:
+        if marker is None:
+            return None
+        totals = Totals(marker["documents"], marker["tokens"], marker["bytes"], marker["final"])
+        sizes = (stem.with_suffix(".bin").stat().st_size, stem.with_suffix(".len").stat().st_size)
+        expected = (totals.tokens * TOKEN.itemsize, totals.documents * LENGTH.itemsize)
+        return Shard(stem, totals, marker["last"]) if sizes == expected else None
+    except (KeyError, TypeError, FileNotFoundError):
+        return None
+
+
+def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
+    """Write ids, lengths and, last, the marker that makes them a shard."""
+    ids, lengths = np.array(draft.ids, TOKEN).tobytes(), np.array(draft.lengths, LENGTH).tobytes()
+    totals = Totals(len(draft.lengths), len(draft.ids), draft.bytes, final)
+    # A marker left by a damaged shard must not vouch for half of its successor.
+    stem.with_suffix(".json").unlink(missing_ok=True)
+    disk.write(stem.with_suffix(".bin"), ids)
+    disk.write(stem.with_suffix(".len"), lengths)
+    marker = {**vars(totals), "sha256": hashlib.sha256(ids + lengths).hexdigest(), "last": draft.last}
+    disk.write_json(stem.with_suffix(".json"), marker)
+    return Shard(stem, totals, draft.last)
+
+
+def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= _GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ModuleNotFoundError:
+        return "not installed"

@@ -1,0 +1,118 @@
+"""The corpus that is always there: the standard library's source files and the texts behind `help()`.
+
+The same recipe everywhere, not the same bytes: every Python version has its own text, told apart by the fingerprint.
+What distributions leave out or add, what a build generates, and plain tables are skipped, so that one version has
+(nearly) one corpus whoever packaged it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.data.corpora import Document, Source, Survey, file_stamp, side, skip_to, survey_of
+from gpas_cli.errors import DataError
+
+MIN_DOCUMENTS, MIN_BYTES = 200, 4_000_000
+SHORTEST, LONGEST = 400, 400_000  # bytes of one document
+
+_SKIPPED_FOLDERS = frozenset(
+    # not in every distribution
+    "test tests idlelib idle_test tkinter turtledemo lib2to3 distutils ensurepip venv curses dbm sqlite3 _pyrepl "
+    "macholib site-packages dist-packages lib-dynload "
+    # tables; and the topics, which are taken one by one instead
+    "encodings pydoc_data __pycache__".split()
+)
+_SKIPPED_FILES = re.compile(
+    r"(.*/)?(turtle\w*|_sysconfigdata.*|_distutils_system_mod|sitecustomize|usercustomize)\.py"
+    r"|html/entities\.py|(token|keyword|opcode)\.py"
+)
+
+
+class Stdlib(Source):
+    """Every kept .py file (`lib/json/decoder.py`) and long help topic (`topic/for`), by ascending id."""
+
+    name = "stdlib"
+    normalisation = "newlines-blanks-1"
+
+    def __init__(self, folder: Path | None = None, topics: dict[str, str] | None = None):
+        """`folder` and `topics` replace the running Python's, for tests."""
+        self.folder = folder or Path(sysconfig.get_path("stdlib"))
+        self._topics = topics
+        self._documents: list[Document] | None = None
+
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        return skip_to((d for d in self._all() if side(d.id) == split), after)
+
+    def survey(self) -> Survey:
+        return survey_of((side(d.id), d) for d in self._all())
+
+    def stamp(self) -> Any:
+        """The files, and the Python that brings the topics along when it brings no file of them."""
+        topics = self.folder / "pydoc_data" / "topics.py"
+        if self._topics is not None or not topics.is_file():
+            return None
+        return file_stamp(iter([*self._paths(), topics]))
+
+    def _all(self) -> list[Document]:
+        if self._documents is None:
+            self._documents = self._read()
+        return self._documents
+
+    def _read(self) -> list[Document]:
+        raw = [(f"lib/{p.relative_to(self.folder).as_posix()}", _text(p)) for p in self._paths()]
+        raw += [(f"topic/{name}", text) for name, text in self._topic_texts().items()]
+        documents = list(_distinct(Document(identity, _normalise(text)) for identity, text in sorted(raw)))
+        size = sum(len(d.text.encode()) for d in documents)
+        if len(documents) < MIN_DOCUMENTS or size < MIN_BYTES:
+            raise DataError(
+                f"data.source: stdlib needs the source files of Python's standard library, and {self.folder} has only "
+                f"{len(documents)} documents with {size / 1e6:.1f} MB (at least {MIN_DOCUMENTS} and "
+                f"{MIN_BYTES / 1e6:.0f} MB are needed); "
+                "use data.source: files with data.path: a glob of your own .txt or .jsonl files"
+            )
+        return documents
+
+    def _paths(self) -> list[Path]:
+        found = []
+        for folder, subfolders, names in os.walk(self.folder):
+            subfolders[:] = [s for s in subfolders if s not in _SKIPPED_FOLDERS and not s.startswith("config-")]
+            found += [Path(folder, name) for name in names if name.endswith(".py")]
+        kept = [p for p in found if not _SKIPPED_FILES.fullmatch(p.relative_to(self.folder).as_posix())]
+        return sorted(kept)
+
+    def _topic_texts(self) -> dict[str, str]:
+        if self._topics is not None:
+            return self._topics
+        try:
+            from pydoc_data.topics import topics
+        except ImportError:
+            return {}
+        return dict(topics)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise DataError(f"data.source: stdlib: cannot read {path}: {error.strerror}") from error
+
+
+def _normalise(text: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\t", "    ")
+    return text.strip("\n") + "\n"
+
+
+def _distinct(documents: Iterator[Document]) -> Iterator[Document]:
+    """Those of a useful size, without the ones that differ from an earlier one in white space only."""
+    seen = set()
+    for document in documents:
+        bare = hashlib.sha256("".join(document.text.split()).encode()).digest()
+        if SHORTEST <= len(document.text.encode()) <= LONGEST and bare not in seen:
+            seen.add(bare)
+            yield document

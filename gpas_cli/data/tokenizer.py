@@ -1,0 +1,216 @@
+"""Text to ids: a byte-level BPE trained on the corpus, T5's, or a tokenizer.json of the user's.
+
+Ids are always below the model's vocabulary, special tokens never come from the text itself (a document that says
+`</s>` is made of the pieces `<`, `/`, `s`, `>`), and no start token is added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpas_cli.data import disk
+from gpas_cli.data.corpora import Document, Notify, Source, Survey
+from gpas_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from tokenizers import Tokenizer as Backend
+
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+_OTHER_EOS = ("<|endoftext|>", "<eos>", "<|end_of_text|>")
+SMALLEST_BPE = 259  # 256 bytes and three special tokens
+# Merges are learnt from at most so much of the training split; more text changes them little and costs time.
+TRAINING_BYTES = 64_000_000
+T5_REPO, T5_FILE = "google-t5/t5-base", "tokenizer.json"
+_RECIPE = "byte-bpe-1"
+
+
+class Encoded(NamedTuple):
+    """The ids of one document, end token included, and the UTF-8 bytes of the text they stand for."""
+
+    ids: list[int]
+    size: int
+
+
+class Tokenizer:
+    """A `tokenizers` tokenizer bound to a model's vocabulary.
+
+    `identity` is the sha256 of its full definition; `eos_id` ends every document; `pad_id` fills short rows and is
+    masked by length, so that any id may serve. Ids of the vocabulary's size or more become `unk_id`.
+    """
+
+    def __init__(self, backend: Backend, vocab: int, *, origin: str, local: bool = False):
+        """`local`: cutting the text behind a word leaves the tokens of what remains as they were.
+
+        Raises DataError when the tokenizer has no end token, or ids that neither fit `vocab` nor can be replaced.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.vocab = vocab
+        self.origin = origin
+        self.local = local
+        self.identity = hashlib.sha256(backend.to_str().encode()).hexdigest()
+        # Not part of the definition: how this program reads text.
+        backend.encode_special_tokens = True
+        self.eos_id = self._eos(origin)
+        self.pad_id = self._fitting(PAD) or 0
+        self.unk_id = self._fitting(UNK)
+        size = backend.get_vocab_size(with_added_tokens=True)
+        if size > vocab and self.unk_id is None:
+            raise DataError(
+                f"{origin} has {size} ids, the model's vocabulary only {vocab}, and there is no {UNK} below {vocab} "
+                f"to stand for the others; set size.vocab to {size}"
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without an end token."""
+        return self._below(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+        return str(self.backend.decode(list(ids)))
+
+    def encode_documents(self, texts: Sequence[str], limit: int | None = None) -> list[Encoded]:
+        """Ids with the end token. With `limit`, the first `limit - 1` ids and the end token; the rest is dropped."""
+        if limit is None:
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [self._whole(e, t) for e, t in zip(encodings, texts, strict=True)]
+        heads = [_head(text, limit) if self.local else text for text in texts]
+        # The fast variant knows no offsets, and they tell how much of the text the kept ids stand for.
+        encodings = self.backend.encode_batch(heads, add_special_tokens=False)
+        for i, encoding in enumerate(encodings):
+            if len(encoding.ids) < limit - 1 and len(heads[i]) < len(texts[i]):
+                # Words that the tokenizer drops, such as control characters, made the head too short.
+                heads[i], encodings[i] = texts[i], self.backend.encode(texts[i], add_special_tokens=False)
+        return [self._cut(e, head, limit) for e, head in zip(encodings, heads, strict=True)]
+
+    def _whole(self, encoding: Encoding, text: str) -> Encoded:
+        return Encoded([*self._below(encoding.ids), self.eos_id], _size(text))
+
+    def _cut(self, encoding: Encoding, text: str, limit: int) -> Encoded:
+        ids = encoding.ids[: limit - 1]
+        kept = text if len(ids) == len(encoding.ids) else text[: encoding.offsets[len(ids) - 1][1]]
+        return Encoded([*self._below(ids), self.eos_id], _size(kept))
+
+    def _below(self, ids: list[int]) -> list[int]:
+        if self._all_fit:
+            return ids
+        assert self.unk_id is not None
+        return [i if i < self.vocab else self.unk_id for i in ids]
+
+    @cached_property
+    def _all_fit(self) -> bool:
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) < self.vocab
+
+    def _fitting(self, token: str) -> int | None:
+        identity = self.backend.token_to_id(token)
+        return identity if identity is not None and identity < self.vocab else None
+
+    def _eos(self, origin: str) -> int:
+        for token in (EOS, *_OTHER_EOS):
+            if (identity := self._fitting(token)) is not None:
+                return identity
+        wanted = ", ".join((EOS, *_OTHER_EOS))
+        raise DataError(f"{origin} has no end-of-text token below {self.vocab}; one of {wanted} is needed")
+
+
+def make_tokenizer(
+    word: str, vocab: int, source: Source, survey: Survey, cache: Path, *, root: Path, notify: Notify
+) -> Tokenizer:
+    """The tokenizer `data.tokenizer` names: `bpe`, `t5`, or the path of a tokenizer.json (relative to `root`).
+
+    Raises DataError when it cannot be had.
+    """
+    folder = cache / "tokenizers"
+    if word == "bpe":
+        backend = _trained(vocab, source, survey, folder, notify)
+        return Tokenizer(backend, vocab, origin="data.tokenizer: bpe", local=True)
+    if word == "t5":
+        return Tokenizer(_t5(folder, notify), vocab, origin="data.tokenizer: t5", local=True)
+    path = root / Path(word).expanduser()
+    if not path.is_file():
+        raise DataError(f"data.tokenizer: '{word}' is neither bpe nor t5, and there is no file {path}")
+    return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
+
+
+def train_bpe(texts: Iterable[str], vocab: int) -> Backend:
+    """A byte-level BPE of `vocab` ids: <pad>, </s>, <unk>, the 256 bytes, merges. The same text gives the same one.
+
+    Raises DataError for a vocabulary that does not hold the bytes.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab < SMALLEST_BPE:
+        raise DataError(f"size.vocab: {vocab} is too small for a byte-level BPE; at least {SMALLEST_BPE}")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[PAD, EOS, UNK],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def _trained(vocab: int, source: Source, survey: Survey, folder: Path, notify: Notify) -> Backend:
+    recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
+    path = folder / f"{disk.digest({**recipe, 'source': source.name, 'fingerprint': survey.fingerprint})}.json"
+    if not path.is_file():
+        with disk.locked(folder):
+            if not path.is_file():
+                notify(f"training a tokenizer of {vocab} ids on {source.name}")
+                backend = train_bpe(_first(source.documents("train"), TRAINING_BYTES), vocab)
+                disk.write(path, backend.to_str(pretty=True).encode())
+    return _parse(path.read_bytes(), str(path))
+
+
+def _t5(folder: Path, notify: Notify) -> Backend:
+    path = folder / f"{disk.digest({'repository': T5_REPO, 'file': T5_FILE})}.json"
+    if not path.is_file():
+        from gpas_cli.data.hub import download
+
+        notify(f"fetching {T5_FILE} of {T5_REPO}")
+        disk.write(path, download(T5_REPO, T5_FILE, "main", kind="model").read_bytes())
+    return _parse(path.read_bytes(), str(path))
+
+
+def _parse(content: bytes, where: str) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_str(content.decode())
+    except Exception as error:
+        # `tokenizers` raises plain Exception for a definition it cannot read.
+        raise DataError(f"{where}: not a tokenizer.json of the `tokenizers` library: {error}") from error
+
+
+def _first(documents: Iterator[Document], budget: int) -> Iterator[str]:
+    """Texts until `budget` bytes are reached; the last one is whole."""
+    for document in documents:
+        if budget <= 0:
+            return
+        budget -= _size(document.text)
+        yield document.text
+
+
+def _head(text: str, words: int) -> str:
+    """`text` up to the end of its `words`-th word, blanks before and between them untouched.
+
+    A word gives at least one token, so that this many suffice, and an encoder is spared the rest of a long document.
+    """
+    # maxsplit leaves the rest as the last item: its length tells where the head ends.
+    pieces = text.split(maxsplit=words)
+    return text[: len(text) - len(pieces[-1])].rstrip() if len(pieces) > words else text
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))

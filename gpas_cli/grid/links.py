@@ -1,0 +1,148 @@
+"""What holds between grids: includes that end, and conditions and tables that name what the grids have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpas_cli.errors import Problem, nearest
+from gpas_cli.grid.declared import Grid, Include
+from gpas_cli.grid.document import Mark
+from gpas_cli.grid.read import Labels, check_choice, known_labels, with_axes
+from gpas_cli.grid.scalar import spelled
+from gpas_cli.grid.schema import fault
+from gpas_cli.grid.settings import children
+
+MAX_CELLS = 100_000
+# What a table may have across the page besides an axis: one column for each task of the downstream stage.
+COLUMNS = ("task",)
+
+
+def sound(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:
+    """The grids whose includes end, whose conditions and tables name what exists, and that are not absurdly large.
+
+    `declared` has None for a grid that could not be read; what is wrong is added to `problems`.
+    """
+    grids = {name: grid for name, grid in declared.items() if grid and _includes_known(grid, declared, problems)}
+    kept: dict[str, Grid] = {}
+    for name, grid in grids.items():
+        cycle = _cycle(grids, name)
+        if cycle:
+            message = f"includes itself: {' -> '.join(cycle)}"
+            fault(problems, ("grids", name, "include"), message, grid.include[0].mark)
+        elif _small_enough(grids, grid, problems) and _names_exist(grids, grid, problems):
+            kept[name] = grid
+    # What includes a grid that was dropped has no cells to show either; the reason is reported above.
+    while missing := [g.name for g in kept.values() if any(i.grid not in kept for i in g.include)]:
+        kept = {name: grid for name, grid in kept.items() if name not in missing}
+    return kept
+
+
+def _includes_known(grid: Grid, declared: Mapping[str, Grid | None], problems: list[Problem]) -> bool:
+    sound = True
+    for include in grid.include:
+        if include.grid not in declared:
+            message = f"no grid '{include.grid}'; {nearest(include.grid, declared)}"
+            fault(problems, ("grids", grid.name, "include"), message, include.mark)
+        sound = sound and declared.get(include.grid) is not None
+    return sound
+
+
+def _cycle(grids: Mapping[str, Grid], start: str) -> list[str]:
+    """A path of includes from `start` back to itself or into another cycle."""
+    trail, pending = [start], [iter(grids[start].include)]
+    finished: set[str] = set()
+    while pending:
+        include = next(pending[-1], None)
+        if include is None:
+            finished.add(trail.pop())
+            pending.pop()
+        elif include.grid in trail:
+            return [*trail, include.grid]
+        elif include.grid in grids and include.grid not in finished:
+            trail.append(include.grid)
+            pending.append(iter(grids[include.grid].include))
+    return []
+
+
+def _reached(grids: Mapping[str, Grid], grid: Grid) -> list[Grid]:
+    """The grid and all it includes, directly or not."""
+    found = {grid.name: grid}
+    pending = [grid]
+    while pending:
+        for include in pending.pop().include:
+            if include.grid in grids and include.grid not in found:
+                found[include.grid] = grids[include.grid]
+                pending.append(grids[include.grid])
+    return list(found.values())
+
+
+def _small_enough(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
+    total = sum(part.bound() for part in _reached(grids, grid))
+    if total > MAX_CELLS:
+        fault(problems, ("grids", grid.name), f"up to {total:,} cells; at most {MAX_CELLS:,}", grid.mark)
+    return total <= MAX_CELLS
+
+
+def _names_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
+    """Conditions of includes, and the axes and labels that the table names."""
+    before = len(problems)
+    for include in grid.include:
+        if include.grid in grids:
+            _check_include(include, _labels(grids, grids[include.grid]), grid, problems)
+    if grid.table is not None:
+        _check_table(grid, _labels(grids, grid), problems)
+    return len(problems) == before
+
+
+def _labels(grids: Mapping[str, Grid], grid: Grid) -> Labels:
+    """Every axis of the grid and of what it includes, with its labels."""
+    found: Labels = {}
+    for part in _reached(grids, grid):
+        for name, labels in _own_labels(part).items():
+            found[name] = (*found.get(name, ()), *labels)
+    return found
+
+
+def _own_labels(grid: Grid) -> Labels:
+    if not grid.has_own_cells:
+        return {}
+    labels = known_labels(grid.base, grid.axes)
+    for step in grid.when:
+        labels = with_axes(labels, step.axes)
+    return labels
+
+
+def _check_include(include: Include, labels: Labels, grid: Grid, problems: list[Problem]) -> None:
+    path = ("grids", grid.name, "include", "where")
+    for name, nodes, _ in include.where.terms:
+        if name not in labels:
+            fault(
+                problems,
+                (*path, name),
+                f"grid '{include.grid}' has no axis '{name}'; {nearest(name, labels)}",
+                include.mark,
+            )
+            continue
+        for node in nodes:
+            check_choice(node, (*path, name), labels[name], problems)
+
+
+def _check_table(grid: Grid, labels: Labels, problems: list[Problem]) -> None:
+    table, path = grid.table, ("grids", grid.name, "table")
+    assert table is not None
+    named = {"rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against)}
+    for part, names in named.items():
+        valid = [*labels, *COLUMNS] if part == "columns" else list(labels)
+        for name in names:
+            if name not in valid:
+                fault(problems, (*path, part), f"no axis '{name}'; {nearest(name, valid)}", _place(grid, part))
+    for name, wanted in table.against.items():
+        valid = [spelled(value) for value in labels.get(name, ())]
+        if valid and wanted not in valid:
+            message = f"'{wanted}' is no value of this axis; {nearest(wanted, dict.fromkeys(valid))}"
+            fault(problems, (*path, "against", name), message, _place(grid, "against"))
+
+
+def _place(grid: Grid, part: str) -> Mark:
+    node = children(grid.table_node).get(part, grid.table_node) if grid.table_node else None
+    return node.mark if node else grid.mark

@@ -1,0 +1,123 @@
+"""experiments.yaml -> `Experiments`: read, checked for form, every problem reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from gpas_cli.errors import InvalidExperiments, Problem, nearest
+from gpas_cli.grid.declared import Experiments, Grid
+from gpas_cli.grid.document import Node, read_document
+from gpas_cli.grid.expand import cell_problems
+from gpas_cli.grid.links import sound
+from gpas_cli.grid.read import read_grid
+from gpas_cli.grid.schema import built, entries, fault, word
+from gpas_cli.spec.cell import Catalogue
+from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.run import Resources
+from gpas_cli.spec.size import SIZES, Size
+
+T = TypeVar("T")
+TOP = ("version", "default", "sizes", "corpora", "recipes", "resources", "grids")
+VERSION = 1
+
+
+def load(path: Path) -> Experiments:
+    """The experiments file at `path`.
+
+    Raises InvalidExperiments with all problems, those of the cells included when the form is wrong anywhere;
+    GpasError when the file cannot be read.
+    """
+    return interpret(read_document(path), path)
+
+
+def interpret(root: Node, path: Path) -> Experiments:
+    """The experiments declared by a document's root."""
+    problems: list[Problem] = []
+    parts = entries(root, (), problems, TOP)
+    _check_version(parts.get("version"), root, problems)
+    catalogue = Catalogue(
+        sizes={**SIZES, **_named(Size, "sizes", parts.get("sizes"), SIZES, problems)},
+        corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
+    )
+    grids = _read_grids(parts, root, problems)
+    experiments = Experiments(
+        path=path,
+        default=_default(parts.get("default"), parts.get("grids"), problems),
+        grids=grids,
+        catalogue=catalogue,
+        recipes=_recipes(parts.get("recipes"), catalogue, problems),
+        resources=_resources(parts.get("resources"), catalogue, problems),
+    )
+    if problems:
+        known = {(problem.where, problem.message) for problem in problems}
+        more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]
+        raise InvalidExperiments([*problems, *more])
+    return experiments
+
+
+def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> None:
+    if node is None:
+        if isinstance(root.value, dict):
+            fault(problems, ("version",), f"is required; write version: {VERSION}", root)
+    elif node.value != VERSION or isinstance(node.value, bool):
+        fault(problems, ("version",), f"{node.plain()!r} is unknown; this program reads version {VERSION}", node)
+
+
+def _named(
+    cls: type[T], section: str, node: Node | None, known: Mapping[str, T], problems: list[Problem]
+) -> dict[str, T]:
+    """Sizes or corpora of this file. A built-in name keeps its meaning: published results refer to it."""
+    found: dict[str, T] = {}
+    for name, child in entries(node, (section,), problems).items():
+        if name in known:
+            fault(problems, (section, name), "is built in; choose another name", child.key or child.mark)
+            continue
+        made = built(cls, child, (section, name), problems, {**known, **found})
+        if made is not None:
+            found[name] = made
+    return found
+
+
+def _recipes(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Node]:
+    """Recipes may be partial; what a cell still lacks is reported for the cell."""
+    for name, child in _per_size(node, "recipes", catalogue, problems).items():
+        found: list[Problem] = []
+        built(Optim, child, ("recipes", name), found)
+        problems.extend(problem for problem in found if problem.message != "is required")
+    return {name: child for name, child in entries(node, (), []).items() if isinstance(child.value, dict)}
+
+
+def _resources(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Resources]:
+    declared = _per_size(node, "resources", catalogue, problems)
+    made = {name: built(Resources, child, ("resources", name), problems) for name, child in declared.items()}
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _per_size(node: Node | None, section: str, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Node]:
+    found = entries(node, (section,), problems)
+    for name, child in found.items():
+        if name not in catalogue.sizes:
+            message = f"no size '{name}'; {nearest(name, catalogue.sizes)}"
+            fault(problems, (section, name), message, child.key or child.mark)
+    return found
+
+
+def _default(node: Node | None, grids: Node | None, problems: list[Problem]) -> str:
+    declared = list(entries(grids, (), []))
+    if node is None:
+        return declared[0] if declared else ""
+    name = word(node, ("default",), problems)
+    if name and declared and name not in declared:
+        fault(problems, ("default",), f"no grid '{name}'; {nearest(name, declared)}", node)
+    return name
+
+
+def _read_grids(parts: Mapping[str, Node], root: Node, problems: list[Problem]) -> dict[str, Grid]:
+    declared = entries(parts.get("grids"), ("grids",), problems)
+    if not declared and isinstance(root.value, dict):
+        fault(problems, ("grids",), "declares no grid", parts.get("grids", root))
+    read = {name: read_grid(name, node, problems) for name, node in declared.items()}
+    return sound(read, problems)

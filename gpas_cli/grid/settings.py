@@ -1,0 +1,164 @@
+"""Layers of settings, each value with its place in the file: how they combine, and where a complaint belongs.
+
+A section is a word (`gate: gpas`) or a mapping (`gate: {like: gpas, activation: tanh}`); a mapping laid over a word
+keeps the word as its starting point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from gpas_cli.errors import Problem
+from gpas_cli.grid.document import Mark, Node, mapping
+from gpas_cli.grid.scalar import WORDS_FOR_BOOLEANS, Label, spelled
+from gpas_cli.spec.cell import MODEL_PARTS, Cell
+
+# The key by which a section's mapping names the word it starts from.
+WORD_KEYS = {"norm": "scheme", "init": "preset"}
+WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "data")
+# What may follow pretraining; absent unless a grid asks for it.
+STAGE_SECTIONS = tuple(f.name for f in fields(Cell) if f.default is None)
+# Everything a grid may set.
+SETTINGS = (*MODEL_PARTS, *(f.name for f in fields(Cell) if f.name != "model"))
+
+
+def children(node: Node) -> dict[str, Node]:
+    """The entries of a mapping node, none of another."""
+    return node.value if isinstance(node.value, dict) else {}
+
+
+def merge(under: Node, over: Node, section: str = "") -> Node:
+    """`over` laid on `under`: mappings entry by entry, anything else replaced."""
+    if not isinstance(over.value, dict):
+        return over
+    below, above = _as_mapping(under, section), _as_mapping(over, section)
+    if not isinstance(below.value, dict) or not isinstance(above.value, dict):
+        return over
+    merged = dict(below.value)
+    for name, node in above.value.items():
+        merged[name] = merge(merged[name], node, name if not section else "-") if name in merged else node
+    return mapping(merged, over.mark, over.key)
+
+
+def _as_mapping(node: Node, section: str) -> Node:
+    """A word of a section as the mapping that starts from it; `like` under the section's own name for it."""
+    if section not in WORD_SECTIONS:
+        return node
+    key = WORD_KEYS.get(section, "like")
+    if isinstance(node.value, str):
+        return mapping({key: node}, node.mark, node.key)
+    if isinstance(node.value, dict) and "like" in node.value and key not in node.value:
+        rest = {name: child for name, child in node.value.items() if name != "like"}
+        return mapping({key: node.value["like"], **rest}, node.mark, node.key)
+    return node
+
+
+def put(settings: Node, path: Sequence[str], node: Node) -> Node:
+    """`settings` with the value at `path` replaced: a whole section, or one leaf of it."""
+    return _put(settings, tuple(path), node, "")
+
+
+def _put(under: Node, path: tuple[str, ...], node: Node, section: str) -> Node:
+    if not path:
+        return node
+    name, rest = path[0], path[1:]
+    held = children(_as_mapping(under, section))
+    inner = "-" if section else name
+    below = held.get(name, mapping({}, node.mark, node.key))
+    return mapping({**held, name: _put(below, rest, node, inner)}, under.mark, under.key)
+
+
+def nested(flat: Node, problems: list[Problem], path: tuple[str, ...]) -> Node:
+    """A mapping whose dotted keys (`optim.lr: 1e-3`) are written out."""
+    tree = mapping({}, flat.mark, flat.key)
+    for name, node in children(flat).items():
+        parts = name.split(".")
+        if _taken(tree, parts):
+            problems.append(Problem((*path, name), "is set twice", str(node.key or node.mark)))
+        tree = put(tree, parts, node)
+    return tree
+
+
+def _taken(tree: Node, parts: list[str]) -> bool:
+    node: Node | None = tree
+    for part in parts:
+        node = children(node).get(part) if node else None
+    return node is not None
+
+
+def unnamed(node: Node) -> Node:
+    """The setting without the `name` that only labels it."""
+    if "name" not in children(node):
+        return node
+    return mapping({key: child for key, child in children(node).items() if key != "name"}, node.mark, node.key)
+
+
+def label(node: Node, section: str) -> Label:
+    """What a value of an axis is called: its `name`, itself, or its settings in short."""
+    if isinstance(node.value, dict):
+        named = node.value.get("name")
+        if named is not None and isinstance(named.value, str | int | float):
+            return named.value
+        return _label_of_mapping(node.value, section)
+    if isinstance(node.value, tuple):
+        return "+".join(str(label(item, section)) for item in node.value) or "empty"
+    return "none" if node.value is None else node.value
+
+
+def has_label(node: Node, section: str) -> bool:
+    """Whether a setting has a name of its own: a word, a number, or a mapping that starts from a word or has a name."""
+    if isinstance(node.value, dict):
+        return not {"name", "like", WORD_KEYS.get(section, "like")}.isdisjoint(node.value)
+    return not isinstance(node.value, tuple)
+
+
+def _label_of_mapping(entries: dict[str, Node], section: str) -> str:
+    words = [spelled(entries[key].plain()) for key in (WORD_KEYS.get(section, "like"), "like") if key in entries][:1]
+    rest = [short(key, label(child, key)) for key, child in entries.items() if key not in ("name", "like", "scheme")]
+    return "-".join([*words, *rest]) or "default"
+
+
+def short(axis: str, value: Label) -> str:
+    """A value in the short form that names use: `s1` for seed 1, `lr0.001`, `no-stop-gradient`; words stay."""
+    leaf = axis.rpartition(".")[2].replace("_", "-")
+    if isinstance(value, bool):
+        return leaf if value else f"no-{leaf}"
+    if isinstance(value, str):
+        return value
+    return f"{'s' if axis == 'seed' else leaf}{spelled(value)}"
+
+
+def plain_cell(settings: Node) -> dict[str, Any]:
+    """The settings as `spec.cell.parse_cell` takes them."""
+    return {name: _plain_section(name, node) for name, node in children(settings).items()}
+
+
+def _plain_section(name: str, node: Node) -> Any:
+    value = unnamed(node).plain()
+    if name in STAGE_SECTIONS and value == "none":
+        return None
+    if name in WORD_SECTIONS and isinstance(value, dict) and list(value) in ([WORD_KEYS.get(name, "like")], ["like"]):
+        return next(iter(value.values()))
+    return value
+
+
+def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
+    """The problem at the file position of the setting it is about, or of the nearest setting above it."""
+    node, found = settings, 0
+    for part in problem.path:
+        below = children(_as_mapping(node, str(problem.path[0]) if found == 1 else "")).get(str(part))
+        if below is None:
+            break
+        node, found = below, found + 1
+    mark = node.mark if found else fallback
+    if problem.message.startswith("unknown key") and node.key:
+        mark = node.key
+    message = problem.message + _hint(problem.message, node)
+    return Problem(problem.path, message, str(mark))
+
+
+def _hint(message: str, node: Node) -> str:
+    word = WORDS_FOR_BOOLEANS.get(str(node.value).lower()) if isinstance(node.value, str) else None
+    return f"; write {word}" if word and message.endswith("true or false") else ""

@@ -1,0 +1,97 @@
+"""Cancelling: a queued stage is taken from its scheduler's queue, a running one is asked to stop where it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch import locks
+from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.spawn import process_path, token
+from gpas_cli.launch.submitters import Liveness, read_claim
+from gpas_cli.launch.watch import CellState, alive_path, cancel_path
+from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir, write_json
+
+
+@dataclass(frozen=True)
+class Cancelling:
+    """What was done for one cell. `asked` is False where there was nothing to cancel or nobody to ask."""
+
+    state: CellState
+    asked: bool
+    what: str
+
+
+def cancel(runs: Path, states: Iterable[CellState]) -> list[Cancelling]:
+    """Ask that each cell's current stage be cancelled; a stage that several cells share is asked once."""
+    done: dict[str, Cancelling] = {}
+    result = []
+    for state in states:
+        if state.key not in done:
+            done[state.key] = _cancel(runs, state)
+        first = done[state.key]
+        result.append(Cancelling(state, first.asked, first.what))
+    return result
+
+
+def _cancel(runs: Path, state: CellState) -> Cancelling:
+    try:
+        if state.state == "queued":
+            return _cancel_queued(runs, state)
+        if state.state == "running" and state.directory is not None:
+            return _cancel_running(runs, state, AttemptDir(state.directory))
+    except (OSError, GpasError) as error:
+        return Cancelling(state, False, f"could not be asked: {error}")
+    return Cancelling(state, False, f"is {state.state}: there is nothing to cancel")
+
+
+def _cancel_queued(runs: Path, state: CellState) -> Cancelling:
+    write_json(cancel_path(stage_dir(runs, state.key)), {"t": time.time()})
+    return Cancelling(state, True, f"{state.claim or 'its scheduler'} will drop it")
+
+
+def _cancel_running(runs: Path, state: CellState, attempt: AttemptDir) -> Cancelling:
+    """Signal the process if it is certainly that of the attempt; else leave word for the scheduler that owns it."""
+    pid = _verified(attempt)
+    # Written first: the job looks for it when the signal comes, to tell a cancellation from a preemption.
+    write_json(cancel_path(attempt.path), {"t": time.time(), "signalled": pid is not None})
+    if pid is not None:
+        return Cancelling(state, True, _terminate(pid, attempt))
+    claim = read_claim(runs, state.key)
+    if claim is not None and Liveness(runs)(claim):
+        return Cancelling(state, True, f"{claim} will stop it")
+    where = attempt.read_attempt().get("submitter", {}).get("host", "its host")
+    return Cancelling(state, False, f"its process cannot be reached from here; cancel it on {where}")
+
+
+def _verified(attempt: AttemptDir) -> int | None:
+    """The id of the attempt's process, if it runs here, holds alive.lock, and is the one that was started."""
+    try:
+        process = read_json(process_path(attempt))
+    except (OSError, GpasError):
+        return None
+    pid = process.get("pid")
+    here = process.get("host") == socket.gethostname() and locks.probe(alive_path(attempt)) is Lock.HELD
+    return pid if here and isinstance(pid, int) and process.get("token") and process["token"] == token(pid) else None
+
+
+def _terminate(pid: int, attempt: AttemptDir) -> str:
+    try:
+        if hasattr(os, "pidfd_open"):  # a handle on this process: an id may be given to another one meanwhile
+            handle = os.pidfd_open(pid)
+            try:
+                if _verified(attempt) == pid:
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+            finally:
+                os.close(handle)
+        else:
+            os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return "its process had just ended"
+    return f"process {pid} was asked to stop"

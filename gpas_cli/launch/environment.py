@@ -1,0 +1,63 @@
+"""Facts of the machine and its software that are recorded with an attempt: an allow-list, never all of os.environ."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from gpas_cli import __version__
+
+PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "NVIDIA_TF32_OVERRIDE",
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_RESTART_COUNT",
+)
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What an attempt ran on, JSON-ready. Variables are named in lower case; what is not known is left out."""
+    known = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "hostname": socket.gethostname(),
+        "cpu": cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or ""),
+        "gpas": __version__,
+        **{name: _version(name) for name in PACKAGES},
+        **{name.lower(): environ.get(name, "") for name in VARIABLES},
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the kernel tells it, "" where it does not."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "hardware")))
+    return next(names, platform.processor())
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

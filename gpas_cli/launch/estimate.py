@@ -1,0 +1,168 @@
+"""What jobs will cost: hours of a device, and hours on the clock, from measured speed or else from FLOPs.
+
+FLOPs per token of a training update = 6 (N - V d) + 6 L T d: N parameters, of which the V x d of the input table do no
+arithmetic; L layers of width d attend over half of T positions on average. A forward pass costs a third of that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.progress import number
+from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.stages import StageJob
+from gpas_cli.spec.cell import Cell
+from gpas_cli.store.journal import read, tail
+from gpas_cli.store.rundir import AttemptDir, all_attempts
+
+ASSUMED_GPU = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
+ASSUMED_THREAD = 2e10  # FLOP/s of a CPU thread, whatever the precision
+ENOUGH = 5  # measured attempts of a shape: more do not make its median better
+
+Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One job's part of an estimate. `tokens` counts trained tokens, and evaluated ones at a third."""
+
+    job: StageJob
+    tokens: float
+    seconds: float
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`device_hours` of `device` ("cuda" or "cpu": one GPU, or one core), `wall_hours` on `slots` slots.
+
+    `basis` says where the speeds come from, one sentence each.
+    """
+
+    device: str
+    device_hours: float
+    wall_hours: float
+    slots: int
+    tokens: float
+    basis: tuple[str, ...]
+
+
+def estimate(
+    runs: Path, jobs: Iterable[StageJob], machine: Machine, resume: Mapping[str, int] | None = None
+) -> Estimate:
+    """The cost of `jobs` on `machine`; `resume` has the step from which a key's stage goes on."""
+    resume, speeds = resume or {}, measured_speeds(runs)
+    works = [_work(job, machine, speeds, resume.get(job.key, 0)) for job in jobs]
+    needs = [(work.seconds / 3600, machine.needs(work.job.resources)) for work in works]
+    return Estimate(
+        device=_device(machine),
+        device_hours=sum(hours * slots for hours, slots in needs),
+        wall_hours=makespan(needs, machine.slots),
+        slots=machine.slots,
+        tokens=sum(work.tokens for work in works),
+        basis=_basis(works, machine),
+    )
+
+
+def flops_per_token(cell: Cell) -> float:
+    """FLOPs of one training update, per token."""
+    size = cell.model.size
+    per_layer = 4 * size.hidden**2 + 3 * size.hidden * size.ffn
+    attention = 6 * size.layers * cell.data.length * size.hidden
+    return 6.0 * (size.vocab * size.hidden + size.layers * per_layer) + attention
+
+
+def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
+    """Tokens still to be trained, plus a third of those to be evaluated: their pass has no backward."""
+    cell = job.cell
+    if job.kind == "importance":
+        evaluated = (cell.importance.eval_tokens if cell.importance else 0) * (cell.model.size.layers + 1)
+        return evaluated / 3
+    steps = max(0, cell.optim.steps - resumed)
+    evaluations = steps // job.cadence.eval_every + 1
+    return steps * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / 3
+
+
+def measured_speeds(runs: Path) -> dict[Shape, float]:
+    """Shape -> median tokens per second of the attempts of that shape in `runs`; damaged attempts are passed over."""
+    found: dict[Shape, list[float]] = {}
+    for attempt in all_attempts(runs):
+        try:
+            shape = _attempt_shape(attempt)
+            if len(found.get(shape, ())) < ENOUGH and (speed := _speed(attempt)):
+                found.setdefault(shape, []).append(speed)
+        except (OSError, GpasError, KeyError, TypeError):
+            continue
+    return {shape: statistics.median(speeds) for shape, speeds in found.items()}
+
+
+def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
+    """Hours until the last of (hours, slots needed) jobs ends when they start in order as slots come free."""
+    now, free, last = 0.0, slots, 0.0
+    busy: list[tuple[float, int]] = []
+    for hours, wanted in needs:
+        wanted = min(wanted, slots)
+        while free < wanted:
+            now, returned = heapq.heappop(busy)
+            free += returned
+        heapq.heappush(busy, (now + hours, wanted))
+        free, last = free - wanted, max(last, now + hours)
+    return last
+
+
+def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resumed: int) -> Work:
+    tokens = equivalent_tokens(job, resumed)
+    slots = machine.needs(job.resources)
+    shape = _shape(job.cell.to_mapping(), _device(machine), slots)
+    speed = speeds.get(shape)
+    assumed = _assumed(job, machine) / flops_per_token(job.cell)
+    return Work(job, tokens, tokens / (speed or assumed), measured=speed is not None)
+
+
+def _assumed(job: StageJob, machine: Machine) -> float:
+    if machine.gpus:
+        return machine.needs(job.resources) * ASSUMED_GPU[job.cell.precision]
+    return machine.threads(job.resources) * ASSUMED_THREAD
+
+
+def _device(machine: Machine) -> str:
+    return "cuda" if machine.gpus else "cpu"
+
+
+def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
+    measured = sum(work.measured for work in works)
+    lines = [f"{measured} of {len(works)} jobs: the measured speed of earlier runs of that shape"] if measured else []
+    guessed = [work.job for work in works if not work.measured]
+    if guessed and machine.gpus:
+        rates = sorted({ASSUMED_GPU[job.cell.precision] / 1e12 for job in guessed})
+        rate = f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"
+    else:
+        rate = f"{ASSUMED_THREAD / 1e9:g} GFLOP/s per CPU thread"
+    if guessed:
+        lines.append(f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}; nothing of that shape has run")
+    return tuple(lines)
+
+
+def _shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
+    """What decides the speed: the network's size, the row length, the batch, the precision, the devices."""
+    size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
+    return (*size, cell["data"]["length"], cell["optim"]["batch"], cell["precision"], device, slots)
+
+
+def _attempt_shape(attempt: AttemptDir) -> Shape:
+    asked = attempt.read_attempt()
+    events, _, _ = read(attempt.journal_path, limit=4096)
+    devices = [str(event["device"]) for event in events if event.get("kind") == "start" and event.get("device")]
+    return _shape(asked["cell"], devices[0] if devices else "", len(asked.get("devices", ())))
+
+
+def _speed(attempt: AttemptDir) -> float | None:
+    lines = [event for event in tail(attempt.journal_path, 16384) if event.get("kind") == "step"]
+    speeds = [speed for line in lines if (speed := number(line.get("tokens_per_second"))) and 0 < speed < 1e12]
+    return statistics.median(speeds) if speeds else None

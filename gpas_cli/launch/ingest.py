@@ -1,0 +1,24 @@
+"""The one place where launching meets the database, which may be down, locked or full without costing a run."""
+
+from __future__ import annotations
+
+from gpas_cli.errors import GpasError
+from gpas_cli.project import Project
+
+
+def ingest(project: Project) -> str:
+    """Ask the store to read the run directories. Returns what went wrong, "" when nothing did; never raises for it."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from gpas_cli.store.ingest import sync
+    from gpas_cli.store.session import connect
+
+    try:
+        engine = connect(project.database)
+        try:
+            sync(engine, project.runs)
+        finally:
+            engine.dispose()
+    except (GpasError, SQLAlchemyError, OSError) as error:
+        return f"results were not copied into the database: {error}; the run directories have them"
+    return ""

@@ -1,0 +1,106 @@
+"""flock as evidence: a lock that is held proves a living process, and the kernel frees it however the process ends.
+
+The lock belongs to the open file, so a child that inherits the descriptor keeps it after its parent has died.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Lock(Enum):
+    """What can be told about a lock file without waiting."""
+
+    HELD = "held"
+    FREE = "free"
+    ABSENT = "absent"
+    UNKNOWABLE = "unknowable"
+
+
+def probe(path: Path) -> Lock:
+    """Whether some process holds `path`. A shared lock is tried and dropped, so probes never disturb each other."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Lock.ABSENT
+    except OSError:
+        return Lock.UNKNOWABLE
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Lock.HELD
+    except OSError:
+        return Lock.UNKNOWABLE
+    finally:
+        os.close(fd)
+    return Lock.FREE
+
+
+def hold(path: Path, *, patience: float = 5.0) -> int:
+    """Lock `path` and return the descriptor that keeps it; closing every copy of it frees the lock.
+
+    Waits up to `patience` seconds for a holder. Raises GpasError when it does not let go or the file system has no
+    locks, OSError when the file cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    deadline = time.monotonic() + patience
+    try:
+        while not _try(fd, path):
+            if time.monotonic() > deadline:
+                raise GpasError(f"{path} has been locked by another process for {patience:.0f} s; is it stopped?")
+            time.sleep(0.01)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def try_hold(path: Path) -> int | None:
+    """`hold` without waiting: None when another process has the lock."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        taken = _try(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    if taken:
+        return fd
+    os.close(fd)
+    return None
+
+
+@contextmanager
+def locked(path: Path, *, patience: float = 60.0) -> Iterator[None]:
+    """Hold `path` for the length of a with-block."""
+    fd = hold(path, patience=patience)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise GpasError(
+                f"{path}: this file system has no file locks, so runs could be started twice; "
+                "set GPAS_RUNS_DIR to a folder on another file system"
+            ) from error
+        raise
+    return True

@@ -1,0 +1,119 @@
+"""What a run would do: which cells are new, which have a result, which somebody is at, and what the rest will cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.launch import slots
+from gpas_cli.launch.claims import CLAIMABLE
+from gpas_cli.launch.estimate import Estimate, estimate
+from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
+from gpas_cli.launch.submitters import Liveness
+from gpas_cli.launch.watch import CellState, Sighting, look, observe, resumable
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+ACTIONS = (
+    "new", "interrupted", "running", "queued", "done", "diverged", "failed", "cancelled", "unknown", "invalid",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One cell. `action` is one of ACTIONS: its state, "new" for one without an attempt, "invalid" for one that this
+    version or this machine cannot run to its end; `detail` says more. `will_run` is whether `gpas run` starts a job."""
+
+    state: CellState
+    action: str
+    detail: str
+    will_run: bool
+
+    @property
+    def entry(self) -> Entry:
+        return self.state.entry
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`stages` counts the states of unique stages, `uses` how often cells refer to them, teachers included.
+
+    `jobs` are the stages that a run would start, parents first.
+    """
+
+    rows: tuple[PlanRow, ...]
+    stages: Mapping[str, int]
+    uses: int
+    jobs: tuple[StageJob, ...]
+    estimate: Estimate
+
+    @property
+    def actions(self) -> Counter[str]:
+        return Counter(row.action for row in self.rows)
+
+
+def plan(
+    runs: Path,
+    entries: Sequence[Entry],
+    *,
+    retry: Collection[str] = (),
+    machine: Machine | None = None,
+    kinds: frozenset[str] = RUNNABLE,
+) -> Plan:
+    """What `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing."""
+    machine = machine or slots.machine()
+    jobs = stage_jobs(entries, kinds)
+    alive = Liveness(runs)
+    seen = {key: observe(runs, key, alive) for key in jobs}
+    wanted = CLAIMABLE | frozenset(retry)
+    lacking = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
+    fitting = {key: job for key, job in lacking.items() if not machine.check(job.resources, job.id)}
+    resume = {key: step for key in fitting if (step := resumable(runs, key))}
+    rows = [_row(state, fitting, resume, machine, kinds) for state in look(runs, entries)]
+    return Plan(
+        rows=tuple(rows),
+        stages=Counter(sighting.state for sighting in seen.values()),
+        uses=sum(len(stage_jobs([entry], kinds)) for entry in entries),
+        jobs=tuple(fitting.values()),
+        estimate=estimate(runs, fitting.values(), machine, resume),
+    )
+
+
+def _possible(job: StageJob, seen: Mapping[str, Sighting], wanted: Collection[str]) -> bool:
+    """Whether what the stage builds on is there, or may yet come."""
+    return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.parents)
+
+
+def _row(
+    state: CellState,
+    jobs: Mapping[str, StageJob],
+    resume: Mapping[str, int],
+    machine: Machine,
+    kinds: frozenset[str],
+) -> PlanRow:
+    mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
+    reasons = [reason for reason in (_beyond(state, kinds), machine.check(state.entry.resources, "it")) if reason]
+    if reasons and state.state not in ("done", "diverged"):
+        return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
+    action = "new" if state.state == "missing" else state.state
+    return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
+
+
+def _beyond(state: CellState, kinds: frozenset[str]) -> str:
+    later = blocked(state.entry, kinds)
+    return f"this version does not run {', '.join(later)}" if later else ""
+
+
+def _detail(state: CellState, mine: Sequence[str], resume: Mapping[str, int]) -> str:
+    if mine and mine[0] in resume:
+        return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.steps}"
+    if mine and state.stage != "pretrain":
+        return f"{state.stage} is lacking"
+    if state.state == "missing":
+        return "" if mine else "what it builds on cannot be had"
+    return state.cause or state.evidence

@@ -1,0 +1,82 @@
+"""How far a job has come, read from the last events of its journal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest of each number a journal tells; None where it has told none.
+
+    `losses` are the training losses of the last log lines, oldest first. `eta` is in seconds.
+    """
+
+    phase: str = ""
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    lr: float | None = None
+    tokens_per_second: float | None = None
+    losses: tuple[float, ...] = ()
+    eta: float | None = None
+
+
+def progress(events: Sequence[Event]) -> Progress | None:
+    """The progress that a journal's last events tell, since the last start among them; None when they tell nothing."""
+    events = _since_start(events)
+    lines = [event for event in events if event.get("kind") == "step"]
+    phases = [str(event.get("name", "")) for event in events if event.get("kind") == "phase"]
+    if not lines:
+        return Progress(phase=phases[-1]) if phases else None
+    last = lines[-1]
+    return Progress(
+        phase=phases[-1] if phases else "training",
+        step=_whole(last.get("step")),
+        steps=_whole(last.get("steps")),
+        loss=number(last.get("loss")),
+        lr=number(last.get("lr")),
+        tokens_per_second=number(last.get("tokens_per_second")),
+        losses=tuple(loss for line in lines if (loss := number(line.get("loss"))) is not None),
+        eta=_eta(lines),
+    )
+
+
+def number(value: Any) -> float | None:
+    """A journalled number, "nan" and "inf" included; None for anything else."""
+    try:
+        return None if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def checkpoint_step(events: Sequence[Event]) -> int | None:
+    """The step of the newest checkpoint that the events tell of."""
+    steps = [_whole(event.get("step")) for event in events if event.get("kind") == "checkpoint"]
+    return next((step for step in reversed(steps) if step is not None), None)
+
+
+def _since_start(events: Sequence[Event]) -> Sequence[Event]:
+    starts = [i for i, event in enumerate(events) if event.get("kind") == "start"]
+    return events[starts[-1] :] if starts else events
+
+
+def _eta(lines: Sequence[Event]) -> float | None:
+    """Seconds to the last step, at the pace between the first and the last log line."""
+    first, last = lines[0], lines[-1]
+    values = [number(event.get(name)) for event in (first, last) for name in ("step", "t")]
+    steps = number(last.get("steps"))
+    if steps is None or None in values:
+        return None
+    step0, t0, step1, t1 = (float(value) for value in values if value is not None)
+    pace = (t1 - t0) / (step1 - step0) if step1 > step0 and t1 > t0 else math.nan
+    return None if math.isnan(pace) else max(0.0, steps - step1) * pace
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,112 @@
+"""An immutable copy of the package for jobs to run: what is edited after a run began does not reach its queued jobs.
+
+runs/.code/<hash>/gpas_cli/...   the hash is that of every file's path and content: the recorded code version
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gpas_cli
+from gpas_cli.errors import GpasError
+from gpas_cli.packaged import packaged
+
+PACKAGE = "gpas_cli"
+TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when installed; a job that ingests needs it
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of the code. `path` goes on PYTHONPATH; `git` is {commit, dirty} of the checkout it came from, or {}."""
+
+    code: str
+    path: Path
+    git: Mapping[str, str | bool]
+
+
+def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
+    """Copy the running package into `runs`, once for each content.
+
+    Raises GpasError when a copy of that content is there but has been changed.
+    """
+    package = package or Path(gpas_cli.__file__).parent
+    files = read_files(package)
+    code = digest(files)
+    target = runs / ".code" / code
+    if not target.is_dir():
+        _create(target, files)
+    if digest(read_files(target / PACKAGE)) != code:
+        raise GpasError(f"{target} has been changed, so jobs would not run the code it is named after; delete it")
+    return Snapshot(code, target, git_facts(package))
+
+
+def read_files(package: Path) -> dict[str, bytes]:
+    """Relative path -> content of every file of a package, byte code apart."""
+    roots = {"": package} | {f"packaged/{name}/": packaged_in(package, name) for name in TRAVELLING}
+    return {prefix + name: path.read_bytes() for prefix, root in roots.items() for name, path in _walk(root)}
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """16 hexadecimal digits that name this content."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
+    return total.hexdigest()[:16]
+
+
+def git_facts(package: Path) -> dict[str, str | bool]:
+    """{commit, dirty} of the checkout that tracks `package`; {} where git, or such a checkout, is absent."""
+    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    commit = _git(package, "rev-parse", "HEAD") if tracked is not None else None
+    if not commit:
+        return {}
+    return {"commit": commit, "dirty": bool(_git(package, "status", "--porcelain", "--", "."))}
+
+
+def packaged_in(package: Path, name: str) -> Path:
+    """`packaged(name)` for a package that need not be the running one."""
+    if package == Path(gpas_cli.__file__).parent:
+        return packaged(name)
+    installed = package / "packaged" / name
+    return installed if installed.exists() else package.parent / name
+
+
+def _walk(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(root.rglob("*")):
+        hidden = any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(root).parts)
+        if path.is_file() and not hidden:
+            yield path.relative_to(root).as_posix(), path
+
+
+def _create(target: Path, files: Mapping[str, bytes]) -> None:
+    """Write the copy aside and rename it, so that it is either whole or not there; a rival's copy is as good."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
+    try:
+        for name, content in files.items():
+            path = aside / PACKAGE / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o444)
+        aside.chmod(0o755)
+        aside.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    command = ["git", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

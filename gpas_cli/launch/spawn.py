@@ -1,0 +1,153 @@
+"""One attempt: its directory, its process, how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpas_cli.launch import locks
+from gpas_cli.launch.slots import Lease
+from gpas_cli.launch.snapshot import Snapshot
+from gpas_cli.launch.stages import StageJob
+from gpas_cli.launch.submitters import Submitter
+from gpas_cli.launch.watch import alive_path
+from gpas_cli.project import Project
+from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+
+JOB = (sys.executable, "-P", "-m", "gpas_cli.launch.job")  # -P: the folder it runs in is not searched for modules
+NOT_STARTED = 127  # the shell's exit code for a command that could not be run
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass
+class Process:
+    """The running process of one attempt, a child of this one."""
+
+    attempt: AttemptDir
+    child: subprocess.Popen[bytes]
+
+    def ended(self) -> bool:
+        """Whether the process has ended; the first time that it has, exit.json is written."""
+        if self.child.poll() is None:
+            return False
+        if not self.attempt.exit_path.exists():
+            code = self.child.returncode
+            _record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None)
+        return True
+
+    def terminate(self) -> None:
+        """Ask the job to save and leave; it owns its signals, so its own children are not told."""
+        with suppress(ProcessLookupError):
+            self.child.terminate()
+
+    def kill(self) -> None:
+        """End the job and everything in its session."""
+        if self.child.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Spawner:
+    """Starts attempts on this machine. `command` is followed by the attempt directory."""
+
+    project: Project
+    snapshot: Snapshot
+    submitter: Submitter
+    command: Sequence[str] = JOB
+
+    def start(self, job: StageJob, lease: Lease) -> Process:
+        """Make the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
+
+        Raises OSError when that fails; an attempt that was made by then is recorded as failed.
+        """
+        attempt = create_attempt(self.project.runs, job.key, self._facts(job, lease))
+        alive = locks.hold(alive_path(attempt))
+        try:
+            child = self._popen(attempt, lease, alive)
+        except OSError as error:
+            _record_exit(attempt, NOT_STARTED, None, error=f"could not be started: {error}")
+            raise
+        finally:
+            os.close(alive)
+        with suppress(OSError):  # a full disk: the job runs all the same, and this process can still signal it
+            write_json(
+                process_path(attempt), {"host": self.submitter.host, "pid": child.pid, "token": token(child.pid)}
+            )
+        return Process(attempt, child)
+
+    def _popen(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
+        with attempt.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [*self.command, str(attempt.path)],
+                cwd=self.project.config.parent,
+                env=self._environment(lease),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(alive, *lease.fds),
+                start_new_session=True,  # Ctrl-C in the terminal is for this process, and closing it for no job
+            )
+
+    def _environment(self, lease: Lease) -> dict[str, str]:
+        outer = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            **lease.variables,
+            "PYTHONPATH": os.pathsep.join([str(self.snapshot.path), *([outer] if outer else [])]),
+            "PYTHONUNBUFFERED": "1",
+            "GPAS_CONFIG": str(self.project.config),
+            "GPAS_RUNS_DIR": str(self.project.runs),
+            "GPAS_CACHE": str(self.project.cache),
+            "GPAS_DB": self.project.database,
+        }
+
+    def _facts(self, job: StageJob, lease: Lease) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            **job.facts(),
+            "executor": "local",
+            "created": time.time(),
+            "code": self.snapshot.code,
+            "git": dict(self.snapshot.git),
+            "submitter": {"id": self.submitter.id, "host": self.submitter.host, "pid": self.submitter.pid},
+            "devices": list(lease.devices),
+            "cache": str(self.project.cache),
+            "root": str(self.project.config.parent),
+            "threads": lease.threads,
+        }
+
+
+def process_path(attempt: AttemptDir) -> Path:
+    """{host, pid, token} of the attempt's process."""
+    return attempt.path / "process.json"
+
+
+def token(pid: int) -> str:
+    """What tells a process from a later one with the same id; "" when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        # After the name, which may hold anything and ends with the last bracket, the start time is the 20th word.
+        return f"{BOOT_ID.read_text().strip()}/{stat.rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        pass
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.Error:
+        return ""
+
+
+def _record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: str) -> None:
+    record: Mapping[str, Any] = {"code": code, "signal": number, "t": time.time(), **more}
+    with suppress(OSError):  # a full disk: the free lock tells the end as well, if not how
+        write_json(attempt.exit_path, record)

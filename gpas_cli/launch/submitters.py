@@ -1,0 +1,136 @@
+"""Which `gpas run` processes live, and which stages they have claimed.
+
+runs/.submitters/<id>.lock   flock held for the life of the process; its time stamp is a heartbeat for other hosts
+runs/.submitters/<id>.json   {id, host, pid, time}
+runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.launch import locks
+from gpas_cli.launch.locks import Lock
+from gpas_cli.store.rundir import read_json, stage_dir, write_json
+
+HEARTBEAT = 15.0  # seconds between two touches of the lock file
+SILENCE = 120.0  # seconds without a sign of life after which another host's process counts as gone
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who is going to run a stage. `since` is unix time."""
+
+    submitter: str
+    host: str
+    pid: int
+    since: float
+
+    def __str__(self) -> str:
+        return f"gpas run {self.pid} on {self.host}"
+
+
+@dataclass
+class Liveness:
+    """Answers whether a submitter lives, each asked about once: make a new one for each look around."""
+
+    runs: Path
+    _known: dict[str, bool] = field(default_factory=dict)
+
+    def __call__(self, claim: Claim) -> bool:
+        if claim.submitter not in self._known:
+            self._known[claim.submitter] = self._ask(claim)
+        return self._known[claim.submitter]
+
+    def _ask(self, claim: Claim) -> bool:
+        path = folder(self.runs) / f"{claim.submitter}.lock"
+        found = locks.probe(path)
+        if found in (Lock.HELD, Lock.ABSENT) or (found is Lock.FREE and claim.host == socket.gethostname()):
+            return found is Lock.HELD
+        try:  # some network file systems keep locks to one host; the heartbeat crosses hosts
+            return time.time() - path.stat().st_mtime < SILENCE
+        except OSError:
+            return False
+
+
+class Submitter:
+    """This process as one that runs cells; a context manager. Dying in any way ends it, without cleaning up."""
+
+    def __init__(self, runs: Path):
+        self.host, self.pid, self.since = socket.gethostname(), os.getpid(), time.time()
+        self.id = f"{self.host}-{self.pid}-{secrets.token_hex(4)}"
+        self._stem = folder(runs) / self.id
+        with locks.locked(claims_lock(runs)):  # or `sweep` might take the file for one left over, before it is locked
+            self._fd = locks.hold(self._path("lock"))
+        self._beaten = time.monotonic()
+        write_json(self._path("json"), {"id": self.id, "host": self.host, "pid": self.pid, "time": self.since})
+
+    def beat(self) -> None:
+        """Show other hosts that this process lives; cheap to call often. Raises GpasError when it no longer can."""
+        if time.monotonic() - self._beaten >= HEARTBEAT:
+            try:
+                os.utime(self._path("lock"))
+            except FileNotFoundError as error:
+                what = "was removed, so other runs may start the same cells; run again to follow the jobs that go on"
+                raise GpasError(f"{error.filename} {what}") from error
+            self._beaten = time.monotonic()
+
+    def close(self) -> None:
+        """Leave: the files go, and with them the worth of any claim not given back."""
+        if self._fd >= 0:
+            for suffix in ("json", "lock"):
+                self._path(suffix).unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _path(self, suffix: str) -> Path:
+        return self._stem.parent / f"{self._stem.name}.{suffix}"
+
+
+def folder(runs: Path) -> Path:
+    """Where submitters are listed."""
+    return runs / ".submitters"
+
+
+def claims_lock(runs: Path) -> Path:
+    """Held for the moment in which claims are taken and submitters come and go."""
+    return runs / ".lock"
+
+
+def claim_path(runs: Path, key: str) -> Path:
+    return stage_dir(runs, key) / "claim.json"
+
+
+def read_claim(runs: Path, key: str) -> Claim | None:
+    """The claim on a stage, whether or not its submitter lives; an unreadable one claims nothing."""
+    try:
+        found = read_json(claim_path(runs, key))
+        return Claim(str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
+    except (OSError, StoreError, KeyError, TypeError, ValueError):
+        return None
+
+
+def write_claim(runs: Path, key: str, submitter: Submitter) -> None:
+    """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway."""
+    path = claim_path(runs, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{submitter.id}")
+    claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time()}
+    aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def sweep(runs: Path) -> None:
+    """Remove what dead submitters of this host left; call it with `claims_lock` held."""
+    for lock in folder(runs).glob("*.lock"):
+        host = lock.name.rsplit("-", 2)[0]
+        if host == socket.gethostname() and locks.probe(lock) is Lock.FREE:
+            lock.with_name(f"{lock.name.removesuffix('.lock')}.json").unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)

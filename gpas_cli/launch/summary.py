@@ -1,0 +1,92 @@
+"""What a run tells while it goes on, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from gpas_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCOMPLETE
+from gpas_cli.launch.stages import StageJob
+from gpas_cli.launch.watch import Sighting
+from gpas_cli.store.rundir import AttemptDir
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+ENDINGS = ("done", "diverged", "failed", "interrupted", "cancelled")
+
+
+@dataclass(frozen=True)
+class Item:
+    """How one entry came out, and why. `sighting` is that of the stage which decided."""
+
+    entry: Entry
+    reason: str
+    sighting: Sighting
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Every entry of a run in exactly one list, in the order given."""
+
+    done: list[Item] = field(default_factory=list)
+    diverged: list[Item] = field(default_factory=list)
+    failed: list[Item] = field(default_factory=list)
+    interrupted: list[Item] = field(default_factory=list)
+    cancelled: list[Item] = field(default_factory=list)
+    skipped: list[Item] = field(default_factory=list)
+
+    def add(self, item: Item, *, skipped: bool = False) -> None:
+        """File an entry under the state of its sighting; under `skipped` when told so or when that is no ending."""
+        state = item.sighting.state
+        into: list[Item] = self.skipped if skipped or state not in ENDINGS else getattr(self, state)
+        into.append(item)
+
+
+def exit_code(summary: Summary) -> int:
+    """0 when every cell has a result (a divergence is one), 4 when some failed, else 3."""
+    if summary.failed:
+        return EXIT_FAILED
+    return EXIT_INCOMPLETE if summary.interrupted or summary.cancelled or summary.skipped else EXIT_DONE
+
+
+@dataclass(frozen=True)
+class Board:
+    """A run at one moment. `running` are this run's jobs, `followed` those that another `gpas run` has."""
+
+    running: tuple[tuple[StageJob, Sighting], ...]
+    followed: tuple[tuple[StageJob, Sighting], ...]
+    waiting: tuple[StageJob, ...]
+    ended: Mapping[str, int]
+    slots: int
+    starved: bool  # a job is ready, and others hold the slots it needs
+    stopping: bool
+
+
+class Reporter(Protocol):
+    """Who is told of a run as it goes on. Calls come from the scheduler's own thread and should be quick."""
+
+    def started(self, job: StageJob, attempt: AttemptDir) -> None:
+        """A process was started for the next attempt at a stage."""
+
+    def finished(self, job: StageJob, sighting: Sighting) -> None:
+        """A stage that this run waited for came to an end, here or under another `gpas run`."""
+
+    def tick(self, board: Board) -> None:
+        """About once a second."""
+
+    def notice(self, message: str) -> None:
+        """Something that the user should know and that stops nothing."""
+
+
+class Silent:
+    """A reporter that tells nobody."""
+
+    def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
+
+    def finished(self, job: StageJob, sighting: Sighting) -> None: ...
+
+    def tick(self, board: Board) -> None: ...
+
+    def notice(self, message: str) -> None: ...

@@ -1,0 +1,264 @@
+"""Evidence in the run directories -> the state of each stage and cell. Reads only; asks no database.
+
+What counts, strongest first:
+
+ 1. an outcome in the journal
+ 2. exit.json: somebody saw the process end
+ 3. alive.lock: the job's process holds it for exactly as long as it lives
+ 4. a claim whose submitter lives
+ 5. where locks tell nothing (another host), the age of the last event
+
+Absence of evidence never ends a stage: what cannot be told is `unknown`, with the reason.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch import locks
+from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.progress import Event, Progress, checkpoint_step, progress
+from gpas_cli.launch.submitters import SILENCE, Claim, Liveness, read_claim
+from gpas_cli.store.journal import tail
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+STATES = ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
+RESULTS = ("done", "diverged")  # nothing is left to do
+ALIVE = ("queued", "running")  # somebody is at it
+GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
+EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """What is known of one stage, and from what.
+
+    `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
+    a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided.
+    """
+
+    state: str
+    evidence: str
+    age: float | None = None
+    outcome: str = ""
+    cause: str = ""
+    attempt: int | None = None
+    directory: Path | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None
+    claim: Claim | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of the stage's steps that is done, None when nothing tells."""
+        seen = self.progress
+        return seen.step / seen.steps if seen and seen.step is not None and seen.steps else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState(Sighting):
+    """A cell is in the state of its first stage that lacks a result, or of its last stage."""
+
+    entry: Entry
+    stage: str
+    key: str
+
+
+def look(runs: Path, entries: Iterable[Entry]) -> list[CellState]:
+    """The state of each entry, in order. Every stage is read once, however many entries share it."""
+    seen: dict[str, Sighting] = {}
+    alive = Liveness(runs)
+    return [_cell_state(runs, entry, seen, alive) for entry in entries]
+
+
+def sightings(runs: Path, entries: Iterable[Entry]) -> dict[str, Sighting]:
+    """Key -> what is known, for every stage of the entries."""
+    alive = Liveness(runs)
+    keys = dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages)
+    return {key: observe(runs, key, alive) for key in keys}
+
+
+def _cell_state(runs: Path, entry: Entry, seen: dict[str, Sighting], alive: Liveness) -> CellState:
+    for stage in entry.cell.stages:
+        if stage.key not in seen:
+            seen[stage.key] = observe(runs, stage.key, alive)
+        if seen[stage.key].state != "done":
+            break
+    return CellState(entry=entry, stage=stage.kind, key=stage.key, **vars(seen[stage.key]))
+
+
+def observe(runs: Path, key: str, alive: Liveness | None = None) -> Sighting:
+    """The state of the stage `key`. Never raises for what it finds: an unreadable directory is `unknown`."""
+    try:
+        return _observe(runs, key, alive or Liveness(runs))
+    except (OSError, GpasError) as error:
+        return Sighting(state="unknown", evidence=f"unreadable: {error}")
+
+
+def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
+    tries = attempts(runs, key)
+    last = conclude_or_unknown(tries[-1]) if tries else Sighting(state="missing", evidence="no attempt")
+    if last.state not in RESULTS:
+        # A result once obtained stands, whatever was tried after it.
+        earlier = (found for attempt in reversed(tries[:-1]) if (found := _result(attempt)))
+        last = next(earlier, last)
+    if last.state in RESULTS or last.state in ALIVE:
+        return last
+    claim = read_claim(runs, key)
+    return _claimed(last, claim) if claim and alive(claim) else last
+
+
+def _claimed(last: Sighting, claim: Claim) -> Sighting:
+    if last.state == "unknown":  # a claim is given back when its job has ended
+        return replace(last, state="running", evidence=f"claimed by {claim}, which lives; {last.evidence}", claim=claim)
+    before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
+    age = max(0.0, time.time() - claim.since)
+    return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)
+
+
+def conclude(attempt: AttemptDir) -> Sighting:
+    """The state of one attempt by itself. Raises OSError or StoreError when its files cannot be read."""
+    events = tail(attempt.journal_path, GLANCE)
+    told = outcome(events)
+    if told is None:
+        events = tail(attempt.journal_path, LOOK)
+        told = outcome(events)
+    found = _from_outcome(told) if told else _from_process(attempt, events)
+    if told is None and found.state != "running":
+        # The process may have told its outcome and ended after the journal was read and before the lock was.
+        events = tail(attempt.journal_path, LOOK)
+        told = outcome(events)
+        found = _from_outcome(told) if told else found
+    age = _age(events, found.age)
+    return replace(found, progress=progress(events), age=age, attempt=attempt.number, directory=attempt.path)
+
+
+def outcome(events: Sequence[Event]) -> Event | None:
+    """The outcome event that ends a journal. A warning may follow it; a new start takes it back."""
+    last = next((event for event in reversed(events) if event.get("kind") != "warning"), None)
+    return last if last is not None and last.get("kind") == "outcome" else None
+
+
+def resumable(runs: Path, key: str) -> int | None:
+    """The step of the newest checkpoint of the stage's attempts, None when there is none."""
+    for attempt in reversed(attempts(runs, key)):
+        step = checkpoint_step(tail(attempt.journal_path, 16 * LOOK))
+        if step is not None and attempt.checkpoints.is_dir():
+            return step
+    return None
+
+
+def conclude_or_unknown(attempt: AttemptDir) -> Sighting:
+    """`conclude`, with what cannot be read as an unknown state."""
+    try:
+        return conclude(attempt)
+    except (OSError, GpasError) as error:
+        evidence = f"unreadable: {error}"
+        return Sighting(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
+
+
+def _result(attempt: AttemptDir) -> Sighting | None:
+    found = conclude_or_unknown(attempt)
+    return found if found.state in RESULTS else None
+
+
+def _from_outcome(event: Event) -> Sighting:
+    state = str(event.get("outcome"))
+    if state not in ("done", "diverged", "failed", "cancelled", "interrupted"):
+        return Sighting(
+            state="unknown", evidence=f"the journal ends in an outcome this version does not know: {state!r}"
+        )
+    metrics = event.get("metrics")
+    return Sighting(
+        state=state,
+        outcome=state,
+        evidence="outcome in the journal",
+        cause=str(event.get("cause") or ""),
+        metrics=metrics if isinstance(metrics, Mapping) else {},
+    )
+
+
+def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> Sighting:
+    if attempt.exit_path.exists():
+        return _from_exit(attempt, read_json(attempt.exit_path))
+    held = locks.probe(alive_path(attempt))
+    if held is Lock.HELD:
+        doing = "" if events else ", no event yet"
+        return Sighting(state="running", evidence=f"its process holds alive.lock{doing}", age=_since_created(attempt))
+    here = host(attempt, events) == socket.gethostname()
+    if here and held is not Lock.UNKNOWABLE:
+        return _ended(attempt, "the process ended without an outcome; nobody saw how")
+    return _from_silence(attempt, events)
+
+
+def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> Sighting:
+    """The process ended without telling an outcome: only an exit code of its own choice can say that it failed."""
+    code, signal = seen.get("code"), seen.get("signal")
+    how = f"signal {signal}" if signal else f"exit code {code}"
+    evidence = f"the process ended without an outcome ({how}, exit.json)"
+    if signal or code in (0, None, EXIT_INTERRUPTED):
+        return _ended(attempt, evidence)
+    if code == EXIT_CANCELLED:
+        return Sighting(state="cancelled", evidence=evidence)
+    return Sighting(
+        state="failed", evidence=evidence, cause=str(seen.get("error") or "") or last_line(attempt.log_path)
+    )
+
+
+def _ended(attempt: AttemptDir, evidence: str) -> Sighting:
+    if cancel_path(attempt.path).exists():
+        return Sighting(state="cancelled", evidence=f"{evidence}, after a request to cancel")
+    return Sighting(state="interrupted", evidence=evidence, age=_since_created(attempt))
+
+
+def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> Sighting:
+    age = _age(events, _since_created(attempt)) or 0.0
+    where = host(attempt, events) or "a host that is not recorded"
+    state = "running" if age < SILENCE else "unknown"
+    return Sighting(state=state, evidence=f"events from {where}, whose locks are not seen here", age=age)
+
+
+def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
+    """The host the attempt's process runs on, "" when nothing tells."""
+    started = [str(event["host"]) for event in events if event.get("kind") == "start" and event.get("host")]
+    submitter = attempt.read_attempt().get("submitter")
+    return started[-1] if started else str(submitter.get("host", "")) if isinstance(submitter, Mapping) else ""
+
+
+def alive_path(attempt: AttemptDir) -> Path:
+    return attempt.path / "alive.lock"
+
+
+def cancel_path(directory: Path) -> Path:
+    """A request to cancel: beside the claim for a queued stage, in the attempt for a running one."""
+    return directory / "cancel.json"
+
+
+def last_line(log: Path) -> str:
+    """The last line a job printed that is not blank: of a traceback, the error."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _age(events: Sequence[Event], otherwise: float | None) -> float | None:
+    times = [float(event["t"]) for event in events[-1:] if isinstance(event.get("t"), int | float)]
+    return max(0.0, time.time() - times[0]) if times else otherwise
+
+
+def _since_created(attempt: AttemptDir) -> float | None:
+    created = attempt.read_attempt().get("created")
+    return max(0.0, time.time() - created) if isinstance(created, int | float) else None

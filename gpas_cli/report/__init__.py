@@ -1,0 +1,16 @@
+"""Rows -> table cells.
+
+    query     the decisive result of each stage, attempts, curves, from the database
+    labels    what a cell is called: in row titles, and in the papers
+    papers    published numbers, as data
+    stats     mean, spread, paired differences over seeds
+    standing  how one entry stands: its number, or why there is none
+    table     entries + results -> `Table`: data, not text
+    notes     what a reader must know of a table: mixtures, missing seeds, what the deltas are
+    render    a `Table` as Markdown, LaTeX, CSV, JSON
+    terminal  a `Table` in a terminal
+    why       where one number comes from
+    figure    curves (needs the extra `figures`)
+
+Nothing here imports torch; only `query` and `why` import SQLAlchemy.
+"""

@@ -1,0 +1,98 @@
+"""What a cell is called: titles for people, and the facts by which published numbers are found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.spec.embed import EMBEDS
+from gpas_cli.spec.gate import ACTIVATIONS, Gate
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import LNS, SCHEMES
+from gpas_cli.spec.size import SIZES
+
+if TYPE_CHECKING:
+    from gpas_cli.grid import Entry
+
+Label = str | int | float | bool
+RowKey = tuple[Label | None, ...]
+
+NO_MATCH = "-"  # the label of what no paper names
+# Axes whose words say by themselves what they are; other labels are shown with the name of their axis.
+SPEAKING_AXES = ("norm", "gate", "embed", "init", "size", "task", "data", "activation", "site")
+PROPER_NAMES = {"gpas": "GPAS"}
+
+
+def facts(entry: Entry) -> dict[str, Label]:
+    """The labels by which papers know this cell.
+
+    Read from the cell itself, not from the grid's labels: a grid may call a gate what it likes, and only the unchanged
+    71m is the papers' 71m. Axes that papers have no word for keep the grid's label.
+    """
+    model = entry.cell.model
+    return {
+        **entry.axes,
+        "size": _name_in(SIZES, model.size),
+        "norm": describe_norm(model),
+        "gate": describe_gate(model.gate),
+        "embed": _name_in(EMBEDS, model.embed),
+        "init": model.init.preset,
+        "embed_std": model.init.embed_std,
+        "lr": entry.cell.optim.lr,
+    }
+
+
+def describe_norm(model: Model) -> str:
+    """The scheme's name where its settings are the published ones. LNS is published in both of its forms."""
+    published = isinstance(model.norm, LNS) or model.norm == SCHEMES[model.scheme]()
+    return model.scheme if published else NO_MATCH
+
+
+def describe_gate(gate: Gate | None) -> str:
+    """ "none", "gpas", or what differs from GPAS as proposed, e.g. "activation=tanh" or "stop_gradient=false".
+
+    The start of a gate that could not move from 0 is not counted: papers do not tell it.
+    """
+    if gate is None:
+        return "none"
+    if ACTIVATIONS[gate.activation][1] == 0:
+        gate = replace(gate, init=0.0)
+    usual = Gate()
+    changed = [(f.name, getattr(gate, f.name)) for f in fields(gate) if getattr(gate, f.name) != getattr(usual, f.name)]
+    return ", ".join(f"{name}={_word(value)}" for name, value in changed) or "gpas"
+
+
+def row_title(axes: Sequence[str], key: RowKey, scheme_titles: Mapping[Label, str]) -> str:
+    """The labels of a row in words; what is absent ("none") is left out, e.g. "Pre-LN + GPAS"."""
+    parts = [label_title(axis, label, scheme_titles) for axis, label in zip(axes, key, strict=True)]
+    said = [part for part in parts if part]
+    return " + ".join(said) if said else f"no {axes[-1]}"
+
+
+def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, str]) -> str:
+    """One label in words; "" where it names an absence."""
+    if label is None or label == "none":
+        return ""
+    if axis == "norm" and label in scheme_titles:
+        return scheme_titles[label]
+    if isinstance(label, bool) or axis not in SPEAKING_AXES:
+        return f"{axis} {_word(label)}"
+    return PROPER_NAMES.get(str(label), str(label))
+
+
+def scheme_titles(entries: Sequence[Entry]) -> dict[Label, str]:
+    """Label on the `norm` axis -> title, where the label is the scheme's own name: a variant keeps its label."""
+    return {
+        entry.axes["norm"]: entry.cell.model.norm.title
+        for entry in entries
+        if entry.axes.get("norm") == entry.cell.model.scheme
+    }
+
+
+def _name_in(named: Mapping[str, Any], value: object) -> str:
+    return next((name for name, known in named.items() if known == value), NO_MATCH)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

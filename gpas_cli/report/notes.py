@@ -1,0 +1,252 @@
+"""What a reader must know of a table besides its numbers: one sentence a note, none where there is nothing to say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from gpas_cli.report.papers import load
+from gpas_cli.report.result import Result
+from gpas_cli.report.standing import Standing
+from gpas_cli.report.table import Row, Table, TableCell
+
+SIGNIFICANT = 0.05
+FEWEST = 3  # pairs: two can agree by chance far too easily for a test that trusts their spread
+SAME_BUDGET = 1.5  # a published run of up to this many times our tokens, or as many fewer, is not remarked on
+
+
+@dataclass(frozen=True)
+class Note:
+    """`kind`: seeds, delta, marks, diverged, unfinished, pairs, base, mixture, override, published, budget or gains."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a method gains over its base, ours and published: differences of the metric, not yet signed by direction."""
+
+    row: str
+    column: str
+    source: str
+    ours: float
+    published: float
+
+
+def notes(table: Table) -> tuple[Note, ...]:
+    """All notes of a table, in the order of reading."""
+    makers = (
+        _seeds,
+        _delta,
+        _marks,
+        _diverged,
+        _unfinished,
+        _pairs,
+        _bases,
+        _mixtures,
+        _overrides,
+        _published,
+        _budgets,
+        _gains,
+    )
+    return tuple(note for make in makers for note in make(table))
+
+
+def gains(table: Table) -> list[Gain]:
+    """Every cell where both we and a source have a number for the method and for its base."""
+    return [
+        Gain(full_title(table, row), table.columns[i].title, source, cell.delta.mean, printed.delta)
+        for row, i, cell in _cells(table)
+        for source, printed in (cell.printed or {}).items()
+        if cell.delta is not None and printed.delta is not None
+    ]
+
+
+def full_title(table: Table, row: Row) -> str:
+    """The row's title as it reads outside the table: "Pre-LN + GPAS"."""
+    base = next((other for other in table.rows if row.indent and other.key == row.base), None)
+    return f"{base.title} {row.title}" if base else row.title
+
+
+def significant(cell: TableCell) -> bool:
+    """Whether the difference from the base is marked with a star."""
+    delta = cell.delta
+    return delta is not None and delta.p is not None and delta.n >= FEWEST and delta.p < SIGNIFICANT
+
+
+def _cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
+    return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.standings)
+
+
+def _where(table: Table, row: Row, column: int) -> str:
+    return f"{full_title(table, row)} {table.columns[column].title}"
+
+
+def _standings(table: Table) -> list[Standing]:
+    """Each entry once: with a column per task it stands in several cells."""
+    return list({s.entry.id: s for _, _, cell in _cells(table) for s in cell.standings}.values())
+
+
+def _seeds(table: Table) -> Iterator[Note]:
+    over = table.spec.over
+    sizes = sorted({len(cell.standings) for _, _, cell in _cells(table)})
+    if sizes and sizes[-1] > 1:
+        count = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        yield Note("seeds", f"mean ± sample standard deviation over {count} {over}s")
+    elif sizes:
+        yield Note("seeds", f"one {over} a cell: differences may be noise")
+
+
+def _delta(table: Table) -> Iterator[Note]:
+    deltas = [cell for _, _, cell in _cells(table) if cell.delta is not None]
+    if not deltas:
+        return
+    against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
+    paired = (
+        f", the mean over the {table.spec.over}s that both have"
+        if any(c.delta and c.delta.n > 1 for c in deltas)
+        else ""
+    )
+    yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}")
+    if any(map(significant, deltas)):
+        yield Note(
+            "delta", f"* paired t test over {table.spec.over}s, two-sided p < {SIGNIFICANT:g}, each cell by itself"
+        )
+
+
+def _marks(table: Table) -> Iterator[Note]:
+    cells = [cell for _, _, cell in _cells(table)]
+    if any(cell.mark for cell in cells):
+        rest = "" if all(cell.complete for cell in cells) else " (unfinished cells are not ranked)"
+        yield Note("marks", f"bold: best of its column; underlined: second best{rest}")
+
+
+def _diverged(table: Table) -> Iterator[Note]:
+    part = [
+        _where(table, row, i)
+        for row, i, cell in _cells(table)
+        if cell.summary is not None and any(s.state == "diverged" for s in cell.standings)
+    ]
+    if part:
+        yield Note("diverged", f"diverged runs are not in the mean: {', '.join(part)}")
+
+
+def _unfinished(table: Table) -> Iterator[Note]:
+    standings = [s for _, _, cell in _cells(table) for s in cell.standings]
+    lacking = [s for s in standings if s.value is None and s.state != "diverged"]
+    if lacking:
+        counts = Counter(s.state for s in lacking)
+        told = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+        yield Note("unfinished", f"{len(lacking)} of {len(standings)} numbers are not there yet: {told}")
+    if any(s.state == "unsynced" for s in lacking):
+        yield Note("unfinished", "unsynced: finished, but not in the database; `gpas sync` reads it in")
+
+
+def _pairs(table: Table) -> Iterator[Note]:
+    few = [
+        f"{_where(table, row, i)} ({cell.delta.n} of {len(cell.standings)})"
+        for row, i, cell in _cells(table)
+        if cell.delta is not None and cell.delta.n < len(cell.standings)
+    ]
+    if few:
+        yield Note("pairs", f"differences over fewer {table.spec.over}s than the cell has: {', '.join(few)}")
+
+
+def _bases(table: Table) -> Iterator[Note]:
+    lone = [
+        _where(table, row, i)
+        for row, i, cell in _cells(table)
+        if row.base is not None and cell.summary is not None and cell.delta is None
+    ]
+    if lone:
+        yield Note("base", f"no difference, because the base has no number: {', '.join(lone)}")
+
+
+def _mixtures(table: Table) -> Iterator[Note]:
+    """Numbers side by side that were not obtained alike. Texts are compared within a column: sizes may differ in
+    vocabulary, and then have different tokens of the same text."""
+    for index, column in enumerate(table.columns):
+        cells = [row.cells[index] for row in table.rows]
+        standings = [s for cell in cells for s in cell.standings]
+        yield from _mixture(standings, "training texts", lambda r: _short(r.fingerprint), f"{column.title}: ")
+        yield from _mixture(
+            standings, "validation texts", lambda r: _short(r.validation_fingerprint), f"{column.title}: "
+        )
+    everything = _standings(table)
+    yield from _mixture(everything, "precisions", lambda r: r.precision)
+    yield from _mixture(everything, "versions of the code", lambda r: _short(r.code))
+    yield from _mixture(everything, "devices", lambda r: r.gpu or r.device)
+
+
+def _mixture(
+    standings: list[Standing], what: str, of: Callable[[Result], str | None], where: str = ""
+) -> Iterator[Note]:
+    counts = Counter(of(s.result) or "not recorded" for s in standings if s.result is not None and s.value is not None)
+    if len(counts) > 1:
+        told = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        yield Note("mixture", f"{where}the numbers mix {what}: {told}")
+
+
+def _short(text: str | None) -> str | None:
+    return text[:12] if text else text
+
+
+def _overrides(table: Table) -> Iterator[Note]:
+    why: dict[str, list[str]] = {}
+    for standing in _standings(table):
+        for reason in getattr(standing.entry, "notes", ()):
+            why.setdefault(reason, []).append(standing.entry.name)
+    for reason, names in why.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield Note("override", f"{shown}: {reason}")
+
+
+def _published(table: Table) -> Iterator[Note]:
+    used = {source for column in table.columns for source in column.sources}
+    for source, printed in table.published.items():
+        data = load(source)
+        where = f"{data['title']}, {printed.name}"
+        if source in used:
+            yield Note("published", f"{data['short']}: {where}: {printed.what}")
+            if printed.as_if:
+                yield Note(
+                    "published", f"{data['short']}: its {printed.as_if}; compare the differences, not the values"
+                )
+        else:
+            yield Note("published", f"{data['short']}: {where} has none of these cells")
+
+
+def _budgets(table: Table) -> Iterator[Note]:
+    """Published numbers that come from a much longer or shorter training than ours."""
+    found: dict[str, None] = {}
+    for _, i, cell in _cells(table):
+        entry = cell.standings[0].entry.cell
+        ours = entry.optim.steps * entry.optim.batch * entry.data.length
+        for source, printed in (cell.printed or {}).items():
+            if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
+                told = f"{count(printed.tokens)} tokens in {load(source)['short']}, {count(ours)} here"
+                found[f"{table.columns[i].title} was trained on {told}"] = None
+    yield from (Note("budget", text) for text in found)
+
+
+def count(number: float) -> str:
+    """A number of tokens or parameters as people say it: 983M, 1.3B."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def _gains(table: Table) -> Iterator[Note]:
+    everything = gains(table)
+    for source in dict.fromkeys(gain.source for gain in everything):
+        found = [gain for gain in everything if gain.source == source]
+        same = sum(gain.ours * gain.published > 0 for gain in found)
+        # The median: a published base that diverged differs from its method by a thousand.
+        ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
+        told = f"{same} of {len(found)} have the sign of {load(source)['short']}"
+        digits = table.metric.digits
+        yield Note("gains", f"differences: {told}; median {ours:+.{digits}f} here, {theirs:+.{digits}f} there")

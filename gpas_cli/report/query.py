@@ -1,0 +1,118 @@
+"""Questions to the database. Commands import this late: it brings SQLAlchemy in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Select, select
+
+from gpas_cli.report.result import Result
+from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
+
+DECISIVE = ("done", "diverged")
+AT_ONCE = 500  # parameters in one statement; older SQLite refuses more than 999
+
+# Columns of an attempt that a result takes over as they are.
+_SAME = (
+    *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
+    *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
+)
+
+
+def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
+    """Stage key -> what its latest done or diverged attempt reported; stages without one are left out."""
+    found: dict[str, Result] = {}
+    with engine.connect() as connection:
+        for part in _parts(keys):
+            rows = _rows(
+                connection,
+                select(Attempt.__table__, Stage.kind)
+                .join(Stage, Stage.key == Attempt.stage_key)
+                .where(Attempt.stage_key.in_(part), Attempt.outcome.in_(DECISIVE))
+                .order_by(Attempt.number),
+            )
+            latest = {row["stage_key"]: row for row in rows}
+            metrics = _metrics(connection, [row["id"] for row in latest.values()])
+            found |= {key: _result(row, metrics.get(row["id"], {})) for key, row in latest.items()}
+    return found
+
+
+def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
+    """All attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
+    with engine.connect() as connection:
+        rows = _rows(
+            connection,
+            select(Attempt.__table__).where(Attempt.stage_key == key).order_by(Attempt.number),
+        )
+        metrics = _metrics(connection, [row["id"] for row in rows])
+    return [{**row, "metrics": metrics.get(row["id"], {})} for row in rows]
+
+
+def stage(engine: Engine, key: str) -> dict[str, Any] | None:
+    """The stage's kind, parents and cell; None when the database has no attempt at it."""
+    with engine.connect() as connection:
+        rows = _rows(connection, select(Stage.__table__).where(Stage.key == key))
+    return rows[0] if rows else None
+
+
+def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
+    """The curve `name` of a stage as (step, value) by step, attempts joined: of several, the latest attempt counts."""
+    points = (
+        select(Curve.step, Curve.value)
+        .join(Attempt, Attempt.id == Curve.attempt_id)
+        .where(Attempt.stage_key == key, Curve.name == name)
+        .order_by(Attempt.number)
+    )
+    with engine.connect() as connection:
+        joined = {row.step: row.value for row in connection.execute(points)}
+    return sorted(joined.items())
+
+
+def curve_names(engine: Engine, key: str) -> list[str]:
+    """The names of the curves that the stage's attempts recorded."""
+    names = select(Curve.name).join(Attempt, Attempt.id == Curve.attempt_id).where(Attempt.stage_key == key).distinct()
+    with engine.connect() as connection:
+        return sorted(connection.execute(names).scalars())
+
+
+def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int, float]]]:
+    """A per-layer curve as (step, {layer: value}) by step, attempts joined like `curve`."""
+    points = (
+        select(Attempt.number, LayerCurve.step, LayerCurve.layer, LayerCurve.value)
+        .join(Attempt, Attempt.id == LayerCurve.attempt_id)
+        .where(Attempt.stage_key == key, LayerCurve.name == name)
+        .order_by(Attempt.number, LayerCurve.step, LayerCurve.layer)
+    )
+    joined: dict[int, tuple[int, dict[int, float]]] = {}
+    with engine.connect() as connection:
+        for number, step, layer, value in connection.execute(points):
+            if step not in joined or joined[step][0] != number:
+                joined[step] = (number, {})
+            joined[step][1][layer] = value
+    return [(step, values) for step, (_, values) in sorted(joined.items())]
+
+
+def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def _metrics(connection: Connection, ids: Iterable[int]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for part in _parts(ids):
+        rows = connection.execute(
+            select(Metric.attempt_id, Metric.name, Metric.value).where(Metric.attempt_id.in_(part))
+        )
+        for attempt_id, name, value in rows:
+            found.setdefault(attempt_id, {})[name] = value
+    return found
+
+
+def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
+    same = {name: row[name] for name in _SAME}
+    return Result(key=row["stage_key"], stage=row["kind"], cause=row["cause"] or "", metrics=metrics, **same)
+
+
+def _parts(values: Iterable[Any]) -> Iterator[list[Any]]:
+    distinct = list(dict.fromkeys(values))
+    return (distinct[i : i + AT_ONCE] for i in range(0, len(distinct), AT_ONCE))

@@ -1,0 +1,100 @@
+"""How one entry stands: the number it contributes to a table, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.labels import Label
+from gpas_cli.report.metrics import Metric
+from gpas_cli.report.result import Result
+
+if TYPE_CHECKING:
+    from gpas_cli.grid import Entry
+
+States = Mapping[str, tuple[str, float | None]]
+Results = Mapping[str, Result]
+
+# The order in which a cell names what it waits for, and how.
+WORDS = {
+    "diverged": "diverged",
+    "running": "running",
+    "queued": "queued",
+    "interrupted": "interrupted",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "unknown": "unknown",
+    "missing": "missing",
+    "unsynced": "not ingested",
+    "unrecorded": "not recorded",
+}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One entry in a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
+
+    state: as `gpas status` has it, or "unsynced" (done, but the database has not heard of it) or "unrecorded" (done
+    without this metric). progress: fraction of the stage that is done, where known.
+    """
+
+    entry: Entry
+    seed: Label | None
+    state: str
+    key: str
+    value: float | None = None
+    progress: float | None = None
+    result: Result | None = None
+
+
+def stand(entry: Entry, seed: Label | None, metric: Metric, name: str, states: States, results: Results) -> Standing:
+    """The standing of `entry` for the number called `name`: that of the first stage in its chain that is not done.
+
+    Raises GpasError when the entry has no stage that reports the metric.
+    """
+    if all(stage.kind != metric.stage for stage in entry.cell.stages):
+        raise GpasError(
+            f"{entry.id}: {metric.name} comes from the stage '{metric.stage}', which this cell does not have"
+        )
+    for position, stage in enumerate(entry.cell.stages):
+        result = results.get(stage.key)
+        if result is not None and result.outcome == "diverged":
+            return Standing(entry, seed, "diverged", stage.key, result=result)
+        if result is None or result.outcome != "done":
+            # A state is known of one stage at least; whoever is at a later stage has done this one.
+            later = any(after.key in states for after in entry.cell.stages[position + 1 :])
+            state, progress = states.get(stage.key, ("done" if later else "missing", None))
+            return Standing(entry, seed, "unsynced" if state == "done" else state, stage.key, progress=progress)
+        if stage.kind == metric.stage:
+            break
+    assert result is not None  # the loop ends at the stage in question, and only where that is done
+    value = result.metrics.get(name)
+    return Standing(entry, seed, "unrecorded" if value is None else "done", stage.key, value=value, result=result)
+
+
+def describe(standings: Sequence[Standing], over: str) -> str:
+    """Why numbers are missing: "" when none is, "running 45 %", "3/5 seeds", "2 queued, 1 missing"."""
+    lacking = [standing for standing in standings if standing.value is None]
+    if not lacking:
+        return ""
+    counts = Counter(standing.state for standing in lacking)
+    words = [_word(state, count, lacking, len(counts) > 1) for state, count in sorted(counts.items(), key=_order)]
+    if len(lacking) == len(standings):
+        return ", ".join(words)
+    diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
+    return f"{len(standings) - len(lacking)}/{len(standings)} {over}s{diverged}"
+
+
+def _order(item: tuple[str, int]) -> int:
+    return list(WORDS).index(item[0]) if item[0] in WORDS else len(WORDS)
+
+
+def _word(state: str, count: int, lacking: Sequence[Standing], counted: bool) -> str:
+    known = [s.progress for s in lacking if s.state == state and s.progress is not None]
+    # Rounded down: 100 % is said only of what is finished.
+    percent = f" {math.floor(100 * sum(known) / len(known))} %" if known and state in ("running", "interrupted") else ""
+    return f"{count} {WORDS.get(state, state)}{percent}" if counted else f"{WORDS.get(state, state)}{percent}"

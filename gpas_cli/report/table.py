@@ -1,0 +1,275 @@
+"""Entries, their states and results -> one `Table`. Data only; `render` makes text of it.
+
+rows       one per method (the row axes); a method that differs from its base (`against`) stands beneath it
+columns    one per label of the column axis, or one per downstream task
+a cell     mean and spread over seeds, the paired difference from the base, published numbers, what is missing
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.report import stats
+from gpas_cli.report.labels import Label, RowKey, facts, label_title, row_title, scheme_titles
+from gpas_cli.report.metrics import Metric, metric
+from gpas_cli.report.papers import PublishedTable, published
+from gpas_cli.report.standing import Results, Standing, States, describe, stand
+
+if TYPE_CHECKING:
+    from gpas_cli.grid import Entry, TableSpec
+
+Groups = dict[RowKey, dict[Label, list["Entry"]]]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A published number for a cell, its difference from the published base, and the tokens it was trained on."""
+
+    value: float
+    delta: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One row and column. `mark` is "best", "second" or ""; `status` says why numbers are missing, "" if none is.
+
+    `delta` is None in a base row, and where no seed has both numbers. No standings: the grid has no such cell.
+    """
+
+    standings: tuple[Standing, ...] = ()
+    summary: stats.Summary | None = None
+    delta: stats.Paired | None = None
+    status: str = ""
+    mark: str = ""
+    printed: Mapping[str, Printed] | None = None
+
+    @property
+    def values(self) -> dict[Hashable, float]:
+        """The numbers by seed."""
+        return {s.seed: s.value for s in self.standings if s.value is not None}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has its number."""
+        return self.summary is not None and self.summary.n == len(self.standings)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method. `base` is the key of the row its deltas refer to, None for a row that is itself a base."""
+
+    key: RowKey
+    title: str
+    cells: tuple[TableCell, ...]
+    indent: int = 0
+    base: RowKey | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One label of the column axis, and the sources that print a number for any of its cells."""
+
+    label: Label
+    title: str
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table. `rows` are in the order of display."""
+
+    spec: TableSpec
+    metric: Metric
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    published: Mapping[str, PublishedTable]
+
+
+def stage_keys(entries: Sequence[Entry]) -> list[str]:
+    """The keys of all stages of the entries: what `states` and `results` should cover."""
+    return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
+
+
+def build(entries: Sequence[Entry], states: States, results: Results, spec: TableSpec) -> Table:
+    """The table of `entries`, whose stages' states and results are given by stage key.
+
+    Raises GpasError for an unknown metric, axis or published table, and when two entries fall into one cell though they
+    differ in more than the averaged axis.
+    """
+    sources = {source: published(source, name) for source, name in spec.published.items()}
+    _check(entries, spec, sources)
+    groups = _group(entries, spec)
+    labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
+    bases = {key: other for key in groups if (other := _base_key(key, spec)) != key}
+    plain = {key: _cells(columns, labels, spec, states, results) for key, columns in groups.items()}
+    cells = {}
+    for key, row in plain.items():
+        base = plain.get(bases[key]) if key in bases else None
+        cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, sources)
+    rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), metric(spec.value))
+    columns = tuple(_column(label, i, rows, spec, sources) for i, label in enumerate(labels))
+    return Table(spec, metric(spec.value), columns, tuple(rows), sources)
+
+
+def _check(entries: Sequence[Entry], spec: TableSpec, sources: Mapping[str, PublishedTable]) -> None:
+    family = metric(spec.value).family
+    if not entries:
+        raise GpasError(f"table '{spec.title}': there are no cells to show")
+    axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
+    for axis in (*spec.rows, *([] if spec.columns == "task" else [spec.columns])):
+        if axis not in axes:
+            raise GpasError(f"table '{spec.title}': no cell has an axis '{axis}'; {nearest(axis, axes)}")
+    for axis in spec.against:
+        if axis not in spec.rows:
+            raise GpasError(f"table '{spec.title}': against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
+    for source, table in sources.items():
+        if table.metric != family:
+            raise GpasError(
+                f"table '{spec.title}': published {source}: {table.name} prints {table.metric}, not {family}"
+            )
+
+
+def _group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
+    """Row key -> column label -> entries. With columns `task`, an entry is in the column of each of its tasks."""
+    groups: Groups = {}
+    # Grids that include one another may bring the same cell twice.
+    for entry in {(entry.cell.key, *sorted(entry.axes.items())): entry for entry in entries}.values():
+        row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
+        for label in _column_labels(entry, spec):
+            row.setdefault(label, []).append(entry)
+    for columns in groups.values():
+        for group in columns.values():
+            _refuse_mixture(group, spec)
+    return groups
+
+
+def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
+    if spec.columns != "task":
+        return (entry.axes[spec.columns],) if spec.columns in entry.axes else ()
+    downstream = entry.cell.downstream
+    return (*downstream.tasks, "average") if downstream else ()
+
+
+def _refuse_mixture(group: Sequence[Entry], spec: TableSpec) -> None:
+    """A mean over entries that differ in something besides the seed would be a mean of different things."""
+    first = group[0]
+    for entry in group[1:]:
+        axes = sorted(entry.axes.keys() | first.axes.keys())
+        differing = [axis for axis in axes if entry.axes.get(axis) != first.axes.get(axis) and axis != spec.over]
+        if differing:
+            raise GpasError(
+                f"table '{spec.title}': {first.id} and {entry.id} fall into one cell but differ in "
+                f"{', '.join(differing)}; add it to the rows, or choose cells with --where"
+            )
+    seeds = [entry.axes.get(spec.over) for entry in group]
+    if len(set(seeds)) < len(seeds):
+        raise GpasError(f"table '{spec.title}': {first.id} is there twice; a cell counts once for each {spec.over}")
+
+
+def _cells(
+    columns: Mapping[Label, Sequence[Entry]], labels: Sequence[Label], spec: TableSpec, states: States, results: Results
+) -> list[TableCell]:
+    what = metric(spec.value)
+    cells = []
+    for label in labels:
+        name = what.recorded_as(str(label) if spec.columns == "task" else "average")
+        group = columns.get(label, ())
+        standings = tuple(stand(entry, entry.axes.get(spec.over), what, name, states, results) for entry in group)
+        numbers = [s.value for s in standings if s.value is not None]
+        summary = stats.summary(numbers) if numbers else None
+        cells.append(TableCell(standings, summary, status=describe(standings, spec.over)))
+    return cells
+
+
+def _base_key(key: RowKey, spec: TableSpec) -> RowKey:
+    return tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))
+
+
+def _with_deltas(row: Sequence[TableCell], base: Sequence[TableCell] | None) -> list[TableCell]:
+    if base is None:
+        return list(row)
+    return [replace(own, delta=stats.paired(own.values, other.values)) for own, other in zip(row, base, strict=True)]
+
+
+def _with_printed(
+    row: Sequence[TableCell],
+    base: Sequence[TableCell] | None,
+    labels: Sequence[Label],
+    spec: TableSpec,
+    sources: Mapping[str, PublishedTable],
+) -> list[TableCell]:
+    bases = base or [TableCell()] * len(labels)
+    return [
+        replace(own, printed={name: p for name, t in sources.items() if (p := _printed(own, other, label, spec, t))})
+        for own, other, label in zip(row, bases, labels, strict=True)
+    ]
+
+
+def _printed(own: TableCell, base: TableCell, label: Label, spec: TableSpec, table: PublishedTable) -> Printed | None:
+    if not own.standings:
+        return None
+    task = {"task": label} if spec.columns == "task" else {}
+    labels = {**facts(own.standings[0].entry), **task}
+    value = table(labels)
+    if value is None:
+        return None
+    delta = table.delta(labels, {**facts(base.standings[0].entry), **task}) if base.standings else None
+    return Printed(value, delta, table.tokens(labels))
+
+
+def _order(
+    cells: Mapping[RowKey, Sequence[TableCell]],
+    bases: Mapping[RowKey, RowKey],
+    spec: TableSpec,
+    titles: Mapping[Label, str],
+) -> list[Row]:
+    """Bases in declared order, what is measured against each of them beneath it."""
+    rows = []
+    for key in cells:
+        if bases.get(key) in cells:
+            continue
+        rows.append(Row(key, row_title(spec.rows, key, titles), tuple(cells[key]), base=bases.get(key)))
+        for child in cells:
+            if bases.get(child) == key:
+                said = [label_title(axis, child[i], titles) for i, axis in enumerate(spec.rows) if axis in spec.against]
+                rows.append(Row(child, "+ " + " + ".join(filter(None, said)), tuple(cells[child]), 1, key))
+    return rows
+
+
+def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:
+    """The rows with the best and second best of each column marked. Unfinished cells are not ranked; numbers that look
+    equal tie, and after a tie for best there is no second."""
+    ranked = [list(row.cells) for row in rows]
+    for column in range(len(ranked[0])):
+        marks = _marks([row[column] for row in ranked], what)
+        for row, mark in zip(ranked, marks, strict=True):
+            row[column] = replace(row[column], mark=mark)
+    return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
+
+
+def _marks(column: Sequence[TableCell], what: Metric) -> list[str]:
+    shown = [_shown(cell, what) for cell in column]
+    numbers = sorted((n for n in shown if n is not None), reverse=what.better == "higher")
+    if len(numbers) < 2:
+        return [""] * len(shown)
+    second = numbers[1] if numbers[1] != numbers[0] else None
+    return ["" if n is None else "best" if n == numbers[0] else "second" if n == second else "" for n in shown]
+
+
+def _shown(cell: TableCell, what: Metric) -> float | None:
+    if cell.summary is None or not cell.complete or math.isnan(cell.summary.mean):
+        return None
+    return round(cell.summary.mean, what.digits)
+
+
+def _column(
+    label: Label, index: int, rows: Sequence[Row], spec: TableSpec, sources: Mapping[str, PublishedTable]
+) -> Column:
+    cells = [row.cells[index] for row in rows]
+    present = tuple(source for source in sources if any(source in (cell.printed or {}) for cell in cells))
+    return Column(label, label_title(spec.columns, label, {}) or str(label), present)

@@ -1,0 +1,136 @@
+"""Where one number comes from: every attempt at its stage, on what it ran, and how the cell differs from its base."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from gpas_cli.errors import UnknownCell
+from gpas_cli.report import query
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.store.rundir import AttemptDir
+
+_CHECKPOINT = re.compile(r"step-(\d+)\.")
+
+# Columns of an attempt that say where, when and with what it ran.
+_FACTS = (
+    *("host", "device", "gpu", "threads", "precision", "code", "git_commit", "git_dirty", "environment", "executor"),
+    *("created", "started", "ended", "resumed_from", "last_step", "parameters"),
+    *("fingerprint", "validation_fingerprint", "journal_damaged"),
+)
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attempt. `outcome` is None while it runs, or when it ended without telling.
+
+    `facts` are the columns of the table "attempt" that say where, when and with what it ran. `checkpoint` is the newest
+    one that is still there.
+    """
+
+    number: int
+    outcome: str | None
+    cause: str
+    facts: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    directory: Path
+    log: Path
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting in which the cell and its base differ; None: the setting does not exist there."""
+
+    setting: str
+    base: object
+    own: object
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """All that is known of one stage's result. `decisive` is the number of the attempt that tables show."""
+
+    key: str
+    stage: str
+    parents: tuple[str, ...]
+    name: str
+    cell: Mapping[str, Any]
+    base_key: str | None
+    differences: tuple[Difference, ...]
+    tries: tuple[Try, ...]
+    decisive: int | None
+
+
+def explain_number(engine: Engine, runs: Path, key: str, base: Cell | None = None) -> Provenance:
+    """The provenance of the result of stage `key`; `runs` is the project's folder of run directories.
+
+    `base` is the cell to compare with: by default the same cell without a gate. Raises UnknownCell when the database
+    has no attempt at the stage.
+    """
+    stage = query.stage(engine, key)
+    tries = query.attempts(engine, key)
+    if stage is None or not tries:
+        raise UnknownCell(f"{key}: the database has no attempt at it; `gpas sync` reads new ones in")
+    base = base or _ungated(stage["cell"])
+    result = query.results(engine, [key]).get(key)
+    return Provenance(
+        key=key,
+        stage=stage["kind"],
+        parents=tuple(stage["parents"]),
+        name=f"{tries[-1]['grid']}/{tries[-1]['name']}",
+        cell=stage["cell"],
+        base_key=_key_of(base, stage["kind"]),
+        differences=differences(base.to_mapping(), stage["cell"]) if base else (),
+        tries=tuple(_try(runs, row) for row in tries),
+        decisive=result.number if result else None,
+    )
+
+
+def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """The settings in which two cells' mappings differ, as dotted names, in the order they are written."""
+    left, right = _flat(base), _flat(own)
+    names = dict.fromkeys((*right, *left))
+    return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
+
+
+def _ungated(cell: Mapping[str, Any]) -> Cell | None:
+    """The same cell without a gate, None for a cell that has none."""
+    return cell_from({**cell, "gate": None}) if cell.get("gate") else None
+
+
+def _key_of(base: Cell | None, kind: str) -> str | None:
+    return next((stage.key for stage in base.stages if stage.kind == kind), None) if base else None
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _try(runs: Path, row: Mapping[str, Any]) -> Try:
+    directory = AttemptDir(runs / row["directory"])
+    return Try(
+        number=row["number"],
+        outcome=row["outcome"],
+        cause=row["cause"] or "",
+        facts={name: row[name] for name in _FACTS},
+        metrics=row["metrics"],
+        directory=directory.path,
+        log=directory.log_path,
+        checkpoint=_newest(directory.checkpoints),
+    )
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    """The checkpoint with the highest step in its name; files set aside while they are written have none."""
+    paths = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    found = {int(match[1]): path for path in paths if (match := _CHECKPOINT.match(path.name))}
+    return found[max(found)] if found else None

@@ -1,0 +1,67 @@
+"""What the database driver says, as a StoreError that says what to do. Other errors stay what they are.
+
+Every engine of `session` passes its errors through here, so that no query of any caller ends in a driver's traceback
+because a disk is full, a file is locked or a server is down.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlalchemy import URL, Engine, event
+from sqlalchemy.engine.interfaces import ExceptionContext
+
+from gpas_cli.errors import StoreError
+
+TRUTH = "run directories hold everything the database does"
+
+# What SQLite says -> what it means here and what to do about it.
+_SQLITE = {
+    "database is locked": "another process holds it and kept it for {busy:g} s; nothing is lost: run the command again",
+    "readonly database": (
+        "it is read-only for you, or its folder is, where SQLite keeps a log; "
+        "ask its owner for write access, or name your own database with GPAS_DB"
+    ),
+    "unable to open database file": (
+        "it cannot be opened; the folder must exist and, as SQLite keeps files beside the database, be writable; "
+        "ask its owner for write access, or name your own database with GPAS_DB"
+    ),
+    "file is not a database": (
+        f"the file is not an SQLite database; move it away, and `gpas db rebuild` makes a new one ({TRUTH})"
+    ),
+    "malformed": f"the file is damaged; `gpas db rebuild` makes it anew ({TRUTH})",
+    "database or disk is full": "the disk is full; free some space and run the command again, nothing is lost",
+    "disk i/o error": f"the disk failed to read or write it; check the disk, then `gpas db rebuild` ({TRUTH})",
+}
+
+
+def name_of(url: URL) -> str:
+    """The database as messages call it: the path of an SQLite file, else the URL without its password."""
+    if url.get_backend_name() == "sqlite":
+        return url.database or ":memory:"
+    return url.render_as_string(hide_password=True)
+
+
+def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
+    """The StoreError for what a driver raised, or None when it is no fact of the machine but a mistake of ours."""
+    text = str(error)
+    if isinstance(error, sqlite3.Error):
+        meanings = [meaning for symptom, meaning in _SQLITE.items() if symptom in text.lower()]
+        return StoreError(f"{name_of(url)}: {meanings[0].format(busy=busy)}") if meanings else None
+    # psycopg's names; the class is not imported, since the driver is an optional dependency.
+    if type(error).__module__.startswith("psycopg") and any(
+        t.__name__ == "OperationalError" for t in type(error).__mro__
+    ):
+        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+        return StoreError(f"{name_of(url)}: {first}; nothing is lost: run the command again once the server answers")
+    return None
+
+
+def explain_errors_of(engine: Engine, busy: float) -> None:
+    """Make every statement and connection of `engine` raise StoreError where `explain` has an explanation."""
+
+    @event.listens_for(engine, "handle_error")
+    def _explain(context: ExceptionContext) -> None:
+        explanation = explain(engine.url, context.original_exception, busy)
+        if explanation is not None:
+            raise explanation from context.original_exception

@@ -1,0 +1,282 @@
+"""Looking after the database: upgrade, check, rebuild, backup. The run directories are the truth it is held against."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, delete, inspect, select, text
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import faults, journal, rundir, session
+from gpas_cli.store.ingest import ATTEMPT, CURVE, LAYER_CURVE, METRIC, STAGE, Ingested, Unreadable, ingest_attempt, sync
+from gpas_cli.store.schema import HEAD, Base
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with the database, and what helps."""
+
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+def upgrade(url: str) -> Path | None:
+    """Bring the schema to this version's. Returns the backup made before, None when none was needed.
+
+    An SQLite database is copied first. On a server none is made (`gpas` cannot), but there the migration is one
+    transaction: it happens whole or not at all. Raises StoreError for a newer schema and whatever `connect` refuses.
+    """
+    engine = session.open_engine(url)
+    try:
+        with engine.connect() as connection:
+            version = session.version_of(connection)
+        if version is not None and version > HEAD:
+            session.refuse_other_version(engine, version)
+        if version == HEAD:
+            return None
+        aside = backup(url) if version is not None and engine.dialect.name == "sqlite" else None
+        session.migrate(engine)
+        return aside
+    finally:
+        engine.dispose()
+
+
+def backup(url: str) -> Path:
+    """Copy the database, also while it is in use, to a file beside it. Raises StoreError; a server has its own tool."""
+    path = session.file_of(session.parse(url))
+    if path is None:
+        where = faults.name_of(session.parse(url))
+        raise StoreError(
+            f"{where}: is not a file that gpas can copy; back it up with pg_dump (pg_restore reads it back)"
+        )
+    if not path.exists():
+        raise StoreError(f"{path}: there is no database to back up")
+    target = _beside(path, "backup")
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with _explained(url), closing(_raw(path)) as source, closing(sqlite3.connect(partial)) as copy:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the original used
+        partial.replace(target)
+    except OSError as error:
+        raise StoreError(f"{target}: the backup cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def rebuild(url: str, runs: Path) -> Ingested:
+    """Make the database anew from the run directories alone; the old one is in place until the new one is whole.
+
+    An SQLite file that is replaced is kept beside the new one, since it may know attempts whose directories are gone.
+    On a server everything happens in one transaction. Raises StoreError, and then nothing has changed.
+    """
+    path = session.file_of(session.parse(url))
+    if path is None:
+        return _rebuild_in_place(url, runs)
+    aside = path.with_name(f".{path.name}.rebuild-{os.getpid()}")
+    try:
+        engine = session.connect(f"sqlite:///{aside}")
+        try:
+            ingested = sync(engine, runs)
+        finally:
+            engine.dispose()
+        with _explained(url):
+            _single_file(aside)
+            _swap(aside, path)
+    finally:
+        _remove(aside)
+    return ingested
+
+
+def check(url: str, runs: Path) -> list[Finding]:
+    """What is wrong with the database: its version, its integrity, and whether its rows agree with `runs`.
+
+    Reads all journals. An empty list means that all is well. Raises StoreError only for a URL that cannot be used.
+    """
+    session.parse(url)
+    try:
+        engine = session.connect(url, create=False)
+    except StoreError as error:
+        return [Finding(str(error), "until then nothing else can be checked")]
+    try:
+        missing = sorted(Base.metadata.tables.keys() - set(inspect(engine).get_table_names()))
+        if missing:
+            return [
+                Finding(f"the database lacks the table {name}", "`gpas db rebuild` makes it anew") for name in missing
+            ]
+        return [*_integrity(engine), *_attempts(engine, runs)]
+    except StoreError as error:
+        return [Finding(str(error), "the check ended there")]
+    finally:
+        engine.dispose()
+
+
+def dump(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows by table, sorted, with (stage key, attempt number) in place of the database's own attempt ids.
+
+    Two databases made from the same run directories, in whatever order, have equal dumps. NaN, which equals nothing,
+    is the word "nan".
+    """
+    with engine.connect() as connection:
+        attempts = [dict(row) for row in connection.execute(select(ATTEMPT)).mappings()]
+        ids = {row.pop("id"): (row["stage_key"], row["number"]) for row in attempts}
+        dumped = {
+            "stage": [tuple(row) for row in connection.execute(select(STAGE))],
+            "attempt": [tuple(row.values()) for row in attempts],
+        }
+        for table in (METRIC, CURVE, LAYER_CURVE):
+            rows = connection.execute(select(*table.primary_key, table.c.value))
+            dumped[table.name] = [(*ids[i], *at, "nan" if math.isnan(value) else value) for i, *at, value in rows]
+    return {name: sorted(rows, key=lambda row: repr(row)) for name, rows in dumped.items()}
+
+
+def _integrity(engine: Engine) -> Iterator[Finding]:
+    if engine.dialect.name != "sqlite":
+        return
+    remedy = "`gpas db rebuild` makes it anew"
+    with engine.connect() as connection:
+        for (message,) in connection.execute(text("PRAGMA integrity_check")):
+            if message != "ok":
+                yield Finding(f"the database is damaged: {message}", remedy)
+        orphans = len(connection.execute(text("PRAGMA foreign_key_check")).all())
+        if orphans:
+            yield Finding(f"{orphans} rows belong to no attempt or stage", remedy)
+
+
+def _attempts(engine: Engine, runs: Path) -> Iterator[Finding]:
+    """Attempt by attempt: the row and the directory, what the journal holds and what was read of it."""
+    with engine.connect() as connection:
+        rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
+    for attempt in rundir.all_attempts(runs):
+        row = rows.pop((attempt.key, attempt.number), None)
+        if row is None:
+            yield Finding(f"{attempt.relative} is not in the database", "`gpas sync` reads it, or says why it cannot")
+            continue
+        try:
+            yield from _journal(attempt, dict(row))
+        except OSError as error:
+            yield Finding(f"{attempt.journal_path}: {error.strerror}", "make it readable")
+    for row in rows.values():
+        yield Finding(
+            f"{row['directory']} is in the database and not under {runs}",
+            "restore the directory, or `gpas db rebuild` forgets it",
+        )
+
+
+def _journal(attempt: rundir.AttemptDir, row: dict[str, Any]) -> Iterator[Finding]:
+    events, offset, damaged = journal.read(attempt.journal_path)
+    if offset > row["journal_offset"]:
+        yield Finding(f"{attempt.relative}: {offset - row['journal_offset']} bytes are not yet read", "`gpas sync`")
+    elif (offset, len(events)) != (row["journal_offset"], row["journal_events"]):
+        yield Finding(
+            f"{attempt.relative}: {len(events)} events are in the journal, {row['journal_events']} were read from it",
+            "`gpas db rebuild` reads it anew",
+        )
+    # A torn line whose event was written again, or by a requeued job anew, leaves no gap in the numbers.
+    numbers = {event["n"] for event in events}
+    lost = max(numbers, default=-1) + 1 - len(numbers)
+    if lost:
+        yield Finding(
+            f"{attempt.journal_path}: {lost} events are missing ({damaged} damaged lines)",
+            "what they told is lost; look at the attempt's log and at the disk",
+        )
+
+
+def _rebuild_in_place(url: str, runs: Path) -> Ingested:
+    engine = session.for_writing(session.connect(url))
+    done = Ingested()
+    try:
+        with engine.begin() as connection:
+            session.lock(connection)
+            for table in (LAYER_CURVE, CURVE, METRIC, ATTEMPT, STAGE):
+                connection.execute(delete(table))
+            for attempt in rundir.all_attempts(runs):
+                try:
+                    with connection.begin_nested():
+                        done += ingest_attempt(connection, attempt)
+                except Unreadable as problem:
+                    done += Ingested(problems=(str(problem),))
+    finally:
+        engine.dispose()
+    return done
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put `new` in the place of `path` in one rename, while no one else can be writing to what it replaces."""
+    if not path.exists():
+        new.replace(path)
+        return
+    kept = _beside(path, "replaced")
+    with closing(_raw(path)) as old:
+        try:
+            old.execute("PRAGMA journal_mode = DELETE")  # folds the log in; a log left behind would be read into `new`
+            old.execute("BEGIN EXCLUSIVE")
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise  # locked: someone is at it
+            _move_log(path, kept)
+        _link_or_copy(path, kept)
+        new.replace(path)
+
+
+def _move_log(path: Path, kept: Path) -> None:
+    # What is damaged beyond opening has a log that only its own file could use.
+    for suffix in ("-wal", "-shm"):
+        log = path.with_name(path.name + suffix)
+        if log.exists():
+            log.replace(kept.with_name(kept.name + suffix))
+
+
+def _link_or_copy(path: Path, kept: Path) -> None:
+    try:
+        kept.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        shutil.copy2(path, kept)
+
+
+def _single_file(path: Path) -> None:
+    with closing(_raw(path)) as database:
+        database.execute("PRAGMA journal_mode = DELETE")
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _beside(path: Path, why: str) -> Path:
+    """A name beside `path` that says what the copy is and when it was made, and that is not taken."""
+    stamp = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (f"{stamp}-{n}" if n else stamp for n in itertools.count())
+    return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
+
+
+def _raw(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=session.BUSY_SECONDS, isolation_level=None)
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        explanation = faults.explain(session.parse(url), error, session.BUSY_SECONDS)
+        if explanation is None:
+            raise
+        raise explanation from error

@@ -1,0 +1,162 @@
+"""Run directories: `runs/<key[:2]>/<key>/<NNN>/` holds the files of attempt NNN at the stage with content key `key`.
+
+attempt.json   what was asked for; written before the directory can be seen, then never again
+journal.jsonl  what happened (`store.journal`)
+log.txt        what the job printed
+exit.json      how the process ended, if anyone saw it end
+checkpoints/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import StoreError
+
+_KEY = re.compile(r"[0-9a-f]{16}")
+_NUMBER = re.compile(r"[0-9]{3,}")
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """One attempt's directory; the files named here may not exist yet, except attempt.json."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def key(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def relative(self) -> str:
+        """The path below `runs`, with slashes: what the database calls the attempt's directory."""
+        return "/".join(self.path.parts[-3:])
+
+    @property
+    def attempt_path(self) -> Path:
+        return self.path / "attempt.json"
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def exit_path(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def read_attempt(self) -> dict[str, Any]:
+        """The content of attempt.json. Raises OSError when it cannot be read, StoreError when it is not an object."""
+        return read_json(self.attempt_path)
+
+
+def stage_dir(runs: Path, key: str) -> Path:
+    """Where the attempts at the stage `key` (16 hex digits) are, whether or not there are any."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"not a content key: {key!r}")
+    return runs / key[:2] / key
+
+
+def attempts(runs: Path, key: str) -> list[AttemptDir]:
+    """The attempts at a stage, in the order they were made."""
+    return _attempts_in(stage_dir(runs, key))
+
+
+def all_attempts(runs: Path) -> Iterator[AttemptDir]:
+    """Every attempt under `runs`, by key and number; what is not named like one is passed over."""
+    for prefix in _folders(runs):
+        for stage in _folders(prefix):
+            if _KEY.fullmatch(stage.name) and stage.name.startswith(prefix.name):
+                yield from _attempts_in(stage)
+
+
+def create_attempt(runs: Path, key: str, attempt: Mapping[str, Any]) -> AttemptDir:
+    """Make the next attempt at a stage; its number is filled into `attempt.json`.
+
+    The directory appears under its number complete, in one rename, which fails where a rival's attempt already is;
+    so racing callers get different numbers and no one sees an attempt without its attempt.json. Raises OSError.
+    """
+    stage = stage_dir(runs, key)
+    stage.mkdir(parents=True, exist_ok=True)
+    aside = stage / f".new-{os.urandom(8).hex()}"
+    aside.mkdir()
+    try:
+        while True:
+            number = 1 + max((existing.number for existing in _attempts_in(stage)), default=0)
+            write_json(aside / "attempt.json", {**attempt, "key": key, "number": number})
+            target = stage / f"{number:03d}"
+            if _rename(aside, target):
+                return AttemptDir(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            (aside / "attempt.json").unlink(missing_ok=True)
+            aside.rmdir()
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by the JSON of `value`, all or nothing: written aside, fsynced, renamed. Raises OSError."""
+    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises OSError when it cannot be read, StoreError when it is not a JSON object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StoreError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _attempts_in(stage: Path) -> list[AttemptDir]:
+    found = [AttemptDir(path) for path in _folders(stage) if _NUMBER.fullmatch(path.name)]
+    return sorted(found, key=lambda attempt: attempt.number)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(path / entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _rename(source: Path, target: Path) -> bool:
+    """Move `source` to `target`; False when a non-empty directory is there already."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True

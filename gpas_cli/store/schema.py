@@ -1,0 +1,132 @@
+"""The tables. Everything in them comes from run directories and can be made again from them.
+
+    stage          what is computed: a content key and the cell it stands for
+    attempt        one try at a stage, with where and with what it ran, how it ended, how far its journal was read
+    metric         the final numbers of an attempt's outcome
+    curve          numbers by step: the training loss, the evaluations
+    layer_curve    numbers by step and layer
+
+Numbers that are not finite: an infinity is stored as itself by SQLite and Postgres alike. NaN is stored as NULL, in
+both (SQLite cannot hold it, and Postgres sorts it above every number), and `Real` turns it back: in the columns called
+`value`, which have a row only where a number was reported, NULL means NaN and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Dialect, Double, ForeignKey, Integer, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+HEAD = "0001"  # the last script in migrations/versions, whose names sort by age; a test compares
+VERSION_TABLE = "gpas_alembic_version"  # our own, so that a Postgres database can be shared with other tools
+
+
+class Real(TypeDecorator[float]):
+    """A float of 64 bits that may be NaN, which is NULL in the database."""
+
+    impl = Double
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+        return None if value is None or math.isnan(value) else value
+
+    def process_result_value(self, value: float | None, dialect: Dialect) -> float:
+        return math.nan if value is None else value
+
+
+class Base(DeclarativeBase):
+    """All constraints are named, because Alembic can only change what has a name."""
+
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+        }
+    )
+    type_annotation_map = {float: Double, str: Text, dict[str, Any]: JSON(none_as_null=True), list[str]: JSON}  # noqa: RUF012
+
+
+class Stage(Base):
+    __tablename__ = "stage"
+
+    key: Mapped[str] = mapped_column(String(16), primary_key=True)
+    kind: Mapped[str]
+    parents: Mapped[list[str]]
+    cell: Mapped[dict[str, Any]]
+
+
+class Attempt(Base):
+    """`created`, `started` and `ended` are unix times; NULL in a column means that no event has told it yet."""
+
+    __tablename__ = "attempt"
+    __table_args__ = (UniqueConstraint("stage_key", "number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    stage_key: Mapped[str] = mapped_column(String(16), ForeignKey("stage.key"))
+    number: Mapped[int]
+    directory: Mapped[str]
+
+    grid: Mapped[str]
+    name: Mapped[str]
+    axes: Mapped[dict[str, Any]]
+    executor: Mapped[str]
+
+    host: Mapped[str | None]
+    device: Mapped[str | None]
+    gpu: Mapped[str | None]
+    threads: Mapped[int | None]
+    precision: Mapped[str | None]
+    code: Mapped[str | None]
+    git_commit: Mapped[str | None]
+    git_dirty: Mapped[bool | None]
+    environment: Mapped[dict[str, Any] | None]
+
+    created: Mapped[float | None]
+    started: Mapped[float | None]
+    ended: Mapped[float | None]
+    outcome: Mapped[str | None]
+    cause: Mapped[str | None]
+    resumed_from: Mapped[int | None]
+    last_step: Mapped[int | None]
+    parameters: Mapped[int | None] = mapped_column(BigInteger)
+    fingerprint: Mapped[str | None]
+    validation_fingerprint: Mapped[str | None]
+
+    journal_offset: Mapped[int] = mapped_column(BigInteger, default=0)
+    journal_events: Mapped[int] = mapped_column(default=0)
+    journal_damaged: Mapped[int] = mapped_column(default=0)
+
+
+class Metric(Base):
+    __tablename__ = "metric"
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float] = mapped_column(Real, nullable=True)
+
+
+class Curve(Base):
+    """Clustered on its key: a curve is one stretch of the file, and takes about 22 bytes a point."""
+
+    __tablename__ = "curve"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    value: Mapped[float] = mapped_column(Real, nullable=True)
+
+
+class LayerCurve(Base):
+    __tablename__ = "layer_curve"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    layer: Mapped[int] = mapped_column(Integer, primary_key=True)
+    value: Mapped[float] = mapped_column(Real, nullable=True)

@@ -1,0 +1,213 @@
+"""Opening the database, and refusing one that is not ours or not of this version.
+
+SQLite is opened with a write-ahead log, so that readers and the one writer do not wait for each other, except on a
+network file system, where such a log needs shared memory that hosts do not share. Transactions are begun explicitly:
+`BEGIN` for readers, `BEGIN IMMEDIATE` on an engine made with `for_writing`, so that a writer waits for its turn at the
+start and not in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from gpas_cli.errors import StoreError
+from gpas_cli.packaged import packaged
+from gpas_cli.store import faults
+from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+BUSY_SECONDS = 30.0  # how long a statement waits for another process's lock
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "panfs", "afs", "9p", "fuse.sshfs"]
+)
+DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
+_LOCK = 0x67706173  # "gpas": the key of our advisory lock in Postgres
+
+
+def connect(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Engine:
+    """An engine on a database of exactly this version's schema.
+
+    A database without our tables gets them when `create`. Raises StoreError with what to do when the URL or its driver
+    is unusable, the database is absent (`create=False`), locked for `busy_seconds`, unreadable, not a database, not
+    ours, or of an older or newer schema. Later errors of that kind come out of the engine as StoreError too.
+    """
+    engine = open_engine(url, create=create, busy_seconds=busy_seconds)
+    try:
+        with engine.connect() as connection:
+            version = version_of(connection)
+        if version is None and not create:
+            raise StoreError(f"{faults.name_of(engine.url)}: there are no results yet; `gpas run` makes them")
+        if version is None:
+            migrate(engine)
+        else:
+            refuse_other_version(engine, version)
+        _use_log(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Engine:
+    """An engine whatever the version of the schema. Raises StoreError when there is nothing to open."""
+    parsed = parse(url)
+    path = file_of(parsed)
+    if path is not None and not create and not path.exists():
+        raise StoreError(f"{path}: there is no database yet; `gpas run` makes it, `gpas db rebuild` remakes it")
+    if path is not None and not path.parent.is_dir():
+        raise StoreError(f"{path}: the folder {path.parent} does not exist; create it, or name another with GPAS_DB")
+    engine = _create_engine(parsed, busy_seconds)
+    faults.explain_errors_of(engine, busy_seconds)
+    if parsed.get_backend_name() == "sqlite":
+        _prepare_sqlite(engine, busy_seconds)
+    return engine
+
+
+def parse(url: str) -> URL:
+    """The URL with its driver named. Raises StoreError for one that is neither SQLite nor Postgres."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"not a database URL: '{url}'; write sqlite:///path or postgresql://user@host/name") from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in DRIVERS:
+        raise StoreError(f"'{parsed.drivername}' databases are not supported; use sqlite:///path or postgresql://…")
+    return parsed
+
+
+def file_of(url: URL) -> Path | None:
+    """The file of an SQLite database; None for one in memory or on a server."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    return Path(str(url.database).removeprefix("file:"))
+
+
+def version_of(connection: Connection) -> str | None:
+    """The schema's version, None when none of our tables are there. Raises StoreError for tables that are not ours."""
+    tables = set(inspect(connection).get_table_names())
+    if VERSION_TABLE in tables:
+        rows = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
+        if rows:
+            return str(rows[0])
+    taken = sorted(tables & Base.metadata.tables.keys())
+    if taken:
+        where = faults.name_of(connection.engine.url)
+        raise StoreError(
+            f"{where}: has a table '{taken[0]}' that gpas did not make; name another database with GPAS_DB"
+        )
+    return None
+
+
+def refuse_other_version(engine: Engine, version: str) -> None:
+    """Raises StoreError unless `version` is this program's."""
+    where = faults.name_of(engine.url)
+    if version > HEAD:
+        raise StoreError(
+            f"{where}: its schema is version {version}, newer than this program's ({HEAD}); update gpas, "
+            f"or name another database with GPAS_DB"
+        )
+    if version < HEAD:
+        how = "it makes a backup first" if engine.dialect.name == "sqlite" else "make a backup with pg_dump first"
+        raise StoreError(
+            f"{where}: its schema is version {version}, this program needs {HEAD}; run `gpas db upgrade` ({how})"
+        )
+
+
+def migrate(engine: Engine) -> None:
+    """Bring the schema to HEAD in one transaction, all or nothing; of rivals who try, the first does it."""
+    with for_writing(engine).begin() as connection:
+        lock(connection)
+        if version_of(connection) != HEAD:
+            from alembic import command  # slow to import, and needed only here
+
+            command.upgrade(alembic_config(connection), "head")
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Alembic's configuration for our scripts on an open connection."""
+    from alembic.config import Config
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(packaged("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def for_writing(engine: Engine) -> Engine:
+    """The same engine, whose transactions take SQLite's write lock when they begin."""
+    return engine.execution_options(gpas_begin="BEGIN IMMEDIATE")
+
+
+def lock(connection: Connection) -> None:
+    """Wait until no other writer is in a transaction. In SQLite `for_writing` has seen to it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+
+
+def network_file_system(path: Path) -> str | None:
+    """The type of the file system `path` is on when other hosts may share it (e.g. "nfs4"), else None."""
+    import psutil
+
+    resolved = path.resolve()
+    mounts = [m for m in psutil.disk_partitions(all=True) if resolved.is_relative_to(m.mountpoint)]
+    kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
+    return kind if kind in NETWORK_FILE_SYSTEMS else None
+
+
+def _create_engine(url: URL, busy_seconds: float) -> Engine:
+    try:
+        if url.get_backend_name() == "sqlite":
+            return create_engine(url, connect_args={"timeout": busy_seconds})
+        return create_engine(url, connect_args={"connect_timeout": max(2, round(busy_seconds))})
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        raise StoreError(
+            f"{faults.name_of(url)}: the driver of {url.drivername} is not installed; "
+            f"pip install 'gpas-cli[postgres]', or use sqlite:///path"
+        ) from error
+
+
+def _prepare_sqlite(engine: Engine, busy_seconds: float) -> None:
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins no transactions of its own
+        with _explained(engine.url, busy_seconds):
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = NORMAL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("gpas_begin", "BEGIN"))
+
+
+def _use_log(engine: Engine) -> None:
+    path = file_of(engine.url)
+    if path is None:
+        return
+    with contextlib.closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal" or network_file_system(path):
+            return
+        # Everything works without the log, only less side by side: a file that is read-only or in use stays as it is.
+        with contextlib.suppress(sqlite3.OperationalError):
+            cursor.execute("PRAGMA journal_mode = WAL")
+
+
+@contextlib.contextmanager
+def _explained(url: URL, busy_seconds: float) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        explanation = faults.explain(url, error, busy_seconds)
+        if explanation is None:
+            raise
+        raise explanation from error

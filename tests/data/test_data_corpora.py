@@ -1,0 +1,208 @@
+"""Sources: order, ids, the split, fingerprints, and what is said when text cannot be had."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.data import corpora, stdlib
+from gpas_cli.data.corpora import cached_survey, open_source, side
+from gpas_cli.data.files import Files
+from gpas_cli.data.stdlib import Stdlib
+from gpas_cli.errors import DataError
+from gpas_cli.spec.data import SOURCES, Data
+
+
+def both(source) -> tuple[list, list]:
+    return list(source.documents("train")), list(source.documents("validation"))
+
+
+@pytest.fixture(scope="module")
+def library() -> Stdlib:
+    return Stdlib()
+
+
+def test_split_takes_about_eight_percent_by_id_alone():
+    sides = [side(f"document {n}") for n in range(20_000)]
+    assert 0.075 < sides.count("validation") / len(sides) < 0.085
+    assert [side("lib/abc.py"), side("lib/json/decoder.py")] == ["train", "train"]
+    assert [side("lib/code.py"), side("lib/antigravity.py")] == ["validation", "validation"]
+
+
+@pytest.mark.parametrize("word", SOURCES)
+def test_every_source_of_the_spec_opens_without_reading(word: str, tmp_path: Path):
+    data = Data(source=word, path="x/*.txt" if word in ("files", "hf") else "")
+    assert open_source(data, tmp_path, tmp_path).name == word
+    assert not list(tmp_path.iterdir())
+
+
+def test_stdlib_splits_are_disjoint_sorted_and_complete(library: Stdlib):
+    train, validation = both(library)
+    ids = [{d.id for d in part} for part in (train, validation)]
+    assert not ids[0] & ids[1]
+    assert not {d.text for d in train} & {d.text for d in validation}
+    assert [d.id for d in train] == sorted(ids[0])
+    assert len(train) + len(validation) >= stdlib.MIN_DOCUMENTS
+    assert 0.02 < len(validation) / len(train) < 0.2
+
+
+def test_stdlib_skips_what_distributions_differ_in(library: Stdlib):
+    ids = {d.id for part in both(library) for d in part}
+    assert {"lib/json/decoder.py", "lib/asyncio/events.py", "topic/for"} <= ids
+    folders = {part for identity in ids for part in identity.split("/")[1:-1]}
+    assert not folders & {"test", "idlelib", "tkinter", "site-packages", "encodings", "pydoc_data", "__pycache__"}
+    assert not ids & {"lib/token.py", "lib/html/entities.py", "lib/turtle.py", "lib/sitecustomize.py"}
+
+
+def make_library(folder: Path, number: int, size: int) -> Stdlib:
+    for n in range(number):
+        (folder / f"m{n}.py").write_text(f"# module {n}\n" + f"value_{n} = {n}\n" * (size // 12))
+    return Stdlib(folder, topics={})
+
+
+def test_stdlib_normalises_and_drops_short_and_doubled_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stdlib, "MIN_DOCUMENTS", 1)
+    monkeypatch.setattr(stdlib, "MIN_BYTES", 1)
+    body = "x = 1  # a line to fill\n" * 30
+    (tmp_path / "a.py").write_bytes(b"\n\n\tif:\r\n" + body.encode() + b"\n\n")
+    (tmp_path / "b.py").write_text("    if:\n\n" + body)  # differs in blanks only
+    (tmp_path / "c.py").write_text("short\n")
+    (tmp_path / "d.py").write_text("long\n" * 100_000)
+    documents = [d for part in both(Stdlib(tmp_path, topics={"topic": "words " * 100})) for d in part]
+    assert sorted(d.id for d in documents) == ["lib/a.py", "topic/topic"]
+    text = next(d.text for d in documents if d.id == "lib/a.py")
+    assert text == "    if:\n" + body
+
+
+@pytest.mark.parametrize(("number", "size"), [(199, 30_000), (250, 5_000)])
+def test_stdlib_without_its_sources_is_refused(tmp_path: Path, number: int, size: int):
+    with pytest.raises(DataError, match=r"needs the source files.*data\.source: files with data\.path"):
+        make_library(tmp_path, number, size).survey()
+
+
+def test_fingerprint_is_the_same_in_another_process(library: Stdlib):
+    code = "from gpas_cli.data.stdlib import Stdlib; s = Stdlib().survey(); print(s.fingerprint)"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(Path(corpora.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == library.survey().fingerprint
+
+
+def test_fingerprints_tell_validation_text_apart(root: Path, source: Files):
+    before = source.survey()
+    validation = next(source.documents("validation"))
+    train = next(source.documents("train"))
+    edit(root, train.id, "other words")
+    middle = source.survey()
+    edit(root, validation.id, "other words")
+    after = source.survey()
+    assert len({before.fingerprint, middle.fingerprint, after.fingerprint}) == 3
+    assert before.validation_fingerprint == middle.validation_fingerprint != after.validation_fingerprint
+
+
+def edit(root: Path, identity: str, text: str) -> None:
+    name, line = identity.split(":")
+    path = root / "corpus" / name
+    lines = path.read_text().splitlines()
+    lines[int(line) - 1] = json.dumps({"text": text})
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_jsonl_gz_and_txt_are_read_in_order_with_their_ids(tmp_path: Path):
+    folder = tmp_path / "texts" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "b.txt").write_text("\ufeffwhole file\nof two lines\n")
+    (folder / "empty.txt").write_text(" \n")
+    lines = '{"body": "one", "text": "no"}\n\n{"body": " "}\n{"body": "two"}'
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    source = Files("texts/**/*", "body", tmp_path)
+    documents = sorted((d for part in both(source) for d in part), key=lambda d: d.id)
+    assert documents == [
+        ("deep/a.jsonl.gz:1", "one"),
+        ("deep/a.jsonl.gz:4", "two"),
+        ("deep/b.txt", "whole file\nof two lines\n"),
+    ]
+
+
+def test_ids_do_not_depend_on_where_the_corpus_lies(root: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    (root / "corpus").rename(elsewhere)
+    moved = Files(f"{elsewhere}/*.jsonl", "text", root)
+    assert next(moved.documents("train")).id.split(":")[0] == "a.jsonl"
+    exact = Files(str(elsewhere / "b.jsonl"), "text", root)
+    assert next(exact.documents("train")).id.split(":")[0] == "b.jsonl"
+
+
+def test_wildcards_in_the_name_of_the_project_folder_are_no_wildcards(tmp_path: Path):
+    root = tmp_path / "run[1]"
+    root.mkdir()
+    (root / "a.txt").write_text("text")
+    assert list(Files("*.txt", "text", root)._all()) == [("a.txt", "text")]
+
+
+def test_after_continues_behind_a_document(source: Files):
+    train = list(source.documents("train"))
+    assert list(source.documents("train", after=train[30].id)) == train[31:]
+    assert list(source.documents("train", after=train[-1].id)) == []
+    with pytest.raises(DataError, match="no longer in the corpus"):
+        list(source.documents("train", after="gone.jsonl:1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: not a line of JSON"),
+        ("bad.jsonl", b'{"txet": "a"}\n', r"bad\.jsonl:1: no field 'text' \(data\.text_field\); did you mean 'txet'"),
+        ("bad.jsonl", b'{"text": 7}\n', r"bad\.jsonl:1: the field 'text' is not text but 7"),
+        ("bad.jsonl", b"[1]\n", r"bad\.jsonl:1: a list, not a JSON object"),
+        ("bad.jsonl", b'{"text": "\xff"}\n', r"bad\.jsonl:1: not a line of JSON"),
+        ("bad.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000)[:-12], r"bad\.jsonl\.gz: cannot be read"),
+        ("bad.jsonl.gz", b"no gzip", r"bad\.jsonl\.gz: cannot be read"),
+        ("bad.txt", b"\xff\xfe\x00", r"bad\.txt: cannot be read as UTF-8"),
+        ("bad.parquet", b"x", r"bad\.parquet is none of \.txt, .*data\.source: hf"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        Files("bad*", "text", tmp_path).survey()
+
+
+def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"no file matches 'none/\*\.txt' in .*data\.path is a glob"):
+        Files("none/*.txt", "text", tmp_path).survey()
+    (tmp_path / "book.txt").write_text("one long book")
+    with pytest.raises(DataError, match=r"has 1 documents and none of them falls on the \w+ side.*\.jsonl"):
+        Files("*.txt", "text", tmp_path).survey()
+
+
+def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source: Files, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)  # trust files however young
+    cache = tmp_path / "cache"
+    first = cached_survey(source, cache)
+    monkeypatch.setattr(Files, "survey", lambda self: pytest.fail("read again"))
+    assert cached_survey(source, cache) == first
+    monkeypatch.undo()
+    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)
+    path = root / "corpus" / "a.jsonl"
+    facts = path.stat()
+    path.write_text(path.read_text().replace("gate", "gait"))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))  # same size, same time of modification
+    assert path.stat().st_size == facts.st_size
+    assert cached_survey(source, cache) != first
+
+
+def test_files_just_written_are_not_trusted(source: Files, tmp_path: Path):
+    assert source.stamp() is None
+    cached_survey(source, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    old = time.time() - 100
+    for path in source._named().values():
+        os.utime(path, (old, old))
+    assert source.stamp() is None  # the inode itself was changed just now

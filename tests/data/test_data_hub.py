@@ -1,0 +1,185 @@
+"""`datasets` and C4 without a network: local files of the same form, and what is said when the hub is out of reach."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from small_corpus import sentences, write_jsonl
+
+from gpas_cli.data import hub
+from gpas_cli.data.corpora import cached_survey, side
+from gpas_cli.data.hub import C4, HfDataset
+from gpas_cli.data.prepare import prepare
+from gpas_cli.errors import DataError
+from gpas_cli.spec.data import Data
+
+COMMIT = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
+FILES = {"train": 3, "validation": 1}
+
+
+@pytest.fixture(autouse=True)
+def _own_datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture
+def c4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A hub cache with four files of C4's form, of 30 documents each; the names of those that were opened."""
+    folder = tmp_path / "hub" / "snapshots" / COMMIT / "en"
+    folder.mkdir(parents=True)
+    opened: list[str] = []
+    for split, count in FILES.items():
+        for number in range(count):
+            records = [{"text": t, "timestamp": "2019", "url": "u"} for t in sentences(30, seed=number + count)]
+            content = "".join(json.dumps(record) + "\n" for record in records)
+            name = f"c4-{split}.{number:05d}-of-{count:05d}.json.gz"
+            (folder / name).write_bytes(gzip.compress(content.encode()))
+
+    def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> Path:
+        assert (repo, kind, revision in ("main", COMMIT)) == ("allenai/c4", "dataset", True)
+        opened.append(name.split("/")[1])
+        return folder.parent / name
+
+    monkeypatch.setattr(hub, "download", download)
+    monkeypatch.setattr(C4.__init__, "__defaults__", (FILES,))
+    return opened
+
+
+def texts(source, split: str) -> list[str]:
+    return [d.text for d in source.documents(split)]
+
+
+def test_a_validation_split_of_its_own_is_used(tmp_path: Path):
+    write_jsonl(tmp_path / "set" / "train.jsonl", ["a", "b", " ", "c"], field="body")
+    write_jsonl(tmp_path / "set" / "validation.jsonl", ["d", "e"], field="body")
+    source = HfDataset("set", "body", tmp_path)
+    assert list(source.documents("train")) == [("train/0", "a"), ("train/1", "b"), ("train/3", "c")]
+    assert list(source.documents("validation")) == [("validation/0", "d"), ("validation/1", "e")]
+    assert list(source.documents("train", after="train/1")) == [("train/3", "c")]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "jsonl.gz"])
+def test_without_one_rows_are_split_by_their_id(tmp_path: Path, kind: str):
+    import datasets
+
+    lines = sentences(100)
+    path = write_jsonl(tmp_path / "rows.jsonl", lines)
+    if kind == "parquet":
+        datasets.Dataset.from_dict({"text": lines}).to_parquet(tmp_path / "rows.parquet")
+    if kind == "jsonl.gz":
+        (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    source = HfDataset(f"*.{kind}", "text", tmp_path)
+    train, validation = list(source.documents("train")), list(source.documents("validation"))
+    assert [int(d.id.split("/")[1]) for d in train] == [n for n in range(100) if side(f"train/{n}") == "train"]
+    assert sorted(d.text for d in train + validation) == sorted(lines)
+    assert list(source.documents("train", after=train[10].id)) == train[11:]
+
+
+def test_a_survey_of_arrow_files_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_jsonl(tmp_path / "rows.jsonl", sentences(100))
+    monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", -1.0)
+    first = cached_survey(HfDataset("rows.jsonl", "text", tmp_path), tmp_path / "cache")
+    monkeypatch.setattr(HfDataset, "survey", lambda self: pytest.fail("read again"))
+    assert cached_survey(HfDataset("rows.jsonl", "text", tmp_path), tmp_path / "cache") == first
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "message"),
+    [
+        ("rows.jsonl", "body", r"data\.text_field: 'rows\.jsonl' has no column 'body'; valid: text, number"),
+        ("rows.jsonl", "number", r"column 'number' of 'rows\.jsonl' is not text but int64"),
+        ("none/*.parquet", "text", r"no file matches 'none/\*\.parquet'"),
+        ("test_only", "text", r"'test_only' has no split 'train'; it has test"),
+        ("nobody/nothing", "text", r"cannot load 'nobody/nothing': \w+: .*data\.source: files"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(tmp_path: Path, path: str, field: str, message: str):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "number": 1}\n')
+    write_jsonl(tmp_path / "test_only" / "test.jsonl", ["a"])
+    with pytest.raises(DataError, match=message):
+        HfDataset(path, field, tmp_path).survey()
+
+
+def test_c4_is_read_file_by_file_in_order(c4: list[str], tmp_path: Path):
+    source = C4(tmp_path / "cache")
+    documents = source.documents("train")
+    first = [next(documents) for _ in range(30)]
+    assert [d.text for d in first] == sentences(30, seed=3)
+    assert first[16].id == "en/c4-train.00000-of-00003.json.gz:17"
+    assert c4 == ["c4-validation.00000-of-00001.json.gz", "c4-train.00000-of-00003.json.gz"]
+    assert len(list(documents)) == 60
+    assert len(texts(source, "validation")) == 30
+
+
+def test_c4_continues_behind_a_document_without_earlier_files(c4: list[str], tmp_path: Path):
+    every = list(C4(tmp_path / "cache").documents("train"))
+    c4.clear()
+    for position in (35, 59):
+        assert list(C4(tmp_path / "cache").documents("train", every[position].id)) == every[position + 1 :]
+    assert "c4-train.00000-of-00003.json.gz" not in c4
+
+
+def test_c4_pins_its_revision_at_first_use(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    survey = C4(tmp_path / "cache").survey()
+    assert json.loads((tmp_path / "cache" / "sources" / "c4.json").read_text())["revision"] == COMMIT
+    monkeypatch.setattr(hub, "resolve", lambda repo, name: "0" * 40)
+    assert C4(tmp_path / "cache").survey() == survey
+    assert C4(tmp_path / "other").survey() != survey
+
+
+@pytest.mark.parametrize(("layout", "tokens"), [("pad", 12), ("pack", 13)])
+def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_path: Path, layout, tokens, monkeypatch):
+    monkeypatch.setattr("gpas_cli.data.shards.TokenCache.__init__.__defaults__", (16, 10**9))
+    data = Data(source="c4", tokenizer="bpe", layout=layout, length=12, eval_tokens=100)
+    small = prepare(data, 320, tmp_path / "a", root=tmp_path, rows=10)
+    c4.clear()
+    large = prepare(data, 320, tmp_path / "a", root=tmp_path, rows=60)
+    again = prepare(data, 320, tmp_path / "a", root=tmp_path, rows=10)
+    assert len(small.train) == len(again.train) == 10
+    assert len(large.train) == 60
+    assert again.train_totals == small.train_totals
+    assert len(small.validation) == len(large.validation)
+    first = range(10)
+    assert (large.train.tokens(first) == small.train.tokens(first)).all()
+    assert small.train.tokens(first).shape == (10, tokens)
+    c4.clear()
+    prepare(data, 320, tmp_path / "a", root=tmp_path, rows=60)
+    assert c4 == []  # a complete cache needs no hub
+
+
+def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"needs `rows` for data\.source: c4"):
+        prepare(Data(source="c4", tokenizer="bpe"), 320, tmp_path, root=tmp_path)
+
+
+def test_a_hub_out_of_reach_is_said_with_the_ways_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nand many more lines")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    with pytest.raises(DataError) as caught:
+        C4(tmp_path).survey()
+    said = str(caught.value)
+    assert "cannot get en/c4-validation.00000-of-00008.json.gz of allenai/c4 (revision main)" in said
+    assert "OSError: We couldn't connect" in said
+    assert "many more lines" not in said
+    assert "HF_HOME" in said
+    assert "data.source: files" in said
+    assert "\n" not in said
+
+
+def test_a_damaged_file_of_c4_is_named(c4: list[str], tmp_path: Path):
+    path = next((tmp_path / "hub").rglob("c4-train.00001*"))
+    os.truncate(path, path.stat().st_size - 20)
+    with pytest.raises(DataError, match=r"c4-train\.00001-of-00003\.json\.gz: cannot be read"):
+        texts(C4(tmp_path / "cache"), "train")

@@ -1,0 +1,132 @@
+"""The whole way from `Data` to batches, in one process and in several."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpas_cli.data
+from gpas_cli.data.loader import Batches, validation_batches
+from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.errors import DataError
+from gpas_cli.spec.data import Data
+
+PACKAGE = Path(gpas_cli.data.__file__).parent
+FILES = {"source": "files", "path": "corpus/*.jsonl", "tokenizer": "bpe"}
+
+
+def make(root: Path, cache: Path, said: list[str] | None = None, **changes: object) -> Corpus:
+    data = Data(**{**FILES, "layout": "pack", "length": 16, **changes})  # type: ignore[arg-type]
+    return prepare(data, 320, cache, root=root, notify=(said if said is not None else []).append)
+
+
+@pytest.mark.parametrize("layout", ["pack", "pad"])
+def test_facts_describe_the_text(root: Path, tmp_path: Path, layout: str):
+    corpus = make(root, tmp_path / "cache", layout=layout)
+    facts = corpus.facts()
+    assert facts["train_documents"] + facts["validation_documents"] == 120
+    assert facts["source"] == "files"
+    assert facts["tokenizer"] == corpus.tokenizer.identity
+    assert facts["fingerprint"] != facts["validation_fingerprint"]
+    assert set(facts) == {
+        "source", "fingerprint", "validation_fingerprint", "tokenizer", "train_tokens", "validation_tokens",
+        "train_documents", "validation_documents",
+    }  # fmt: skip
+    assert corpus.train.width == (17 if layout == "pack" else 16)
+    assert corpus.train.pad_id == (None if layout == "pack" else 0)
+
+
+def test_bytes_per_token_of_whole_documents(root: Path, tmp_path: Path):
+    corpus = make(root, tmp_path / "cache")
+    from gpas_cli.data.files import Files
+
+    texts = [d.text for d in Files("corpus/*.jsonl", "text", root).documents("validation")]
+    tokens = sum(len(corpus.tokenizer.encode(text)) + 1 for text in texts)
+    assert corpus.validation_bytes_per_token == sum(len(text.encode()) for text in texts) / tokens
+
+
+def test_a_second_call_builds_and_reads_nothing(root: Path, tmp_path: Path):
+    said: list[str] = []
+    first = make(root, tmp_path / "cache", said)
+    assert [line.split()[0] for line in said] == ["training", "tokenising", "tokenising", "tokenising", "tokenising"]
+    said.clear()
+    second = make(root, tmp_path / "cache", said)
+    assert said == []
+    assert second.facts() == first.facts()
+    assert Batches(second.train, 4, 1).at(7).digest() == Batches(first.train, 4, 1).at(7).digest()
+
+
+def test_layouts_of_one_corpus_share_tokenizer_and_survey(root: Path, tmp_path: Path):
+    corpora = [make(root, tmp_path / "cache", layout=layout) for layout in ("pack", "pad")]
+    assert corpora[0].tokenizer.identity == corpora[1].tokenizer.identity
+    assert len({c.folder for c in corpora}) == 2
+    assert len(list((tmp_path / "cache" / "tokenizers").glob("*.json"))) == 1
+    assert make(root, tmp_path / "cache", length=8).folder == corpora[0].folder  # packed rows are cut when read
+
+
+def test_train_and_validation_rows_come_from_different_documents(root: Path, tmp_path: Path):
+    corpus = make(root, tmp_path / "cache", layout="pad", length=400)
+    train = {r.tobytes() for r in corpus.train.tokens(np.arange(len(corpus.train)))}
+    validation = {r.tobytes() for r in corpus.validation.tokens(np.arange(len(corpus.validation)))}
+    assert len(validation) > 1
+    assert not train & validation
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from gpas_cli.data.loader import Batches, validation_batches
+from gpas_cli.data.prepare import prepare
+from gpas_cli.spec.data import Data
+data = Data(source="files", path="corpus/*.jsonl", tokenizer="bpe", layout="pack", length=16)
+corpus = prepare(data, 320, Path(sys.argv[2]), root=Path(sys.argv[1]))
+batches = Batches(corpus.train, 4, 9)
+print(corpus.tokenizer.identity, *(batches.at(step).digest() for step in (0, 3, 500)))
+print(*(b.digest() for b in validation_batches(corpus.validation, 4, 100)))
+assert "torch" not in sys.modules
+"""
+
+
+def test_another_process_with_another_cache_sees_the_same_batches(root: Path, tmp_path: Path):
+    outputs = set()
+    for seed, threads in (("0", "1"), ("77", "2")):
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parents[1]), "PYTHONHASHSEED": seed,
+                       "RAYON_NUM_THREADS": threads}  # fmt: skip
+        command = [sys.executable, "-c", PROGRAM, str(root), str(tmp_path / f"cache{seed}")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+    corpus = make(root, tmp_path / "cache")
+    batches = Batches(corpus.train, 4, 9)
+    here = [corpus.tokenizer.identity, *(batches.at(step).digest() for step in (0, 3, 500))]
+    here += [b.digest() for b in validation_batches(corpus.validation, 4, 100)]
+    assert outputs.pop().split() == here
+
+
+def test_too_little_text_for_a_row_is_refused(root: Path, tmp_path: Path):
+    message = r"the validation split of data\.source: files has \d+ documents with \d+ tokens, too few for one row"
+    with pytest.raises(DataError, match=message):
+        make(root, tmp_path / "cache", length=2000)
+
+
+def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
+    first = make(root, tmp_path / "cache")
+    path = root / "corpus" / "b.jsonl"
+    path.write_text(path.read_text().replace("gate", "gait"))
+    second = make(root, tmp_path / "cache")
+    assert first.facts()["fingerprint"] != second.facts()["fingerprint"]
+    assert first.folder != second.folder
+
+
+def test_this_room_never_imports_torch():
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [n for n in names if n.split(".")[0] == "torch"], path

@@ -1,0 +1,271 @@
+"""The token cache: content-addressed, whole or absent, the same bytes whoever builds it and whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpas_cli.data import disk, shards
+from gpas_cli.data.corpora import Document
+from gpas_cli.data.files import Files
+from gpas_cli.data.shards import TokenCache, Totals, read_shard
+from gpas_cli.errors import DataError
+
+Make = Callable[..., TokenCache]
+
+
+def everything(totals: Totals) -> bool:
+    return False
+
+
+def build(cache: TokenCache) -> TokenCache:
+    for split in ("train", "validation"):
+        cache.ensure(split, everything, lambda message: None)
+    return cache
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (".lock", "made_by.json"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def test_shards_hold_every_document_in_order(make_cache: Make, source: Files):
+    cache = make_cache()
+    for split in ("train", "validation"):
+        found = cache.ensure(split, everything, print)
+        documents = list(source.documents(split))
+        ids = [i for s in found for i in s.tokens.tolist()]
+        assert ids == [i for d in documents for i in [*cache.tokenizer.encode(d.text), 1]]
+        lengths = [n for s in found for n in s.lengths.tolist()]
+        assert lengths == [len(cache.tokenizer.encode(d.text)) + 1 for d in documents]
+        assert [s.totals.final for s in found] == [False] * (len(found) - 1) + [True]
+        total = sum((s.totals for s in found), Totals())
+        assert total.bytes == sum(len(d.text.encode()) for d in documents)
+        assert (total.documents, total.tokens) == (len(documents), len(ids))
+
+
+def test_files_are_little_endian_and_named_by_their_spec(make_cache: Make):
+    cache = build(make_cache())
+    spec = json.loads((cache.folder / "spec.json").read_text())
+    assert cache.folder.name == f"files-{disk.digest(spec)}"
+    marker = json.loads((cache.folder / "train" / "00000.json").read_text())
+    raw = (cache.folder / "train" / "00000.bin").read_bytes()
+    lengths = (cache.folder / "train" / "00000.len").read_bytes()
+    assert marker["tokens"] == len(raw) // 2
+    assert marker["documents"] == len(lengths) // 4 == 10
+    assert int.from_bytes(raw[:2], "little") == cache.ensure("train", everything, print)[0].tokens[0]
+    assert str(cache.cache) not in json.dumps(spec)
+
+
+def test_the_key_follows_everything_the_bytes_follow_from(make_cache: Make, tokenizer):
+    base = make_cache()
+    other_text = replace(base, survey=replace(base.survey, fingerprint="f" * 16))
+    smaller = replace(base, tokenizer=type(tokenizer)(tokenizer.backend, 400, origin="test"))
+    keys = {c.folder.name for c in (base, other_text, smaller, make_cache(limit=8), make_cache(shard_documents=11))}
+    assert len(keys) == 5
+    assert make_cache(folder="elsewhere").folder.name == base.folder.name
+
+
+def test_grouping_for_the_encoder_does_not_show(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
+    one = build(make_cache(folder="one"))
+    monkeypatch.setattr(shards, "_GROUP", 1)
+    assert content(build(make_cache(folder="two")).folder) == content(one.folder)
+
+
+def test_building_grows_only_as_far_as_asked(make_cache: Make):
+    cache = make_cache()
+    some = cache.ensure("train", lambda t: t.documents >= 15, print)
+    assert [s.totals.documents for s in some] == [10, 10]
+    assert len(list((cache.folder / "train").glob("*.bin"))) == 2
+    more = cache.ensure("train", lambda t: t.documents >= 35, print)
+    assert len(more) == 4
+    again = cache.ensure("train", lambda t: t.documents >= 15, lambda message: pytest.fail(message))
+    assert [s.stem for s in again] == [s.stem for s in some]  # what others cached beyond the need is not seen
+    cache.ensure("train", everything, print)
+    assert content(cache.folder / "train") == content(build(make_cache(folder="fresh")).folder / "train")
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("00001.bin", shorten),
+        ("00001.len", shorten),
+        ("00001.bin", Path.unlink),
+        ("00001.json", Path.unlink),
+        ("00001.json", shorten),
+        ("00001.json", lambda path: path.write_text("{}")),
+        ("00000.json", Path.unlink),
+    ],
+)
+def test_damaged_shards_are_built_again_and_no_others(make_cache: Make, name: str, damage: Callable[[Path], object]):
+    cache = build(make_cache())
+    before = content(cache.folder)
+    inodes = {p.name: p.stat().st_ino for p in (cache.folder / "train").glob("*.bin")}
+    damage(cache.folder / "train" / name)
+    assert read_shard(cache.folder / "train" / name[:5]) is None
+    build(cache)
+    assert content(cache.folder) == before
+    after = {p.name: p.stat().st_ino for p in (cache.folder / "train").glob("*.bin")}
+    assert {n for n in after if after[n] != inodes[n]} <= {f"{name[:5]}.bin"}
+
+
+def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
+    cache = make_cache()
+    texts = ["", "one two", "", "three", ""]
+    documents = [Document(str(n), text) for n, text in enumerate(texts)]
+    monkeypatch.setattr(Files, "documents", lambda self, split, after="": iter(documents))
+    (shard,) = cache.ensure("train", everything, print)
+    assert shard.totals.documents == 2
+    assert shard.last == "4"
+
+
+def test_an_unwritable_cache_is_said(make_cache: Make, tmp_path: Path):
+    (tmp_path / "blocked").write_text("a file where a folder should be")
+    with pytest.raises(DataError, match=r"cannot use .*blocked.*GPAS_CACHE"):
+        build(make_cache(folder="blocked"))
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    disk.write(tmp_path / "x.bin", b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"cannot write .*x\.bin: No space left on device"):
+        disk.write(tmp_path / "x.bin", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
+    assert (tmp_path / "x.bin").read_bytes() == b"old"
+
+
+def test_a_lock_has_one_holder(tmp_path: Path):
+    order: list[str] = []
+
+    def second() -> None:
+        with disk.locked(tmp_path):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with disk.locked(tmp_path):
+        thread.start()
+        time.sleep(0.2)
+        order.append("first")
+    thread.join(timeout=10)
+    assert order == ["first", "second"]
+
+
+def test_what_killed_writers_left_is_swept_after_a_day(tmp_path: Path):
+    old, new = tmp_path / ".tmp-old", tmp_path / ".tmp-new"
+    old.write_text("x")
+    new.write_text("x")
+    os.utime(old, (time.time() - 90_000,) * 2)
+    with disk.locked(tmp_path):
+        pass
+    assert not old.exists()
+    assert new.exists()
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from gpas_cli.data import disk, shards
+from gpas_cli.data.corpora import cached_survey
+from gpas_cli.data.files import Files
+from gpas_cli.data.shards import TokenCache
+from gpas_cli.data.tokenizer import make_tokenizer
+
+root, cache, halt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+source = Files("corpus/*.jsonl", "text", root)
+survey = cached_survey(source, cache)
+tokenizer = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
+shards._GROUP = 200
+
+def stop():
+    print("halted", flush=True)
+    time.sleep(600)
+
+documents, write = source.documents, disk._write
+
+def slow(split, after=""):
+    for number, document in enumerate(documents(split, after)):
+        if number == 25:
+            stop()
+        yield document
+
+def torn(path, content):
+    write(path, content)
+    if path.name == "00002.bin":
+        stop()
+
+if halt == "reading":
+    source.documents = slow
+if halt == "writing":
+    disk._write = torn
+tokens = TokenCache(source, survey, tokenizer, None, cache, 10)
+print("ready", flush=True)
+for split in ("train", "validation"):
+    tokens.ensure(split, lambda totals: False, lambda message: None)
+print(tokens.folder)
+"""
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("halt", ["reading", "writing"])
+def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_cache: Make, halt: str):
+    """The victim holds the lock in the middle of its third shard; the others wait, and go on from where it was."""
+    shared = tmp_path / "shared"
+    environment = {**os.environ, "PYTHONPATH": str(Path(shards.__file__).parents[2]), "TOKENIZERS_PARALLELISM": "false"}
+
+    def start(how: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BUILDER, str(root), str(shared), how]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    victim = start(halt)
+    others: list[subprocess.Popen[str]] = []
+    try:
+        assert [read_line(victim), read_line(victim)] == ["ready", "halted"]
+        others = [start("never") for _ in range(3)]
+        assert [read_line(p) for p in others] == ["ready"] * 3
+        markers = sorted(shared.glob("tokens/*/train/*.json"))
+        assert [p.name for p in markers] == ["00000.json", "00001.json"]
+        inode = markers[0].stat().st_ino
+        time.sleep(0.5)
+        assert [p.poll() for p in others] == [None] * 3  # without the lock they would be done by now
+        victim.send_signal(signal.SIGKILL)
+        ends = [p.communicate(timeout=60) for p in others]
+    finally:
+        for process in (victim, *others):
+            process.kill()
+            process.communicate()
+    assert victim.returncode == -signal.SIGKILL
+    assert [(p.returncode, err) for p, (_, err) in zip(others, ends, strict=True)] == [(0, "")] * 3
+    fresh = build(make_cache(folder="fresh"))
+    assert {out.strip() for out, _ in ends} == {str(shared / "tokens" / fresh.folder.name)}
+    assert content(shared / "tokens" / fresh.folder.name) == content(fresh.folder)
+    assert markers[0].stat().st_ino == inode  # whole shards of the victim were kept
+    assert not list(shared.rglob(f"{disk.PREFIX}*"))
+
+
+def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):
+    shard = make_cache().ensure("train", everything, print)[0]
+    assert shard.tokens.dtype == np.dtype("<u2")
+    assert shard.lengths.dtype == np.dtype("<u4")
+    assert isinstance(shard.tokens, np.memmap)

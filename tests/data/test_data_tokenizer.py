@@ -1,0 +1,181 @@
+"""Tokenizers: deterministic, lossless, never an id the model has no row for, never a special token from text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pytest
+from small_corpus import sentences
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from gpas_cli.data import hub
+from gpas_cli.data import tokenizer as room
+from gpas_cli.data.corpora import Survey
+from gpas_cli.data.files import Files
+from gpas_cli.data.tokenizer import Tokenizer, _head, make_tokenizer, train_bpe
+from gpas_cli.errors import DataError
+
+TEXTS = sentences(60)
+SURVEY = Survey("0" * 16, "1" * 16)
+
+
+def bpe(vocab: int = 320) -> Tokenizer:
+    return Tokenizer(train_bpe(TEXTS, vocab), vocab, origin="test", local=True)
+
+
+def words(tokens: list[str]) -> Backend:
+    """A backend whose vocabulary is these words."""
+    backend = Backend(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token=tokens[0]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
+def test_bpe_is_deterministic_and_has_the_specials_of_t5():
+    one, two = bpe(), bpe()
+    assert one.identity == two.identity == hashlib.sha256(train_bpe(TEXTS, 320).to_str().encode()).hexdigest()
+    assert [one.backend.token_to_id(t) for t in ("<pad>", "</s>", "<unk>")] == [0, 1, 2]
+    assert (one.pad_id, one.eos_id, one.unk_id) == (0, 1, 2)
+    assert one.backend.get_vocab_size() == 320
+    assert bpe(300).identity != one.identity
+
+
+@pytest.mark.parametrize(
+    "text", [*TEXTS[:5], "def f(x):\n\treturn  x\r\n", "é数\U0001f600\x00", " leading", "</s><pad>"]
+)
+def test_bpe_round_trip_without_specials(text: str):
+    ids = bpe().encode(text)
+    assert bpe().decode(ids) == text
+    assert not {0, 1, 2} & set(ids)
+
+
+def test_a_vocabulary_smaller_than_the_bytes_is_refused():
+    with pytest.raises(DataError, match="258 is too small for a byte-level BPE; at least 259"):
+        train_bpe(TEXTS, 258)
+    assert bpe(259).decode(bpe(259).encode("abc é")) == "abc é"
+
+
+def test_documents_end_with_one_end_token_and_their_bytes():
+    tokenizer = bpe()
+    for text, (ids, size) in zip(TEXTS, tokenizer.encode_documents(TEXTS), strict=True):
+        assert ids == [*tokenizer.encode(text), 1]
+        assert size == len(text.encode())
+
+
+@pytest.mark.parametrize("limit", [2, 5, 16, 400])
+def test_limited_documents_are_the_head_of_whole_ones(limit: int):
+    tokenizer = bpe()
+    for text, (ids, size) in zip(TEXTS, tokenizer.encode_documents(TEXTS, limit), strict=True):
+        whole = tokenizer.encode(text)
+        assert ids == [*whole[: limit - 1], 1]
+        if len(whole) < limit:
+            assert size == len(text.encode())
+        else:
+            # A letter of several bytes may be cut in half; its bytes are then counted whole.
+            assert 0 <= size - len(tokenizer.decode(ids[:-1]).rstrip("�").encode()) <= 3
+
+
+def test_a_cut_head_gives_the_same_ids_as_the_whole_text():
+    draw = random.Random(3)
+    texts = ["".join(draw.choice(["word", "a", " ", "  ", "\n", "\t", "é", ".", "'s", "9"]) for _ in range(300))
+             for _ in range(50)]  # fmt: skip
+    cutting = bpe()
+    whole = Tokenizer(cutting.backend, 320, origin="test", local=False)
+    assert cutting.encode_documents(texts, 20) == whole.encode_documents(texts, 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "head"),
+    [("a b c d", "a b"), ("  a  b\n c", "  a  b"), ("a b", "a b"), ("a b ", "a b "), ("", ""), ("  ", "  ")],
+)
+def test_head_ends_behind_a_word(text: str, head: str):
+    assert _head(text, 2) == head
+
+
+def test_words_that_give_no_token_do_not_shorten_a_document():
+    backend = words(["</s>", "a", "b", "<unk>"])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split("#", "removed")]
+    )
+    tokenizer = Tokenizer(backend, 4, origin="test", local=True)
+    assert tokenizer.encode_documents(["# # # # a b a"], 4)[0].ids == [1, 2, 1, 0]
+
+
+def test_ids_beyond_the_vocabulary_become_unknown():
+    backend = train_bpe(TEXTS, 320)
+    backend.add_tokens([AddedToken("zzz", special=False)])
+    tokenizer = Tokenizer(backend, 320, origin="test")
+    assert 320 in backend.encode("the zzz").ids
+    assert tokenizer.encode("the zzz")[-1] == 2
+    for limit in (None, 8):
+        ids = tokenizer.encode_documents(["zzz zzz"], limit)[0].ids
+        assert ids.count(2) == 2
+        assert max(ids) < 320
+
+
+def test_ids_beyond_the_vocabulary_need_an_unknown_token():
+    with pytest.raises(DataError, match=r"x\.json has 3 ids, the model's vocabulary only 2.*set size\.vocab to 3"):
+        Tokenizer(words(["</s>", "a", "b"]), 2, origin="x.json")
+    with pytest.raises(DataError, match=r"x\.json has no end-of-text token below 9"):
+        Tokenizer(words(["a", "b"]), 9, origin="x.json")
+    assert Tokenizer(words(["a", "<|endoftext|>"]), 9, origin="x.json").eos_id == 1
+
+
+def test_bpe_is_trained_once_on_training_text_alone(source: Files, tmp_path: Path):
+    said: list[str] = []
+    survey = source.survey()
+
+    def make(vocab: int = 320) -> Tokenizer:
+        return make_tokenizer("bpe", vocab, source, survey, tmp_path / "c", root=tmp_path, notify=said.append)
+
+    assert make().identity == make().identity
+    assert said == ["training a tokenizer of 320 ids on files"]
+    make(330)
+    assert len(list((tmp_path / "c" / "tokenizers").glob("*.json"))) == 2
+    texts = [d.text for d in source.documents("train")]
+    assert make().identity == hashlib.sha256(train_bpe(texts, 320).to_str().encode()).hexdigest()
+
+
+def test_training_text_is_bounded(source: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read: list[str] = []
+    monkeypatch.setattr(room, "TRAINING_BYTES", 1000)
+    monkeypatch.setattr(room, "train_bpe", lambda texts, vocab: read.extend(texts) or train_bpe(read, vocab))
+    make_tokenizer("bpe", 300, source, SURVEY, tmp_path, root=tmp_path, notify=print)
+    sizes = [len(text.encode()) for text in read]
+    assert sum(sizes) >= 1000 > sum(sizes[:-1])
+
+
+def test_a_tokenizer_json_of_the_users(source: Files, tmp_path: Path):
+    def make(word: str, vocab: int = 320) -> Tokenizer:
+        return make_tokenizer(word, vocab, source, SURVEY, tmp_path / "cache", root=tmp_path, notify=print)
+
+    backend = train_bpe(TEXTS, 320)
+    plain = backend.to_str()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=64)
+    backend.save(str(tmp_path / "mine.json"))
+    tokenizer = make("mine.json")
+    assert tokenizer.identity == hashlib.sha256(plain.encode()).hexdigest()
+    assert tokenizer.encode(TEXTS[0]) == bpe().encode(TEXTS[0])
+    with pytest.raises(DataError, match=r"'their\.json' is neither bpe nor t5, and there is no file"):
+        make("their.json")
+    (tmp_path / "broken.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(DataError, match=r"broken\.json: not a tokenizer\.json"):
+        make("broken.json")
+
+
+def test_t5_is_fetched_once_and_special_words_in_text_stay_text(source, tmp_path, monkeypatch):
+    asked = []
+    there = tmp_path / "hub" / "tokenizer.json"
+    there.parent.mkdir()
+    backend = train_bpe(TEXTS, 320)
+    backend.add_special_tokens([f"<extra_id_{n}>" for n in range(10)])
+    backend.save(str(there))
+    monkeypatch.setattr(hub, "download", lambda repo, name, revision, kind: asked.append((repo, name)) or there)
+    for _ in range(2):
+        tokenizer = make_tokenizer("t5", 320, source, SURVEY, tmp_path / "c", root=tmp_path, notify=print)
+    assert asked == [("google-t5/t5-base", "tokenizer.json")]
+    assert max(tokenizer.encode("<extra_id_0> text")) < 320

@@ -1,0 +1,124 @@
+"""A small real project for tests: text, grids and the `gpas` command as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GRID = """\
+version: 1
+default: small
+sizes:
+  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}}
+corpora:
+  notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
+recipes:
+  toy: {{lr: 0.01, warmup: 3, steps: {steps}, batch: 4}}
+grids:
+  small:
+    title: A toy grid
+    base: {{size: toy, data: notes}}
+    axes:
+      norm: [{norms}]
+      gate: [none, gpas]
+      seed: [{seeds}]
+    cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: {checkpoint_every}}}
+    table: {{title: A toy table, rows: [norm, gate], columns: size, against: {{gate: none}}}}
+"""
+WORDS = "gate norm layer stream scale depth alpha loss token head".split()
+
+
+class Toy:
+    """One project directory and the commands given in it."""
+
+    def __init__(
+        self, folder: Path, *, steps: int = 20, norms: str = "pre", seeds: str = "1", checkpoint_every: int = 50
+    ):
+        self.folder = folder
+        (folder / "text").mkdir(parents=True)
+        chooser = random.Random(1)
+        for i in range(60):
+            (folder / f"text/{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
+        values = {"steps": steps, "norms": norms, "seeds": seeds, "checkpoint_every": checkpoint_every}
+        (folder / "experiments.yaml").write_text(GRID.format(**values))
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "gpas_cli", *words]
+
+    def environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+        return {**clean, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+    def gpas(self, *words: str, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; its exit code must be `expect`, None for any."""
+        done = subprocess.run(
+            self.command(*words), cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=240
+        )
+        assert expect is None or done.returncode == expect, done.stdout + done.stderr
+        return done
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command in a session of its own and leave it running."""
+        return subprocess.Popen(
+            self.command(*words), cwd=self.folder, env=self.environment(), text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Name -> cell of `gpas status --json`."""
+        return {cell["name"]: cell for cell in json.loads(self.gpas("status", "--json").stdout)["cells"]}
+
+    def states(self) -> dict[str, str]:
+        return {name: cell["state"] for name, cell in self.status().items()}
+
+    def attempts(self) -> list[Path]:
+        return sorted(path.parent for path in self.runs.glob("??/*/*/attempt.json"))
+
+    def stepping(self) -> list[int]:
+        """The living processes of attempts that have trained beyond their first update."""
+        pids = []
+        for path in sorted(self.runs.glob("??/*/*/process.json")):
+            pid = json.loads(path.read_text())["pid"]
+            if alive(pid) and _has_stepped(path.with_name("journal.jsonl")):
+                pids.append(pid)
+        return pids
+
+
+def _has_stepped(journal: Path) -> bool:
+    lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
+    events = [json.loads(line[9:]) for line in lines if line.endswith("}")]
+    return any(event["kind"] == "step" and event["step"] > 1 for event in events)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait(condition: Callable[[], bool], timeout: float = 120) -> None:
+    """Until `condition` holds; fails after `timeout` seconds."""
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL one process, and not those it started."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,49 @@
+"""Small experiments files for the tests, and what is wrong with them as lines of text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.document import parse_document
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import interpret
+
+HEAD = """\
+version: 1
+recipes: {quickstart: {lr: 1.5e-3, warmup: 60, steps: 600, batch: 16}}
+grids:
+"""
+
+
+def read(text: str) -> Experiments:
+    """The experiments of a whole file's text, called `e.yaml`."""
+    return interpret(parse_document(text, "e.yaml"), Path("e.yaml"))
+
+
+def grid(body: str) -> list[Entry]:
+    """The cells of one grid `g` whose lines, from line 5 of the file on, are `body`."""
+    return expand(read(whole(body)))
+
+
+def whole(body: str) -> str:
+    """A file with one grid `g`: quickstart size and text unless `body` has a base."""
+    lines = body.strip("\n").splitlines()
+    return HEAD + "  g:\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def cells(**axes: str) -> str:
+    """The body of a grid at quickstart size with these axes, in YAML."""
+    return "base: {size: quickstart, data: quickstart}\naxes: {" + ", ".join(f"{k}: {v}" for k, v in axes.items()) + "}"
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a file: the problems as printed, of loading and of all its grids' cells."""
+    try:
+        experiments = read(text)
+        expand(experiments, list(experiments.grids))
+    except InvalidExperiments as error:
+        return str(error).splitlines()
+    return []

@@ -1,0 +1,134 @@
+"""YAML text -> nodes: scalars in the YAML 1.2 manner, positions, and everything that is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.grid.document import parse_document, read_document
+from gpas_cli.grid.scalar import resolve
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1.5E3", 1500.0),
+        (".5", 0.5),
+        ("010", 10),
+        ("0x10", 16),
+        ("0o10", 8),
+        ("-7", -7),
+        ("1:30:00", "1:30:00"),
+        ("1-00:00:00", "1-00:00:00"),
+        ("1_000", "1_000"),
+        ("2024-01-01", "2024-01-01"),
+        ("71m", "71m"),
+        ("on", "on"),
+        ("No", "No"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        (".inf", math.inf),
+    ],
+)
+def test_plain_scalars_follow_yaml_12(text: str, value: Any) -> None:
+    found = resolve(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_quoted_scalars_are_words() -> None:
+    assert parse_document("""{a: "1e-3", b: 'true'}""", "e").plain() == {"a": "1e-3", "b": "true"}
+
+
+def test_every_node_knows_its_line_and_column() -> None:
+    root = parse_document("a:\n  - x\n  - {b: 3}\n", "e.yaml")
+    assert isinstance(root.value, dict)
+    items = root.value["a"].value
+    assert isinstance(items, tuple)
+    assert [str(item.mark) for item in items] == ["e.yaml:2:5", "e.yaml:3:5"]
+    assert isinstance(items[1].value, dict)
+    three = items[1].value["b"]
+    assert (str(three.mark), str(three.key)) == ("e.yaml:3:9", "e.yaml:3:6")
+
+
+def test_anchors_and_merge_keys() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [{x: 5}, *a]}\nd: *a\n"
+    assert parse_document(text, "e").plain() == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 1, "y": 3},
+        "c": {"x": 5, "y": 2},
+        "d": {"x": 1, "y": 2},
+    }
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "message"),
+    [
+        ("", "e:1:1", "is empty"),
+        ("# only a comment\n", "e:1:1", "is empty"),
+        ("a: 1\n---\nb: 2\n", "e:2:1", "second document"),
+        ("a: 1\nb: 2\na: 3\n", "e:3:1", "the key 'a' is given twice; first on line 1"),
+        ("a: {b: 1, b: 2}\n", "e:1:11", "the key 'b' is given twice"),
+        ("a: !!python/object:os.system x\n", "e:1:4", "tag"),
+        ("a: !mine {b: 1}\n", "e:1:4", "the tag '!mine' is not allowed"),
+        ("a: *b\n", "e:1:4", "'*b' has no anchor"),
+        ("a: &a [1, *a]\n", "e:1:11", "inside its own anchor"),
+        ("? [1, 2]\n: 3\n", "e:1:3", "a key must be a word"),
+        ("a: {<<: 3}\n", "e:1:9", "merge key"),
+        ("a: [1, 2\nb: 3\n", "e:2:2", "is not YAML"),
+        ("a: {b\n", "e:2:1", "is not YAML"),
+        ("\ta: 1\n", "e:1:1", "is not YAML"),
+        ("a: \x00\n", "e:1:1", "is not YAML"),
+        ("[" * 3000, "e:1:25", "nested more than"),
+        ("a: " + "9" * 50, "e:1:4", "50 digits"),
+        (LAUGHS, "e:7:5", "aliases expand"),
+        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40)), "e:24:6", "nested more than"),
+    ],
+)
+def test_refused(text: str, where: str, message: str) -> None:
+    with pytest.raises(InvalidExperiments) as caught:
+        parse_document(text, "e")
+    assert str(caught.value).startswith(f"{where}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_duplicate_keys_are_reported_at_once() -> None:
+    with pytest.raises(InvalidExperiments) as caught:
+        parse_document("a: 1\na: 2\nb: {c: 1, c: 2}\n", "e")
+    assert [problem.where for problem in caught.value.problems] == ["e:2:1", "e:3:11"]
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "e.yaml"
+    path.write_bytes(b"a: 1\nb: caf\xe9\n")
+    with pytest.raises(InvalidExperiments, match=r"^e.yaml:2:7: is not UTF-8 text$"):
+        read_document(path)
+
+
+def test_a_byte_order_mark_is_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert read_document(path).plain() == {"a": 1}
+
+
+def test_unreadable_and_enormous_files(tmp_path: Path) -> None:
+    with pytest.raises(GpasError, match="No such file"):
+        read_document(tmp_path / "absent.yaml")
+    with pytest.raises(GpasError, match="directory"):
+        read_document(tmp_path)
+    path = tmp_path / "e.yaml"
+    path.write_bytes(b"#" * 4_000_001)
+    with pytest.raises(GpasError, match="at most 4,000,000"):
+        read_document(path)

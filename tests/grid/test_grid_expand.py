@@ -1,0 +1,221 @@
+"""Axes -> cells: order, names, labels, precedence, conditions, includes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from grids import HEAD, cells, grid, read, whole
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.expand import expand, with_teachers
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.spec.run import Resources
+
+BASE = "base: {size: quickstart, data: quickstart}\n"
+
+
+def test_the_product_is_in_declared_order_with_the_last_axis_fastest() -> None:
+    entries = grid(
+        cells(norm="[post, pre]", gate="[none, gpas]", seed="[1, 2]") + "\nexclude: [{norm: post, gate: gpas}]"
+    )
+    assert [entry.name for entry in entries] == ["post-s1", "post-s2", "pre-s1", "pre-s2", "pre-gpas-s1", "pre-gpas-s2"]
+    assert entries[-1].id == "g/pre-gpas-s2"
+
+
+def test_every_cell_carries_labels_also_of_what_does_not_vary() -> None:
+    (entry,) = grid(BASE + "title: one")
+    assert entry.axes == {"norm": "pre", "gate": "none", "seed": 42, "size": "quickstart", "data": "quickstart"}
+
+
+def test_an_expanded_cell_is_the_cell_written_out() -> None:
+    entries = grid(cells(gate="[{name: t, like: gpas, activation: tanh}]", **{"optim.lr": "[3e-3]"}, seed="[7]"))
+    by_hand = cell_from(
+        {
+            "size": "quickstart",
+            "data": "quickstart",
+            "gate": {"activation": "tanh"},
+            "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16},
+            "seed": 7,
+        }
+    )
+    assert entries[0].cell == by_hand
+    assert entries[0].key == by_hand.key
+
+
+@pytest.mark.parametrize(
+    ("axes", "names"),
+    [
+        ({"optim.lr": "[1e-3, 0.5]"}, ["lr0.001", "lr0.5"]),
+        ({"gate": "[gpas]", "gate.stop_gradient": "[true, false]"}, ["gpas-stop-gradient", "gpas-no-stop-gradient"]),
+        ({"gate": "[gpas]", "gate.site": "[home, after-norm]"}, ["gpas-home", "gpas-after-norm"]),
+        ({"gate": "[{like: gpas, activation: tanh, init: 0.5}]"}, ["gpas-tanh-init0.5"]),
+        ({"norm": "[{scheme: mix, post_fraction: 0.5}]"}, ["mix-post-fraction0.5"]),
+        ({"embed.stages": "[[], [scale], [scale, layernorm]]"}, ["empty", "scale", "scale+layernorm"]),
+        ({"gate": "[none]"}, ["none"]),
+        ({"norm": "[{name: 'a b/$(x)', scheme: pre}]"}, ["a_b_x_"]),
+        ({"norm": "[{name: '-rf', scheme: pre}]"}, ["rf"]),
+    ],
+)
+def test_names(axes: dict[str, str], names: list[str]) -> None:
+    found = [entry.name for entry in grid(cells(**axes))]
+    assert found == names
+    assert all(re.fullmatch(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*", name) for name in found)
+
+
+def test_precedence_recipe_base_axes_when_override() -> None:
+    body = """
+base: {size: quickstart, data: quickstart, optim: {lr: 2e-3, warmup: 50}}
+axes: {norm: [pre, lns], seed: [1]}
+when: [{where: {norm: lns}, axes: {optim.lr: [4e-3]}}]
+override: [{where: {norm: lns}, set: {optim: {warmup: 10}}, why: to see}]
+"""
+    pre, lns = (entry.cell.optim for entry in grid(body))
+    assert (pre.batch, pre.warmup, pre.lr) == (16, 50, 2e-3)  # recipe, base, base
+    assert (lns.batch, lns.warmup, lns.lr) == (16, 10, 4e-3)  # recipe, override, when
+
+
+def test_a_word_replaces_a_section_and_a_mapping_refines_it() -> None:
+    base = "base: {size: quickstart, data: quickstart, gate: {like: gpas, activation: tanh, share: sublayer}}\n"
+    replaced = grid(base + "axes: {gate: [gpas, {name: x, like: gpas, share: sublayer}]}")
+    assert [(e.cell.model.gate.activation, e.cell.model.gate.share) for e in replaced if e.cell.model.gate] == [
+        ("silu", "layer"),
+        ("silu", "sublayer"),
+    ]
+    override = "override: [{where: {}, set: {gate: {share: layer}}, why: to see}]"
+    (refined,) = grid(base + override)
+    assert refined.cell.model.gate is not None
+    assert (refined.cell.model.gate.activation, refined.cell.model.gate.share) == ("tanh", "layer")
+
+
+def test_a_mapping_over_a_word_keeps_the_word() -> None:
+    entries = grid(
+        cells(norm="[mix, deepnorm]") + "\noverride: [{where: {norm: mix}, set: {norm: {post_fraction: 0.5}}, why: x}]"
+    )
+    assert entries[0].cell == cell_from({**_plain(entries[0]), "norm": {"scheme": "mix", "post_fraction": 0.5}})
+    (normal,) = grid(BASE + "axes: {norm: [deepnorm]}\noverride: [{where: {}, set: {init.preset: normal}, why: x}]")
+    assert (entries[1].cell.model.init.preset, normal.cell.model.init.preset) == ("deepnorm", "normal")
+
+
+def _plain(entry):  # type: ignore[no-untyped-def]
+    return entry.cell.to_mapping()
+
+
+def test_a_section_axis_comes_before_a_dotted_one_whatever_the_order() -> None:
+    entries = grid(cells(**{"gate.activation": "[tanh]", "gate": "[gpas]"}))
+    assert entries[0].cell.model.gate is not None
+    assert entries[0].cell.model.gate.activation == "tanh"
+
+
+def test_zip_varies_axes_together() -> None:
+    entries = grid(BASE + "axes: {zip: {seed: [1, 2], optim.lr: [1e-3, 2e-3]}, norm: [pre, lns]}")
+    assert [entry.name for entry in entries] == ["s1-lr0.001-pre", "s1-lr0.001-lns", "s2-lr0.002-pre", "s2-lr0.002-lns"]
+
+
+def test_when_adds_axes_to_the_matching_cells_only() -> None:
+    entries = grid(
+        cells(gate="[none, gpas]") + "\nwhen: [{where: {gate: gpas}, axes: {gate.activation: [silu, tanh]}}]\n"
+        "exclude: [{gate.activation: silu}]"
+    )
+    assert [entry.name for entry in entries] == ["none", "gpas-tanh"]
+
+
+def test_conditions_take_lists_and_compare_numbers_as_numbers() -> None:
+    entries = grid(
+        cells(seed="[1, 2, 3]", **{"optim.lr": "[1e-3, 2e-3]"}) + "\nexclude: [{seed: [1, 3], optim.lr: 0.001}]"
+    )
+    assert [entry.name for entry in entries] == ["s1-lr0.002", "s2-lr0.001", "s2-lr0.002", "s3-lr0.002"]
+
+
+def test_overrides_leave_their_reason() -> None:
+    body = cells(norm="[pre, lns]") + "\noverride: [{where: {norm: lns}, set: {optim.clip: 1.0}, why: because}]"
+    assert [entry.notes for entry in grid(body)] == [(), ("because",)]
+
+
+@pytest.mark.parametrize("stages", ["[pretrain]", "[pretrain, downstream]", "[pretrain, finetune, downstream]"])
+def test_stages_take_their_defaults(stages: str) -> None:
+    (entry,) = grid(BASE + f"stages: {stages}")
+    assert [stage.kind for stage in entry.cell.stages] == stages.strip("[]").split(", ")
+
+
+def test_stages_may_be_settings_and_an_axis() -> None:
+    entries = grid(cells(finetune="[none, {name: short, epochs: 1}]") + "\nstages: [pretrain, downstream]")
+    assert [[stage.kind for stage in entry.cell.stages] for entry in entries] == [
+        ["pretrain", "downstream"],
+        ["pretrain", "finetune", "downstream"],
+    ]
+    assert len({entry.cell.stages[0].key for entry in entries}) == 1
+
+
+def test_sizes_and_corpora_of_the_file() -> None:
+    text = """\
+version: 1
+sizes: {deep: {like: quickstart, layers: 24}}
+corpora: {mine: {like: quickstart, length: 128}}
+recipes: {deep: {lr: 1e-3, warmup: 1, steps: 2}}
+resources: {deep: {cpus: 3, mem: 1G}}
+grids: {g: {base: {size: deep, data: mine}, resources: {mem: 2G}}}
+"""
+    (entry,) = expand(read(text))
+    assert (entry.cell.model.size.layers, entry.cell.model.size.hidden, entry.cell.data.length) == (24, 32, 128)
+    assert entry.resources == Resources(cpus=3, mem="2G")
+
+
+def test_a_changed_size_has_the_recipe_and_resources_of_the_size_it_starts_from() -> None:
+    (entry,) = grid(BASE + "axes: {size: [{name: shallow, like: quickstart, layers: 4}]}")
+    assert (entry.name, entry.cell.optim.steps, entry.cell.model.size.layers) == ("shallow", 600, 4)
+
+
+INCLUDING = """\
+  a: {base: {size: quickstart, data: quickstart}, axes: {gate: [none, gpas], seed: [1, 2]}}
+  b:
+    include: [{grid: a, where: {seed: 1}}]
+    base: {size: quickstart, data: quickstart}
+    axes: {gate: [none, {name: tanh, like: gpas, activation: tanh}], seed: [1]}
+  c: {include: [a, b]}
+"""
+
+
+def test_included_cells_come_after_own_ones_and_equal_cells_once() -> None:
+    experiments = read(HEAD + INCLUDING)
+    assert [entry.id for entry in expand(experiments, ["b"])] == ["b/s1", "b/tanh-s1", "b/gpas-s1"]
+    everything = expand(experiments, ["c"])
+    assert len({entry.key for entry in everything}) == len(everything) == 5
+    assert {entry.grid for entry in everything} == {"c"}
+
+
+def test_included_cells_of_one_name_are_told_apart() -> None:
+    text = HEAD + (
+        "  a: {base: {size: quickstart, data: quickstart}, axes: {seed: [1]}}\n"
+        "  b: {base: {size: quickstart, data: quickstart, optim.lr: 0.1}, axes: {seed: [1]}, include: [a]}\n"
+    )
+    assert [entry.name for entry in expand(read(text), ["b"])] == ["s1", "a-s1"]
+
+
+def test_teachers_are_added_where_they_are_missing() -> None:
+    predefined = "{name: predefined, like: gpas, learnable: false, from_trained: true}"
+    alone = with_teachers(grid(cells(gate=f"[{predefined}]", seed="[1, 2]")))
+    assert [entry.name for entry in alone] == [
+        "predefined-s1",
+        "predefined-s2",
+        "predefined-s1-teacher",
+        "predefined-s2-teacher",
+    ]
+    assert alone[0].cell.teacher() == alone[2].cell
+    together = grid(cells(gate=f"[gpas, {predefined}]"))
+    assert with_teachers(together) == together
+
+
+def test_several_grids_and_the_default_one() -> None:
+    experiments = read(HEAD + INCLUDING)
+    assert {entry.grid for entry in expand(experiments)} == {"a"}
+    assert [entry.grid for entry in expand(experiments, ["b", "a", "b"])] == ["b"] * 3 + ["a"] * 4
+    with pytest.raises(GpasError, match=r"no grid 'd' in e.yaml; valid: a, b, c"):
+        expand(experiments, ["d"])
+
+
+def test_absurd_grids_are_refused_before_they_are_built() -> None:
+    numbers = "[" + ", ".join(map(str, range(50))) + "]"
+    text = whole(cells(seed=numbers, **{"optim.steps": numbers, "optim.warmup": numbers, "optim.batch": numbers}))
+    with pytest.raises(GpasError, match=r"e.yaml:4:3: grids.g: up to 6,250,000 cells; at most 100,000"):
+        read(text)

@@ -1,0 +1,107 @@
+"""Whatever a file holds, what comes out is cells or a GpasError, never a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.document import parse_document
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import interpret
+from gpas_cli.packaged import packaged
+
+TEXT = packaged("experiments.yaml").read_text(encoding="utf-8")
+# Half a file is enough to meet every part of the language, and leaves time for more examples.
+LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
+FUZZ = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+WORDS = sorted({*TEXT.replace(",", " ").replace(":", " ").replace("{", " ").replace("}", " ").split()})
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 100),
+    st.floats(allow_nan=True),
+    st.sampled_from(WORDS),
+    st.text(max_size=6),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def survives(text: str) -> None:
+    """Loads the text and expands all its grids; any error but a GpasError fails the test."""
+    try:
+        experiments = interpret(parse_document(text, "e.yaml"), Path("e.yaml"))
+        entries = expand(experiments, list(experiments.grids))
+        event("valid")
+        assert all(entry.key for entry in entries)
+    except GpasError as error:
+        event("refused")
+        assert str(error)
+
+
+@FUZZ
+@given(st.data())
+def test_the_shipped_file_with_characters_changed(data: st.DataObject) -> None:
+    text = "".join(LINES)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        new = data.draw(
+            st.sampled_from([*"{}[]:,&*!-#\"'\n\t 0x", "<<: ", "*quickstart", "null", "none", ".nan", "- "])
+        )
+        text = text[:at] + new + text[at + data.draw(st.integers(0, 6)) :]
+    survives(text)
+
+
+@FUZZ
+@given(st.data())
+def test_the_shipped_file_with_lines_moved(data: st.DataObject) -> None:
+    lines = list(LINES)
+    for _ in range(data.draw(st.integers(1, 3))):
+        line = lines.pop(data.draw(st.integers(0, len(lines) - 1)))
+        if data.draw(st.booleans()):
+            lines.insert(data.draw(st.integers(0, len(lines))), line)
+    survives("".join(lines))
+
+
+@FUZZ
+@given(st.data())
+def test_the_shipped_file_with_values_replaced(data: st.DataObject) -> None:
+    tree = yaml.safe_load("".join(LINES))
+    for _ in range(data.draw(st.integers(1, 2))):
+        _replace(tree, data)
+    survives(yaml.safe_dump(tree, allow_unicode=True))
+
+
+def _replace(tree: Any, data: st.DataObject) -> None:
+    """One value somewhere in the tree becomes another."""
+    while True:
+        keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        key = data.draw(st.sampled_from(keys))
+        below = tree[key]
+        if not below or not isinstance(below, dict | list) or data.draw(st.integers(0, 5)) == 0:
+            tree[key] = data.draw(VALUES)
+            return
+        tree = below
+
+
+@FUZZ
+@given(st.dictionaries(st.sampled_from(["version", "default", "sizes", "recipes", "grids"]), VALUES), VALUES)
+def test_random_trees(tree: dict[str, Any], grid: Any) -> None:
+    survives(yaml.safe_dump({**tree, "version": 1, "grids": {"g": grid}}, allow_unicode=True))
+
+
+@FUZZ
+@given(st.text(max_size=60))
+def test_random_text(text: str) -> None:
+    survives(text)

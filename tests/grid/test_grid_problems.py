@@ -1,0 +1,152 @@
+"""Every mistake gets a message with the line and column it was made at, all mistakes of a file at once."""
+
+from __future__ import annotations
+
+import pytest
+from grids import HEAD, cells, complaints, whole
+
+BASE = "base: {size: quickstart, data: quickstart}\n"
+
+# The body starts on line 5, column 5. Each case: body, place, words of the message.
+MISTAKES = {
+    "unknown grid key": (BASE + "axis: {}", "6:5", "grids.g.axis: unknown key 'axis'; did you mean 'axes'?"),
+    "unknown setting": ("base: {sise: 71m}", "5:12", "unknown setting 'sise'; did you mean 'size'?"),
+    "unknown axis": (BASE + "axes: {gait.x: [1]}", "6:12", "unknown setting 'gait'; did you mean 'gate'?"),
+    "bad dotted axis": (BASE + "axes: {gate..x: [1]}", "6:12", "is not a dotted path"),
+    "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write ['1']"),
+    "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
+    "value twice": (BASE + "axes: {seed: [1, 1.0]}", "6:22", "the value '1.0' is listed twice"),
+    "unequal zip": (BASE + "axes: {zip: {seed: [1], norm: [pre, lns]}}", "6:17", "seed has 1, norm has 2"),
+    "axis in axes and zip": (BASE + "axes: {seed: [1], zip: {seed: [2]}}", "6:11", "is an axis twice"),
+    "set twice": ("base: {size: quickstart, optim: {lr: 1}, optim.lr: 2}", "5:46", "is set twice"),
+    "bad name": (BASE + "axes: {norm: [{name: [x], scheme: pre}]}", "6:26", "is not a word"),
+    "base is no mapping": ("base: [1]", "5:11", "a list is not a mapping"),
+    "where: unknown axis": (cells(seed="[1]") + "\nexclude: [{sed: 1}]", "7:16", "no axis 'sed'; did you mean 'seed'?"),
+    "where: unknown label": (
+        cells(seed="[1, 2]") + "\nexclude: [{seed: 3}]",
+        "7:22",
+        "'3' is no value of this axis; valid: 1, 2",
+    ),
+    "where: empty list": (cells(seed="[1, 2]") + "\nexclude: [{seed: []}]", "7:22", "is an empty list"),
+    "where: empty exclusion": (cells(seed="[1, 2]") + "\nexclude: [{}]", "7:15", "would exclude every cell"),
+    "exclude matches nothing": (
+        cells(seed="[1, 2]", gate="[none, gpas]") + "\nwhen: [{where: {gate: gpas}, axes: {gate.site: [home]}}]\n"
+        "exclude: [{gate: none, gate.site: home}]",
+        "8:15",
+        "the condition matches no cell",
+    ),
+    "override matches nothing": (
+        cells(seed="[1, 2]") + "\nexclude: [{seed: 1}]\noverride: [{where: {seed: 1}, set: {optim.lr: 1.0}, why: x}]",
+        "8:24",
+        "the condition matches no cell",
+    ),
+    "everything excluded": (cells(seed="[1]") + "\nexclude: [{seed: 1}]", "4:3", "every cell is excluded"),
+    "override without set": (BASE + "override: [{why: x}]", "6:16", "needs 'set'"),
+    "override without why": (BASE + "override: [{set: {seed: 1}}]", "6:16", "needs 'why'"),
+    "override of nonsense": (BASE + "override: [{set: {sed: 1}, why: x}]", "6:23", "did you mean 'seed'?"),
+    "when without axes": (BASE + "when: [{where: {}}]", "6:12", "needs 'axes'"),
+    "unknown include": (BASE + "include: [h]", "6:15", "no grid 'h'"),
+    "include itself": (BASE + "include: [g]", "6:15", "includes itself: g -> g"),
+    "include without grid": (BASE + "include: [{where: {}}]", "6:15", "needs 'grid'"),
+    "no cells": ("title: x", "4:3", "it has no cells"),
+    "unknown stage": (
+        BASE + "stages: [pretrain, fintune]",
+        "6:24",
+        "unknown stage 'fintune'; did you mean 'finetune'?",
+    ),
+    "no pretraining": (BASE + "stages: [finetune]", "6:13", "starts with the stage 'pretrain'"),
+    "cadence": (BASE + "cadence: {eval_every: 0}", "6:27", "0 is too small; at least 1"),
+    "cadence key": (BASE + "cadence: {eval_evry: 1}", "6:15", "did you mean 'eval_every'?"),
+    "resources": (BASE + "resources: {cpus: many}", "6:23", "'many' is not a whole number"),
+    "table key": (BASE + "table: {row: [norm]}", "6:13", "did you mean 'rows'?"),
+    "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),
+    "table column": (BASE + "table: {columns: tusk}", "6:22", "no axis 'tusk'; did you mean 'task'?"),
+    "table against": (BASE + "table: {against: {gate: gpas}}", "6:22", "'gpas' is no value of this axis"),
+    # what the cells themselves refuse, at the place it comes from
+    "unknown size": ("base: {size: 72m}", "5:18", "size: unknown size '72m'; did you mean"),
+    "no size": ("base: {data: quickstart}", "4:3", "size: is required"),
+    "bad axis value": (cells(norm="[pre, prae]"), "6:24", "norm: unknown scheme 'prae'; did you mean 'pre'?"),
+    "bad nested value": (
+        cells(gate="[gpas, {name: t, like: gpas, activation: tahn}]"),
+        "6:59",
+        "gate.activation: unknown value 'tahn'; did you mean 'tanh'?",
+    ),
+    "bad nested key": (
+        cells(gate="[{name: t, like: gpas, activaton: tanh}]"),
+        "6:41",
+        "gate.activaton: unknown key 'activaton'; did you mean 'activation'?",
+    ),
+    "bad dotted key": (cells(**{"optim.lrr": "[1, 2]"}), "6:12", "optim.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+    "bad like": (cells(gate="[{like: gpsa}]"), "6:19", "unknown gate 'gpsa'"),
+    "a word for a boolean": (cells(**{"gate": "[gpas]", "gate.stop_gradient": "[true, off]"}), "6:53", "write false"),
+    "a quoted number": (cells(**{"optim.lr": "['1e-3']"}), "6:23", "'1e-3' is not a number"),
+    "a number for a word": (cells(norm="[1]"), "6:19", "unknown scheme 1"),
+    "not finite": (cells(**{"optim.lr": "[.inf]"}), "6:23", "inf is not a finite number"),
+    "dead gate": (cells(gate="[{like: gpas, activation: relu}]"), "6:44", "never moves"),
+    "setting without gate": (cells(**{"gate": "[none, gpas]", "gate.share": "[sublayer]"}), "6:45", "gate is none"),
+    "cross-field": (cells(**{"optim.warmup": "[600]"}), "6:27", "600 is not shorter than the 600 steps"),
+    "override value": (BASE + "override: [{set: {optim.lr: -1}, why: x}]", "6:33", "-1.0 is too small"),
+    "missing recipe": ("base: {size: 71m}", "5:18", "size 71m has no entry under 'recipes'"),
+    "stage is no mapping": (BASE.replace("}", ", finetune: lisa}"), "5:58", "is not a mapping of settings"),
+    "two cells of one name": (
+        cells(norm="[pre, {name: 'a b', scheme: lns}, {name: 'a/b', scheme: mix}]"),
+        "4:3",
+        "two cells would be called 'a_b'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_a_grid_is_told_once_and_where_it_was_made(case: str) -> None:
+    body, place, message = MISTAKES[case]
+    found = complaints(whole(body))
+    assert len(found) == 1 or case == "missing recipe", found
+    assert found[0].startswith(f"e.yaml:{place}: "), found
+    assert message in found[0]
+
+
+TOP = {
+    "not a mapping": ("[1]", "1:1", "a list is not a mapping"),
+    "no version": ("grids: {g: {base: {size: 71m}}}", "1:1", "version: is required; write version: 1"),
+    "other version": ("version: 2\ngrids: {g: {base: {size: 71m}}}", "1:10", "this program reads version 1"),
+    "no grids": ("version: 1", "1:1", "grids: declares no grid"),
+    "unknown key": (HEAD.replace("recipes", "recipies") + "  g: {include: [g]}", "2:1", "did you mean 'recipes'?"),
+    "unknown default": ("default: h\n" + whole(BASE), "1:10", "default: no grid 'h'; valid: g"),
+    "recipe of no size": ("version: 1\nrecipes: {72m: {lr: 1}}\n", "2:11", "no size '72m'; did you mean"),
+    "recipe key": ("version: 1\nrecipes: {71m: {lrr: 1}}\n", "2:17", "recipes.71m.lrr: unknown key 'lrr'"),
+    "built-in size": ("version: 1\nsizes: {71m: {like: 9m}}\n", "2:9", "is built in; choose another name"),
+    "size value": ("version: 1\nsizes: {x: {like: 9m, layers: 0}}\n", "2:31", "sizes.x.layers: 0 is too small"),
+    "size start": ("version: 1\nsizes: {x: {like: 9n}}\n", "2:19", "unknown name '9n'; valid: 9m, 20m"),
+    "corpus": ("version: 1\ncorpora: {x: {source: web}}\n", "2:23", "unknown value 'web'"),
+    "resources": ("version: 1\nresources: {71m: {gpu: 1}}\n", "2:19", "did you mean 'gpus'?"),
+}
+
+
+@pytest.mark.parametrize("case", TOP)
+def test_a_mistake_outside_the_grids(case: str) -> None:
+    text, place, message = TOP[case]
+    found = [line for line in complaints(text) if message in line]
+    assert len(found) == 1, complaints(text)
+    assert found[0].startswith(f"e.yaml:{place}: ")
+
+
+def test_all_mistakes_of_a_file_at_once() -> None:
+    """Of form and of content, in several grids; each once, however many cells share it."""
+    text = HEAD + (
+        "  a: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, prae], seed: [1, 2, 3]}}\n"
+        "  b: {base: {size: quickstart, data: quickstart}, axs: {}}\n"
+        "  c: {base: {size: quickstart, data: quickstart, optim.lr: fast}, axes: {seed: [1, 2]}}\n"
+    )
+    assert [line.split(": ")[0] for line in complaints(text)] == ["e.yaml:5:51", "e.yaml:4:70", "e.yaml:6:60"]
+
+
+def test_cycles_of_includes_are_shown() -> None:
+    text = HEAD + "  a: {include: [b]}\n  b: {include: [c]}\n  c: {include: [a]}\n"
+    assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: includes itself: a -> b -> c -> a"
+
+
+def test_conditions_of_includes_are_checked() -> None:
+    text = whole(cells(seed="[1]")) + "  b: {include: [{grid: g, where: {seed: 2}}]}\n"
+    assert complaints(text) == ["e.yaml:7:41: grids.b.include.where.seed: '2' is no value of this axis; valid: 1"]
+    text = text.replace("seed: 2", "sead: 1")
+    assert "grid 'g' has no axis 'sead'; did you mean 'seed'?" in complaints(text)[0]

@@ -1,0 +1,123 @@
+"""Which entries a command means."""
+
+from __future__ import annotations
+
+import pytest
+from grids import HEAD, cells, grid, read
+
+from gpas_cli.errors import GpasError, UnknownCell
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.select import find, select
+
+ENTRIES = grid(cells(gate="[none, gpas]", seed="[1, 2, 3]", **{"optim.lr": "[1e-3, 2e-3]"}))
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ([], 12),
+        (["gate=gpas"], 6),
+        (["gate=gpas", "seed!=2"], 4),
+        (["seed=1,3"], 8),
+        (["seed!=1,3"], 4),
+        (["optim.lr=1e-3"], 6),
+        (["lr=0.001"], 6),
+        (["size = quickstart", "lr = 2e-3 , 1e-3"], 12),
+    ],
+)
+def test_select(where: list[str], count: int) -> None:
+    chosen = select(ENTRIES, where)
+    assert len(chosen) == count
+    assert chosen == [entry for entry in ENTRIES if entry in chosen]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (["gaet=gpas"], "no axis 'gaet'; did you mean 'gate'?"),
+        (["gate=gpsa"], "no cell has gate 'gpsa'; did you mean 'gpas'?"),
+        (["seed=4"], "no cell has seed '4'; valid: 1, 2, 3"),
+        (["seed=true"], "no cell has seed 'true'"),
+        (["gate"], "is not AXIS=LABEL"),
+        (["gate="], "is not AXIS=LABEL"),
+        (["seed=1", "seed!=1"], "no cell matches --where seed=1 seed!=1"),
+        (["seed=" + "9" * 60], "no cell has seed"),
+    ],
+)
+def test_select_refuses(where: list[str], message: str) -> None:
+    with pytest.raises(GpasError) as caught:
+        select(ENTRIES, where)
+    assert message in str(caught.value)
+
+
+def test_a_last_part_that_fits_two_axes_is_refused() -> None:
+    entries = grid(
+        cells(
+            **{
+                "gate": "[gpas]",
+                "gate.init": "[0.1]",
+                "init": "[normal]",
+                "data.path": "['']",
+                "size.eps": "[1e-6]",
+                "optim.eps": "[1e-8]",
+            }
+        )
+    )
+    assert select(entries, ["init=normal"]) == entries
+    with pytest.raises(GpasError, match=r"no axis 'eps'; it could be size.eps or optim.eps"):
+        select(entries, ["eps=1e-8"])
+
+
+def test_a_cell_without_the_axis_matches_only_a_negated_condition() -> None:
+    entries = grid(
+        cells(gate="[none, gpas]") + "\nwhen: [{where: {gate: gpas}, axes: {gate.site: [home, after-norm]}}]"
+    )
+    assert [entry.name for entry in select(entries, ["site!=home"])] == ["none", "gpas-after-norm"]
+
+
+def test_find_by_id_name_and_key() -> None:
+    entry = ENTRIES[7]
+    for word in (entry.id, entry.name, entry.key, entry.key[:8], entry.key.upper()):
+        assert find(ENTRIES, word) is entry
+
+
+def test_find_refuses_what_fits_nothing() -> None:
+    with pytest.raises(UnknownCell, match=r"no cell 'gpas-s1-lr0.01'; did you mean 'gpas-s1-lr0.001'\?"):
+        find(ENTRIES, "gpas-s1-lr0.01")
+    with pytest.raises(UnknownCell, match=r"did you mean 'g/s1-lr0.001'\?"):
+        find(ENTRIES, "h/s1-lr0.001")
+    with pytest.raises(UnknownCell, match="there are no cells"):
+        find([], "x")
+    with pytest.raises(UnknownCell):
+        find(ENTRIES, ENTRIES[0].key[:3])
+
+
+def test_a_name_in_two_grids_must_be_told_apart_unless_it_is_one_cell() -> None:
+    base = "base: {size: quickstart, data: quickstart%s}"
+    lines = [
+        f"  {name}: {{{base % more}, axes: {{seed: [1]}}}}\n"
+        for name, more in (("a", ""), ("b", ""), ("c", ", norm: lns"))
+    ]
+    entries = expand(read(HEAD + "".join(lines)), ["a", "b", "c"])
+    assert find(entries[:2], "s1").grid == "a"
+    assert find(entries, "c/s1").axes["norm"] == "lns"
+    with pytest.raises(UnknownCell, match="'s1' fits 3 cells: a/s1, b/s1, c/s1"):
+        find(entries, "s1")
+
+
+def test_a_key_of_an_earlier_stage_finds_the_cell() -> None:
+    (entry,) = grid("base: {size: quickstart, data: quickstart}\nstages: [pretrain, finetune]")
+    assert find([entry], entry.cell.stages[0].key[:6]) is entry
+
+
+def test_a_key_prefix_of_two_cells_is_refused() -> None:
+    first: dict[str, Entry] = {}
+    seeds = "[" + ", ".join(map(str, range(700))) + "]"
+    for entry in grid(cells(seed=seeds)):
+        other = first.setdefault(entry.key[:4], entry)
+        if other is not entry:
+            with pytest.raises(UnknownCell, match="fits 2 cells"):
+                find([other, entry], entry.key[:4])
+            return
+    pytest.fail("700 keys without a common prefix of four digits: the birthday paradox says 97 % against")

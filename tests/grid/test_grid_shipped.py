@@ -1,0 +1,166 @@
+"""The experiments.yaml at the top of the repository: what it comes to, and that its keys stay what they are."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import yaml
+
+from gpas_cli.grid import document
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand, with_teachers
+from gpas_cli.grid.load import load
+from gpas_cli.packaged import packaged
+from gpas_cli.spec.run import Cadence
+
+PATH = packaged("experiments.yaml")
+EXPERIMENTS = load(PATH)
+GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
+
+# Results are found by these keys. A change here orphans every result that users have of these cells: never do it to make
+# a test pass; add a field with `late` instead (gpas_cli.spec.parse.setting).
+KEYS = {
+    "quickstart/pre-s1": "fa78696eec31d3b8",
+    "quickstart/deepnorm-gpas-s2": "19c9a89939c345fa",
+    "table2/350m-pre-gpas": "f294de284d054185",
+    "table2/1b-sandwich-gpas": "11601f4e7720f739",
+    "table5-gate/350m-pre-predefined": "13f68590fd07c813",
+}
+
+
+def named(grid: str) -> dict[str, Entry]:
+    return {entry.name: entry for entry in GRIDS[grid]}
+
+
+def test_keys_are_frozen() -> None:
+    everything = {entry.id: entry.key for entries in GRIDS.values() for entry in entries}
+    assert {name: everything[name] for name in KEYS} == KEYS
+
+
+def test_quickstart() -> None:
+    schemes = ["pre", "pre-gpas", "deepnorm", "deepnorm-gpas", "sandwich", "sandwich-gpas", "mix", "mix-gpas"]
+    expected = [f"{name}-s{seed}" for name in [*schemes, "lns", "lns-gpas", "post"] for seed in (1, 2)]
+    assert EXPERIMENTS.default == "quickstart"
+    assert [entry.name for entry in expand(EXPERIMENTS)] == expected
+    assert GRIDS["quickstart"][0].cadence == Cadence(eval_every=200, log_every=10, stats_every=50, checkpoint_every=100)
+    assert all(entry.resources.gpus == 0 for entry in GRIDS["quickstart"])
+
+
+def test_deepnorm_keeps_its_initialisation_in_both_rows_of_quickstart_only() -> None:
+    presets = {
+        name: named(grid)[name].cell.model.init.preset
+        for grid, name in [
+            *[("quickstart", name) for name in ("deepnorm-s1", "deepnorm-gpas-s1")],
+            *[("table2", name) for name in ("71m-deepnorm", "71m-deepnorm-gpas")],
+        ]
+    }
+    assert list(presets.values()) == ["deepnorm", "deepnorm", "deepnorm", "normal"]
+
+
+def test_table2_has_every_cell_of_the_paper() -> None:
+    entries = GRIDS["table2"]
+    assert len(entries) == len({entry.key for entry in entries}) == 55
+    assert {entry.axes["size"]: 11 for entry in entries} == dict.fromkeys(["71m", "130m", "250m", "350m", "1b"], 11)
+    assert [entry.name for entry in entries if entry.cell.optim.clip_gates] == ["1b-sandwich-gpas"]
+    assert sorted(entry.name for entry in entries if entry.notes) == sorted(
+        ["1b-sandwich-gpas", *(f"{size}-deepnorm-gpas" for size in ("71m", "130m", "250m", "350m", "1b"))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "recipe"),
+    [
+        ("71m", (1e-3, 1_000, 10_000)),
+        ("130m", (1e-3, 2_000, 20_000)),
+        ("250m", (1e-3, 4_000, 40_000)),
+        ("350m", (5e-4, 6_000, 60_000)),
+        ("1b", (5e-4, 10_000, 100_000)),
+    ],
+)
+def test_recipes_are_those_of_table_1(size: str, recipe: tuple[float, int, int]) -> None:
+    for entry in GRIDS["table2"]:
+        optim = entry.cell.optim
+        if entry.axes["size"] == size:
+            assert (optim.lr, optim.warmup, optim.steps) == recipe
+            assert (optim.batch, optim.clip, optim.weight_decay) == (512, 0, 0)
+
+
+def test_7b_is_clipped() -> None:
+    optims = {name: entry.cell.optim for name, entry in named("appendix-7b").items()}
+    assert {name: (o.clip, o.clip_gates) for name, o in optims.items()} == {"pre": (1.0, 0.0), "pre-gpas": (1.0, 0.01)}
+    assert {(o.lr, o.warmup, o.steps, o.batch) for o in optims.values()} == {(3e-4, 10_000, 150_000, 2048)}
+
+
+@pytest.mark.parametrize("grid", ["table4-activation", "table4-position", "table5-stopgrad", "table5-gate"])
+def test_the_350m_cells_of_the_ablations_are_those_of_table2(grid: str) -> None:
+    table2 = named("table2")
+    for name in ("350m-pre", "350m-pre-gpas"):
+        assert named(grid)[name].key == table2[name].key
+    others = [entry for entry in GRIDS[grid] if entry.name not in table2]
+    for entry in others:
+        assert entry.cell.optim == table2["350m-pre-gpas"].cell.optim
+        assert entry.key not in {other.key for other in GRIDS["table2"]}
+
+
+def test_table3_finetunes_the_1b_cells_of_table2() -> None:
+    table2 = named("table2")
+    assert len(GRIDS["table3"]) == 11
+    for entry in GRIDS["table3"]:
+        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "finetune", "downstream"]
+        assert entry.cell.stages[0].key == table2[f"1b-{entry.name}"].key
+
+
+def test_quickstart_grids_share_their_common_cells() -> None:
+    quickstart, ablations, rates = named("quickstart"), named("quickstart-ablations"), named("quickstart-lr")
+    for gate in ("", "gpas-"):
+        for seed in (1, 2):
+            key = quickstart[f"pre-{gate}s{seed}"].key
+            assert ablations[f"pre-{gate}s{seed}"].key == rates[f"pre-{gate}lr0.0015-s{seed}"].key == key
+    assert (len(ablations), len(rates)) == (26, 16)
+
+
+@pytest.mark.parametrize("grid", ["quickstart-ablations", "table5-gate"])
+def test_predefined_gates_come_from_the_gpas_cell_beside_them(grid: str) -> None:
+    entries = GRIDS[grid]
+    keys = {entry.key for entry in entries}
+    teachers = [teacher for entry in entries if (teacher := entry.cell.teacher())]
+    assert teachers
+    assert all(teacher.key in keys for teacher in teachers)
+    assert with_teachers(entries) == entries
+
+
+@pytest.mark.parametrize("grid", list(GRIDS))
+def test_names_are_unique_and_safe_and_every_grid_has_a_table(grid: str) -> None:
+    names = [entry.name for entry in GRIDS[grid]]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) for name in names)
+    table = EXPERIMENTS.grids[grid].table
+    assert table is not None
+    for entry in GRIDS[grid]:
+        assert {*table.rows, table.over, *table.against} <= entry.axes.keys()
+
+
+def test_without_libyaml_the_file_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = document.read_document(PATH)
+    monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
+    slow = document.read_document(PATH)
+    assert slow.plain() == fast.plain()
+    assert _marks(slow) == _marks(fast)
+
+
+def _marks(node: document.Node) -> list[str]:
+    below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, tuple) else ()
+    return [str(node.mark), *(mark for child in below for mark in _marks(child))]
+
+
+def test_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, not asserted: machines differ. About 60 ms is usual; a quarter of a second would be felt."""
+    start = time.perf_counter()
+    experiments = load(PATH)
+    cells = expand(experiments, list(experiments.grids))
+    keys = {entry.key for entry in cells}
+    with capsys.disabled():
+        print(f" load, expand and key {len(cells)} cells: {1000 * (time.perf_counter() - start):.0f} ms ", end="")
+    assert len(keys) < len(cells)

@@ -1,0 +1,26 @@
+"""A project for each test of launching."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.launch import local
+from gpas_cli.project import Project
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake jobs take no time, so neither should looking at them."""
+    monkeypatch.setattr(local, "POLL", 0.01)
+    monkeypatch.setattr(local, "TICK", 0.05)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """An empty project in a folder with an awkward name."""
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    (folder / "experiments.yaml").write_text("grids: {}\n")
+    return Project.find(folder / "experiments.yaml", environ={})

@@ -1,0 +1,57 @@
+"""A stand-in for the job of a stage: journals as one does, needs no torch, and does what its cell's label `act` says.
+
+done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
+wait (until the file `go` lies in the working directory), stubborn (waits and ignores SIGTERM).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from gpas_cli.store.journal import Journal
+
+asked: list[int] = []
+directory = Path(sys.argv[1])
+attempt = json.loads((directory / "attempt.json").read_text())
+act = str(attempt["axes"].get("act", "done"))
+if act == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+if act == "crash":
+    raise RuntimeError("the fake job fell over")
+if act == "exit":
+    sys.exit(0)
+
+journal = Journal(directory / "journal.jsonl")
+journal("start", stage=attempt["stage"], key=attempt["key"], host=socket.gethostname(), pid=os.getpid())
+with Path("ran.txt").open("a") as ran:
+    words = (attempt["name"], attempt["number"], attempt["stage"], os.environ["CUDA_VISIBLE_DEVICES"] or "-")
+    ran.write(" ".join(map(str, words)) + f" {time.time()}\n")
+
+
+def leave(outcome: str, code: int, cause: str = "") -> None:
+    journal("outcome", outcome=outcome, step=3, cause=cause, metrics={"perplexity": 7.5})
+    journal.close()
+    sys.exit(code)
+
+
+step = 0
+while act in ("wait", "stubborn") and not Path("go").exists():
+    step += 1
+    journal("step", step=step, steps=1000, loss=5.0 - step / 1000, lr=1e-3, tokens_per_second=1e4)
+    if asked:
+        cancelled = (directory / "cancel.json").exists()
+        leave("cancelled" if cancelled else "interrupted", 130 if cancelled else 75)
+    time.sleep(0.02)
+
+journal("step", step=3, steps=3, loss=4.5, lr=1e-3, grad_norm=1.0, tokens_per_second=1e4, tokens=300)
+if act == "fail":
+    leave("failed", 1, "no luck")
+leave("diverged" if act == "diverged" else "done", 0)

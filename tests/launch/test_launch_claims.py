@@ -1,0 +1,184 @@
+"""Claims, submitters and the locks under them, with rivals in other processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import entry, key, kill, until
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch import locks, submitters
+from gpas_cli.launch.claims import Claims
+from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.submitters import SILENCE, Claim, Liveness, Submitter, claim_path, read_claim, write_claim
+from gpas_cli.launch.watch import cancel_path, observe
+from gpas_cli.store.rundir import stage_dir, write_json
+
+ROOT = Path(__file__).parents[2]
+KEYS = [key(entry(seed=seed)) for seed in range(40)]
+
+TAKER = """
+import sys, time
+from pathlib import Path
+from gpas_cli.launch.claims import Claims
+claims = Claims(Path(sys.argv[1]))
+claims.take(sys.argv[2:])
+print(*sorted(claims.held), flush=True)
+sys.stdin.read()
+"""
+
+
+def taker(runs: Path, *keys: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TAKER, str(runs), *keys]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.communicate()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def test_racing_processes_share_the_keys_without_overlap(runs: Path) -> None:
+    rivals = [taker(runs, *KEYS) for _ in range(3)]
+    held = []
+    for rival in rivals:
+        assert rival.stdout is not None
+        held.append(rival.stdout.readline().split())
+    for rival in rivals:
+        end(rival)
+    assert sorted(one for many in held for one in many) == sorted(KEYS)
+
+
+def test_claims_of_the_living_stand_and_those_of_the_dead_are_taken_over(runs: Path) -> None:
+    rival = taker(runs, *KEYS[:2])
+    assert rival.stdout is not None
+    assert len(rival.stdout.readline().split()) == 2
+    with Claims(runs) as claims:
+        seen = claims.take(KEYS[:3])
+        assert claims.held == {KEYS[2]}
+        assert [seen[one].state for one in KEYS[:3]] == ["queued", "queued", "missing"]
+        assert f"gpas run {rival.pid}" in seen[KEYS[0]].evidence
+        kill(rival.pid)
+        end(rival)
+        claims.take(KEYS[:3])
+        assert claims.held == set(KEYS[:3])
+        assert len(list(submitters.folder(runs).glob("*.lock"))) == 1  # what the dead one left is gone
+
+
+def test_leaving_gives_everything_back(runs: Path) -> None:
+    with Claims(runs) as claims:
+        claims.take(KEYS[:3])
+        claims.release(KEYS[0])
+        assert not claim_path(runs, KEYS[0]).exists()
+        assert claims.held == set(KEYS[1:3])
+    assert not list(runs.rglob("claim.json"))
+    assert not list(submitters.folder(runs).iterdir())
+
+
+def test_a_claim_taken_over_is_not_given_back_by_its_first_owner(runs: Path) -> None:
+    with Claims(runs) as first, Claims(runs) as second:
+        first.take(KEYS[:1])
+        write_claim(runs, KEYS[0], second.submitter)
+        first.release(KEYS[0])
+        found = read_claim(runs, KEYS[0])
+        assert found is not None
+        assert found.submitter == second.submitter.id
+
+
+def test_a_stage_that_cannot_be_claimed_costs_only_itself(runs: Path) -> None:
+    stage_dir(runs, KEYS[0]).parent.mkdir(parents=True)
+    stage_dir(runs, KEYS[0]).write_text("a file where a folder should be")
+    with Claims(runs) as claims:
+        seen = claims.take(KEYS[:2])
+        assert claims.held == {KEYS[1]}
+    assert seen[KEYS[0]].state == "unknown"
+    assert "cannot be claimed" in seen[KEYS[0]].evidence
+
+
+def test_only_a_request_from_after_the_run_began_cancels(runs: Path) -> None:
+    stage_dir(runs, KEYS[0]).mkdir(parents=True)
+    write_json(cancel_path(stage_dir(runs, KEYS[0])), {"t": time.time() - 5})
+    with Claims(runs) as claims:
+        claims.take(KEYS[:1])
+        assert not cancel_path(stage_dir(runs, KEYS[0])).exists()
+        assert not claims.cancelled(KEYS[0])
+        write_json(cancel_path(stage_dir(runs, KEYS[0])), {"t": time.time()})
+        assert claims.cancelled(KEYS[0])
+
+
+def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = submitters.folder(runs) / "far-1-ab.lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    claim = Claim("far-1-ab", "far", 1, time.time())
+    assert Liveness(runs)(claim)
+    os.utime(path, (time.time(), time.time() - SILENCE - 1))
+    assert not Liveness(runs)(claim)
+    submitters.sweep(runs)
+    assert path.exists()  # not ours to judge
+    assert not Liveness(runs)(Claim("far-2-cd", "far", 2, time.time()))
+
+
+def test_a_submitter_beats(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitters, "HEARTBEAT", 0.0)
+    submitter = Submitter(runs)
+    path = submitters.folder(runs) / f"{submitter.id}.lock"
+    os.utime(path, (0, 0))
+    submitter.beat()
+    assert time.time() - path.stat().st_mtime < 10
+    path.unlink()
+    with pytest.raises(GpasError, match="was removed"):
+        submitter.beat()
+    submitter.close()
+    submitter.close()
+
+
+def test_the_lock_goes_with_the_last_copy_of_its_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    assert locks.probe(path) is Lock.ABSENT
+    fd = locks.hold(path)
+    child = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE, pass_fds=[fd])
+    os.close(fd)
+    assert locks.probe(path) is Lock.HELD
+    assert locks.try_hold(path) is None
+    child.communicate(b"\n")
+    until(lambda: locks.probe(path) is Lock.FREE)
+
+
+def test_a_holder_that_does_not_let_go_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with locks.locked(path), pytest.raises(GpasError, match="locked by another process"):
+        locks.hold(path, patience=0.05)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_fd: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(GpasError, match="GPAS_RUNS_DIR"):
+        Claims(tmp_path / "runs")
+    (tmp_path / "x.lock").touch()
+    assert locks.probe(tmp_path / "x.lock") is Lock.UNKNOWABLE
+
+
+def test_probing_all_the_time_stops_nobody_from_claiming(runs: Path) -> None:
+    with Claims(runs) as claims:
+        claims.take(KEYS[:1])
+        with Claims(runs) as other:
+            other.take(KEYS[:2])
+            assert other.held == {KEYS[1]}
+            assert observe(runs, KEYS[0]).state == "queued"

@@ -1,0 +1,358 @@
+"""The local scheduler with real processes: normal runs, failures, kills of either side, two runs at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import (
+    COMMAND,
+    entry,
+    go,
+    job_pid,
+    key,
+    kill,
+    other_run,
+    ran,
+    run,
+    scheduler,
+    seen,
+    states,
+    until,
+    working,
+)
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.local import LocalScheduler
+from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.stages import StageJob
+from gpas_cli.launch.summary import Board, Summary, exit_code
+from gpas_cli.launch.watch import Sighting, observe
+from gpas_cli.project import Project
+from gpas_cli.spec.run import Resources
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+
+
+class Background:
+    """A scheduler that runs in a thread of this process, so that a test can act meanwhile."""
+
+    def __init__(self, run: LocalScheduler):
+        self.scheduler = run
+        self.summary = Summary()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.summary = self.scheduler.run()
+
+    def result(self) -> Summary:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return self.summary
+
+
+def test_every_outcome_and_one_failure_fails_alone(project: Project) -> None:
+    cells = [entry("done", 1), entry("fail", 2), entry("crash", 3), entry("diverged", 4), entry("exit", 5)]
+    summary = run(project, *cells)
+    assert states(summary) == {
+        "done": ["done-1"],
+        "failed": ["fail-2", "crash-3"],
+        "diverged": ["diverged-4"],
+        "interrupted": ["exit-5"],
+    }
+    assert [item.reason for item in summary.failed] == ["no luck", "RuntimeError: the fake job fell over"]
+    assert exit_code(summary) == 4
+
+
+def test_a_second_run_starts_nothing(project: Project) -> None:
+    cells = [entry("done", 1), entry("diverged", 2)]
+    assert exit_code(run(project, *cells)) == 0
+    summary = run(project, *cells)
+    assert states(summary) == {"done": ["done-1"], "diverged": ["diverged-2"]}
+    assert summary.done[0].reason == "already done in attempt 1"
+    assert len(ran(project)) == 2
+
+
+def test_what_failed_runs_again_only_when_asked(project: Project) -> None:
+    cell = entry("fail", 1)
+    run(project, cell)
+    again = run(project, cell)
+    assert again.failed[0].reason == "already failed in attempt 1: no luck"
+    run(project, cell, retry=["failed"])
+    assert ran(project) == ["fail-1 1", "fail-1 2"]
+    with pytest.raises(GpasError, match="cannot retry 'done'"):
+        run(project, cell, retry=["done"])
+
+
+def test_two_cells_with_one_stage_run_it_once(project: Project) -> None:
+    cell = entry("done", 1)
+    twin = replace(cell, grid="h", name="twin")
+    assert states(run(project, cell, twin)) == {"done": ["done-1", "twin"]}
+    assert ran(project) == ["done-1 1"]
+
+
+def test_the_record_of_an_attempt(project: Project) -> None:
+    cell = entry("done", 1)
+    run(project, cell)
+    (attempt,) = attempts(project.runs, key(cell))
+    facts = attempt.read_attempt()
+    assert facts["cell"] == cell.cell.to_mapping()
+    assert (facts["stage"], facts["number"], facts["grid"], facts["name"]) == ("pretrain", 1, "g", "done-1")
+    assert (facts["threads"], facts["executor"], facts["parents"]) == (1, "local", [])
+    assert (project.runs / ".code" / facts["code"] / "gpas_cli" / "spec" / "cell.py").is_file()
+    assert read_json(attempt.exit_path)["code"] == 0
+    assert not list(project.runs.rglob("claim.json"))
+    assert not list((project.runs / ".submitters").iterdir())
+
+
+def test_the_job_gets_the_snapshot_its_slot_and_the_project(project: Project) -> None:
+    tell = "import os, sys; print(os.getcwd(), os.environ['PYTHONPATH'], sys.argv[-1], os.environ['GPAS_RUNS_DIR']);"
+    tell += "print({n: os.environ[n] for n in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES')})"
+    command = (COMMAND[0], "-c", tell)
+    cell = replace(entry("done", 1), resources=Resources(gpus=2, cpus=3))
+    machine = Machine(gpus=("4", "GPU-5a"), cores=(0, 1, 2))
+    run(project, cell, command=command, machine=machine)
+    (attempt,) = attempts(project.runs, key(cell))
+    log = attempt.log_path.read_text()
+    assert f"{project.config.parent} {project.runs / '.code'}" in log
+    assert str(attempt.path) in log
+    assert "{'OMP_NUM_THREADS': '3', 'MKL_NUM_THREADS': '3', 'CUDA_VISIBLE_DEVICES': '4,GPU-5a'}" in log
+
+
+def test_a_command_that_cannot_be_started_fails_its_cell(project: Project) -> None:
+    cell = entry("done", 1)
+    summary = run(project, cell, command=["/nowhere/python"])
+    assert "could not be started" in summary.failed[0].reason
+    found = observe(project.runs, key(cell))
+    assert (found.state, "/nowhere/python" in found.cause) == ("failed", True)
+
+
+def test_no_more_jobs_at_once_than_slots(project: Project) -> None:
+    most: list[int] = []
+    waited: list[int] = []
+
+    class Count:
+        def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
+        def finished(self, job: StageJob, sighting: Sighting) -> None: ...
+        def notice(self, message: str) -> None: ...
+        def tick(self, board: Board) -> None:
+            most.append(len(board.running))
+            if board.starved and len(board.running) == 2:
+                waited.append(len(board.waiting))
+                go(project)
+
+    cells = [entry("wait", seed) for seed in (1, 2, 3)]
+    summary = run(project, *cells, machine=Machine(gpus=(), cores=(0, 1)), reporter=Count())
+    assert len(summary.done) == 3
+    assert max(most) == 2
+    assert waited[0] == 1
+
+
+def test_a_job_that_no_machine_here_can_run_is_refused_before_anything_starts(project: Project) -> None:
+    big = replace(entry("done", 2), resources=Resources(gpus=8))
+    with pytest.raises(GpasError, match=r"g/done-2 asks for 8 GPUs, and none can be seen"):
+        run(project, entry("done", 1), big)
+    assert not ran(project)
+    assert states(run(project, entry("done", 1))) == {"done": ["done-1"]}
+
+
+def test_stages_wait_for_their_parents(project: Project) -> None:
+    cell = entry("done", 1, importance={"eval_tokens": 10})
+    pupil = entry("done", 1, gate={"learnable": False, "from_trained": True})
+    assert states(run(project, cell, replace(pupil, name="pupil"))) == {"done": ["done-1", "pupil"]}
+    text = (project.config.parent / "ran.txt").read_text()
+    order = [tuple(line.split()[:3:2]) for line in text.splitlines()]
+    assert order.index(("done-1", "pretrain")) < order.index(("done-1", "importance"))
+    assert order.index(("pupil.teacher", "pretrain")) < order.index(("pupil", "pretrain"))
+
+
+def test_a_failed_parent_cancels_its_child(project: Project) -> None:
+    pupil = entry("fail", 1, gate={"learnable": False, "from_trained": True})
+    teacher = replace(entry("fail", 1, gate="gpas"), name="teacher")
+    summary = run(project, teacher, replace(pupil, name="pupil"))
+    assert states(summary) == {"failed": ["teacher"], "cancelled": ["pupil"]}
+    assert summary.cancelled[0].reason == "needs pretrain of g/teacher, which is failed"
+
+
+def test_a_stage_that_has_no_job_yet_is_skipped_with_the_reason(project: Project) -> None:
+    cell = entry("done", 1, finetune={}, importance={})
+    summary = run(project, cell)
+    assert summary.skipped[0].reason == "this version does not run finetune, importance"
+    assert ran(project) == ["done-1 1"]
+    assert exit_code(summary) == 3
+
+
+def test_a_killed_job_is_interrupted_and_the_next_run_makes_attempt_two(project: Project) -> None:
+    cell = entry("wait", 1)
+    first = Background(scheduler(project, cell))
+    kill(job_pid(until(working(project, cell))))
+    summary = first.result()
+    assert states(summary) == {"interrupted": ["wait-1"]}
+    assert "signal 9, exit.json" in summary.interrupted[0].reason
+    assert exit_code(summary) == 3
+    go(project)
+    assert states(run(project, cell)) == {"done": ["wait-1"]}
+    assert ran(project) == ["wait-1 1", "wait-1 2"]
+
+
+def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
+    cells = [entry("wait", 1), entry("wait", 2)]
+    first = Background(scheduler(project, *cells, limit=1))
+    until(working(project, cells[0]))
+    first.scheduler.stop()
+    summary = first.result()
+    assert states(summary) == {"interrupted": ["wait-1"], "skipped": ["wait-2"]}
+    assert summary.skipped[0].reason == "stopped before it started"
+    assert observe(project.runs, key(cells[0])).outcome == "interrupted"
+    go(project)
+    assert states(run(project, *cells)) == {"done": ["wait-1", "wait-2"]}
+
+
+def test_a_second_stop_kills(project: Project) -> None:
+    cell = entry("stubborn", 1)
+    first = Background(scheduler(project, cell))
+    until(working(project, cell))
+    first.scheduler.stop()
+    time.sleep(0.4)
+    assert observe(project.runs, key(cell)).state == "running"
+    first.scheduler.stop()
+    assert "signal 9" in first.result().interrupted[0].reason
+
+
+def test_ctrl_c_of_the_process_reaches_its_jobs_as_sigterm(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1") as other:
+        until(working(project, cell))
+        other.send_signal(signal.SIGINT)
+        output, _ = other.communicate(timeout=10)
+    assert "{'interrupted': ['wait-1']}" in output
+    assert observe(project.runs, key(cell)).outcome == "interrupted"
+
+
+def test_two_racing_runs_start_each_stage_once(project: Project) -> None:
+    seeds = range(1, 9)
+    words = [f"done:{seed}" for seed in seeds]
+    with other_run(project, *words) as one, other_run(project, *words) as two:
+        outputs = [run.communicate(timeout=20)[0] for run in (one, two)]
+    everything = [f"done-{seed}" for seed in seeds]
+    assert outputs == [f"{ ({'done': everything}) }\n"] * 2
+    assert sorted(ran(project)) == [f"{name} 1" for name in everything]
+
+
+def test_jobs_outlive_a_killed_scheduler_and_are_followed(project: Project) -> None:
+    cells = [entry("wait", 1), entry("wait", 2)]
+    with other_run(project, "wait:1", "wait:2") as other:
+        for cell in cells:
+            until(working(project, cell))
+        kill(other.pid)
+        other.wait()
+    assert [observe(project.runs, key(cell)).state for cell in cells] == ["running", "running"]
+    second = scheduler(project, *cells)
+    assert second.submit() == {"followed": 2}
+    go(project)
+    assert states(second.follow()) == {"done": ["wait-1", "wait-2"]}
+    assert sorted(ran(project)) == ["wait-1 1", "wait-2 1"]
+
+
+def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> None:
+    cells = [entry("wait", 1), entry("done", 2)]
+    with other_run(project, "wait:1") as other:
+        until(working(project, cells[0]))
+        kill(other.pid)
+        other.wait()
+    one_slot = Machine(gpus=(), cores=(0,))
+    second = Background(scheduler(project, *cells, machine=one_slot))
+    until(seen(project, cells[1], "queued"))
+    time.sleep(0.5)
+    assert observe(project.runs, key(cells[1])).state == "queued"
+    go(project)
+    assert states(second.result()) == {"done": ["wait-1", "done-2"]}
+    assert ran(project) == ["wait-1 1", "done-2 1"]
+
+
+def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1") as other:
+        sighting = until(working(project, cell))
+        kill(other.pid)
+        kill(job_pid(sighting))
+        other.wait()
+    found = until(seen(project, cell, "interrupted"))
+    assert "nobody saw how" in found.evidence
+    go(project)
+    assert states(run(project, cell)) == {"done": ["wait-1"]}
+    assert ran(project) == ["wait-1 1", "wait-1 2"]
+
+
+def test_a_queue_whose_owner_dies_is_taken_over(project: Project) -> None:
+    """The other run has one job running and more in its queue; this run follows, and finishes after its death."""
+    seeds = (1, 2, 3, 4, 5, 6)
+    cells = [entry("wait", seed) for seed in seeds]
+    with other_run(project, *[f"wait:{seed}" for seed in seeds]) as other:
+        until(lambda: sum(observe(project.runs, key(cell)).state == "running" for cell in cells) == 4)
+        second = scheduler(project, *cells)
+        assert second.submit() == {"followed": 6}
+        kill(other.pid)
+        other.wait()
+    go(project)
+    assert states(second.follow()) == {"done": [cell.name for cell in cells]}
+    assert sorted(ran(project)) == [f"wait-{seed} 1" for seed in seeds]
+
+
+def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:
+    cell = entry("wait", 1)
+    first = Background(scheduler(project, cell))
+    kill(job_pid(until(working(project, cell))))
+    first.result()
+    (attempt,) = attempts(project.runs, key(cell))
+    attempt.exit_path.unlink()
+    attempt.attempt_path.write_text("{")
+    go(project)
+    summary = run(project, cell, entry("done", 2))
+    assert states(summary) == {"skipped": ["wait-1"], "done": ["done-2"]}
+    assert "attempt.json" in summary.skipped[0].reason
+    assert states(run(project, cell, retry=["unknown"])) == {"done": ["wait-1"]}
+
+
+@pytest.mark.parametrize("answer", ["", "the database is locked"])
+def test_the_store_is_asked_and_its_trouble_only_noticed(project: Project, answer: str) -> None:
+    asked: list[int] = []
+    notices: list[str] = []
+
+    class Notices:
+        def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
+        def finished(self, job: StageJob, sighting: Sighting) -> None: ...
+        def tick(self, board: Board) -> None: ...
+        def notice(self, message: str) -> None:
+            notices.append(message)
+
+    def ingest() -> str:
+        asked.append(1)
+        return answer
+
+    assert exit_code(run(project, entry("done", 1), ingest=ingest, reporter=Notices())) == 0
+    assert asked
+    assert set(notices) == ({answer} if answer else set())
+
+
+def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpas_cli.launch import spawn
+
+    create: Callable[..., AttemptDir] = spawn.create_attempt
+
+    def full(runs: Path, stage: str, facts: dict[str, object]) -> AttemptDir:
+        if facts["name"] == "done-1":
+            raise OSError(28, "No space left on device")
+        return create(runs, stage, facts)
+
+    monkeypatch.setattr(spawn, "create_attempt", full)
+    summary = run(project, entry("done", 1), entry("done", 2))
+    assert states(summary) == {"failed": ["done-1"], "done": ["done-2"]}
+    assert "No space left" in summary.failed[0].reason

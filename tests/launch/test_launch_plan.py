@@ -1,0 +1,166 @@
+"""The plan: what a run would do, each shared stage counted once, and an estimate with its basis."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import FOUR_CORES, entry, key
+
+from gpas_cli.grid import Entry
+from gpas_cli.launch import locks
+from gpas_cli.launch.estimate import equivalent_tokens, estimate, flops_per_token, makespan, measured_speeds
+from gpas_cli.launch.plan import Plan, plan
+from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.stages import stage_jobs
+from gpas_cli.launch.submitters import Submitter, write_claim
+from gpas_cli.launch.watch import alive_path
+from gpas_cli.spec.run import Resources
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir, create_attempt
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, device: str = "cpu") -> AttemptDir:
+    host = os.uname().nodename
+    facts = {"cell": cell.cell.to_mapping(), "submitter": {"host": host}, "created": time.time(), "devices": ["cpu-0"]}
+    made = create_attempt(runs, key(cell), facts)
+    journal = Journal(made.journal_path)
+    journal("start", host=host, device=device)
+    for step in (1, 2):
+        journal("step", step=step, steps=3, loss=5.0, lr=0.1, tokens_per_second=speed)
+    if outcome:
+        journal("outcome", outcome=outcome, step=2, cause="", metrics={})
+    journal.close()
+    return made
+
+
+def made_plan(runs: Path, *entries: Entry, machine: Machine = FOUR_CORES, retry: tuple[str, ...] = ()) -> Plan:
+    return plan(runs, entries, machine=machine, retry=retry)
+
+
+def test_every_state_has_its_action(runs: Path) -> None:
+    cells = {name: entry(seed=seed) for seed, name in enumerate(("new", "done", "diverged", "failed", "cancelled"))}
+    for outcome in ("done", "diverged", "failed", "cancelled"):
+        attempt(runs, cells[outcome], outcome)
+    cells["running"], cells["queued"], cells["interrupted"] = entry(seed=11), entry(seed=12), entry(seed=13)
+    fd = locks.hold(alive_path(attempt(runs, cells["running"])))
+    submitter = Submitter(runs)
+    write_claim(runs, key(cells["queued"]), submitter)
+    attempt(runs, cells["interrupted"])
+    found = made_plan(runs, *cells.values())
+    retried = made_plan(runs, *cells.values(), retry=("failed",))
+    os.close(fd)
+    submitter.close()
+    assert [row.action for row in found.rows] == list(cells)
+    assert [row.action for row in found.rows if row.will_run] == ["new", "interrupted"]
+    assert [row.action for row in retried.rows if row.will_run] == ["new", "failed", "interrupted"]
+    assert found.actions == dict.fromkeys(cells, 1)
+    assert len(found.jobs) == 2
+
+
+def test_planning_changes_nothing(runs: Path) -> None:
+    made_plan(runs, entry())
+    assert not runs.exists()
+
+
+def test_a_shared_stage_is_counted_once(runs: Path) -> None:
+    cell = entry(seed=1)
+    probed = entry(seed=1, importance={"eval_tokens": 10})
+    found = made_plan(runs, cell, replace(cell, grid="other"), probed)
+    assert (sum(found.stages.values()), found.uses) == (2, 4)
+    assert [job.kind for job in found.jobs] == ["pretrain", "importance"]
+    assert found.estimate.tokens == equivalent_tokens(found.jobs[0]) + equivalent_tokens(found.jobs[1])
+
+
+def test_a_teacher_is_planned_before_its_pupil(runs: Path) -> None:
+    pupil = entry(seed=1, gate={"learnable": False, "from_trained": True})
+    found = made_plan(runs, pupil)
+    assert [job.name for job in found.jobs] == [f"{pupil.name}.teacher", pupil.name]
+    teacher = found.jobs[0]
+    assert found.jobs[1].parents == (teacher.key,)
+    attempt(runs, replace(pupil, cell=teacher.cell), "diverged")
+    again = made_plan(runs, pupil)
+    assert (again.jobs, again.rows[0].will_run) == ((), False)
+    assert again.rows[0].detail == "what it builds on cannot be had"
+
+
+def test_an_interrupted_cell_tells_where_it_resumes_and_costs_only_the_rest(runs: Path) -> None:
+    cell = entry(seed=1)
+    whole = made_plan(runs, cell).estimate
+    made = attempt(runs, cell)
+    Journal(made.journal_path)("checkpoint", step=2, path="x", seconds=1)
+    made.checkpoints.mkdir()
+    found = made_plan(runs, cell)
+    assert found.rows[0].detail == "resumes at step 2 of 3"
+    assert whole.tokens - found.estimate.tokens == 2 * cell.cell.optim.batch * cell.cell.data.length
+
+
+def test_stages_this_version_cannot_run_are_named(runs: Path) -> None:
+    found = made_plan(runs, entry(finetune={}, downstream={}))
+    (row,) = found.rows
+    assert (row.action, row.will_run) == ("invalid", True)
+    assert row.detail == "this version does not run finetune, downstream"
+    assert [job.kind for job in found.jobs] == ["pretrain"]
+
+
+def test_a_cell_this_machine_cannot_run_is_invalid(runs: Path) -> None:
+    big = replace(entry(), resources=Resources(gpus=8))
+    (row,) = made_plan(runs, big).rows
+    assert (row.action, row.will_run) == ("invalid", False)
+    assert "asks for 8 GPUs" in row.detail
+    eight = Machine(gpus=tuple(str(i) for i in range(8)), cores=(0,))
+    assert made_plan(runs, big, machine=eight).rows[0].action == "new"
+
+
+def test_flops_count_the_head_the_layers_and_attention() -> None:
+    cell = entry().cell
+    size, length = cell.model.size, cell.data.length
+    d, f, v, layers = size.hidden, size.ffn, size.vocab, size.layers
+    matrices = v * d + layers * (4 * d * d + 3 * d * f)
+    assert flops_per_token(cell) == 6 * matrices + 6 * layers * length * d
+
+
+def test_a_measured_speed_replaces_the_assumed_one(runs: Path) -> None:
+    cell = entry(seed=1)
+    tokens = made_plan(runs, cell).estimate.tokens
+    assert "assumed 20 GFLOP/s per CPU thread" in made_plan(runs, cell).estimate.basis[0]
+    attempt(runs, entry(seed=2), "done", speed=50.0)
+    attempt(runs, entry(seed=3), "done", speed=70.0)
+    attempt(runs, entry(seed=4), "done", speed=900.0)
+    attempt(runs, entry(seed=5), "done", speed=1.0, device="cuda")
+    found = made_plan(runs, cell).estimate
+    assert found.device_hours == pytest.approx(tokens / 70 / 3600)
+    assert found.basis == ("1 of 1 jobs: the measured speed of earlier runs of that shape",)
+    assert found.device == "cpu"
+
+
+def test_damaged_attempts_do_not_stop_an_estimate(runs: Path) -> None:
+    attempt(runs, entry(seed=2), "done", speed=50.0)
+    attempt(runs, entry(seed=3), "done").attempt_path.write_text("{")
+    attempt(runs, entry(seed=4), "done").attempt_path.write_text('{"cell": []}')
+    assert list(measured_speeds(runs).values()) == [50.0]
+
+
+def test_gpus_are_assumed_by_precision(runs: Path) -> None:
+    two = Machine(gpus=("0", "1"), cores=(0,))
+    jobs = stage_jobs([entry(seed=1), entry(seed=2), entry(seed=3)]).values()
+    found = estimate(runs, jobs, two)
+    assert found.device == "cuda"
+    assert found.wall_hours == pytest.approx(found.device_hours * 2 / 3)
+    assert "assumed 20 TFLOP/s per GPU" in found.basis[0]
+
+
+@pytest.mark.parametrize(
+    ("needs", "slots", "hours"),
+    [([], 2, 0), ([(1, 1), (1, 1), (1, 1)], 2, 2), ([(1, 2), (1, 2)], 2, 2), ([(3, 1), (1, 9)], 2, 4)],
+)
+def test_makespan(needs: list[tuple[float, int]], slots: int, hours: float) -> None:
+    assert makespan(needs, slots) == hours

@@ -1,0 +1,54 @@
+"""Small real cells, made-up results, and the declarations that tables are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpas_cli.grid import Entry, TableSpec
+from gpas_cli.report.result import Result
+from gpas_cli.spec.cell import cell_from
+
+OPTIM = {"lr": 1e-3, "warmup": 10, "steps": 10_000}
+
+
+def entry(norm: str = "pre", gate: Any = "none", seed: int = 1, size: str = "71m", **more: Any) -> Entry:
+    """A cell with its labels; a gate given as a mapping is labelled by what it changes."""
+    axes = {"size": size, "norm": norm, "gate": gate if isinstance(gate, str) else "custom", "seed": seed}
+    axes |= more.pop("axes", {})
+    cell = cell_from({"size": size, "norm": norm, "gate": gate, "seed": seed, "optim": OPTIM, **more})
+    return Entry(cell, "demo", "-".join(str(label) for label in axes.values()), axes)
+
+
+def result(of: Entry, perplexity: float | None = None, stage: str = "pretrain", **facts: Any) -> dict[str, Result]:
+    """A finished stage of the entry."""
+    key = next(s.key for s in of.cell.stages if s.kind == stage)
+    metrics: Mapping[str, float] = {} if perplexity is None else {"perplexity": perplexity}
+    usual = {"outcome": "done", "metrics": metrics, "precision": "fp32", "device": "cpu", "code": "c0de", **facts}
+    return {key: Result(key=key, stage=stage, number=1, directory=f"{key[:2]}/{key}/001", **usual)}
+
+
+def spec(**changes: Any) -> TableSpec:
+    """Perplexity of norm x gate by size, deltas against no gate."""
+    return TableSpec(**{"title": "Perplexity", "against": {"gate": "none"}, **changes})
+
+
+def quickstart() -> tuple[list[Entry], dict[str, Result], dict[str, tuple[str, float | None]]]:
+    """Three seeds of Pre-LN and LNS with and without the gate: one method done, one seed running, one diverged."""
+    numbers = {
+        ("pre", "none"): (34.10, 34.30, 34.20),
+        ("pre", "gpas"): (33.40, 33.60, 33.44),
+        ("lns", "none"): (34.90, 34.70, None),
+        ("lns", "gpas"): (33.00, None, None),
+    }
+    entries: list[Entry] = []
+    results: dict[str, Result] = {}
+    states: dict[str, tuple[str, float | None]] = {}
+    for (norm, gate), values in numbers.items():
+        for seed, value in enumerate(values, 1):
+            entries.append(entry(norm, gate, seed))
+            if value is not None:
+                results |= result(entries[-1], value, fingerprint="f00d", validation_fingerprint="beef")
+    results |= result(entries[8], outcome="diverged")
+    states[entries[10].cell.key] = ("running", 0.4567)
+    return entries, results, states

@@ -1,0 +1,56 @@
+"""What papers call a cell, whatever the grid calls it."""
+
+from __future__ import annotations
+
+import pytest
+from report_cells import entry
+
+from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, row_title, scheme_titles
+from gpas_cli.spec.cell import parse_model
+from gpas_cli.spec.gate import Gate
+from gpas_cli.spec.norm import SCHEMES
+
+
+@pytest.mark.parametrize(
+    ("gate", "said"),
+    [
+        (None, "none"),
+        (Gate(), "gpas"),
+        (Gate(activation="tanh"), "activation=tanh"),
+        (Gate(activation="relu", init=0.05), "activation=relu"),
+        (Gate(init=0.05), "init=0.05"),
+        (Gate(stop_gradient=False), "stop_gradient=false"),
+        (Gate(site="after-norm"), "site=after-norm"),
+        (Gate(learnable=False, from_trained=True), "learnable=false, from_trained=true"),
+    ],
+)
+def test_a_gate_is_called_by_what_it_changes(gate: Gate | None, said: str) -> None:
+    assert describe_gate(gate) == said
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_known_by_its_own_name(scheme: str) -> None:
+    assert describe_norm(parse_model({"size": "71m", "norm": scheme})) == scheme
+
+
+def test_a_changed_scheme_or_size_is_in_no_paper() -> None:
+    changed = entry(axes={"size": "71m", "norm": "mix"}, norm="mix")
+    assert facts(changed)["norm"] == "mix"
+    half = parse_model({"size": "71m", "norm": {"scheme": "mix", "post_fraction": 0.5}})
+    assert describe_norm(half) == NO_MATCH
+    shallow = entry(size={"like": "71m", "layers": 6}, axes={"size": "71m"})  # type: ignore[arg-type]
+    assert facts(shallow)["size"] == NO_MATCH
+
+
+def test_the_grid_may_call_a_gate_what_it_likes() -> None:
+    renamed = entry(gate={"activation": "identity"}, axes={"gate": "gpas"})
+    assert facts(renamed)["gate"] == "activation=identity"
+
+
+def test_row_titles() -> None:
+    titles = scheme_titles([entry("deepnorm"), entry("lns", axes={"norm": "lns-const"})])
+    assert titles == {"deepnorm": "DeepNorm"}
+    axes = ("norm", "gate", "depth", "tied")
+    assert row_title(axes, ("deepnorm", "gpas", 12, True), titles) == "DeepNorm + GPAS + depth 12 + tied true"
+    assert row_title(axes, ("lns-const", "none", None, "none"), titles) == "lns-const"
+    assert row_title(("gate",), ("none",), titles) == "no gate"

@@ -1,0 +1,366 @@
+"""The published numbers: each one against the checked digest of the papers where it is at hand, and looking them up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.papers import SOURCES, UNCHANGED, PublishedTable, load, published, tables
+
+DIGEST = Path(__file__).parents[3] / "shared" / "paper_numbers.yaml"
+EVERY_TABLE = [(source, name) for source in SOURCES for name in tables(source)]
+
+Numbers = list[float | None]
+
+
+@pytest.mark.parametrize(("source", "name"), EVERY_TABLE)
+def test_every_table_is_whole(source: str, name: str) -> None:
+    table = published(source, name)
+    assert table.better in ("lower", "higher")
+    assert table.what
+    assert table.metric
+    width = len(table.columns) if table.axis else 1
+    for row in table.rows:
+        assert len(row.values) == width
+        assert all(len(more) in (0, width) for more in (row.deltas, row.stds))
+    labels = [tuple(sorted(({**UNCHANGED, **row.labels}).items(), key=str)) for row in table.rows]
+    assert len(set(labels)) == len(labels)
+    assert len(table.train_tokens) in (0, width)
+
+
+@pytest.mark.parametrize(("source", "name"), EVERY_TABLE)
+def test_every_number_is_found_by_its_own_labels(source: str, name: str) -> None:
+    table = published(source, name)
+    for row in table.rows:
+        for i, value in enumerate(row.values):
+            column = {table.axis: table.columns[i]} if table.axis else {}
+            assert table({**row.labels, **column}) == value
+
+
+@pytest.mark.parametrize(("source", "name"), EVERY_TABLE)
+def test_printed_differences_are_those_of_printed_numbers(source: str, name: str) -> None:
+    table = published(source, name)
+    for row in table.rows:
+        for i, printed in enumerate(row.deltas):
+            if printed is None:
+                continue
+            own = {**row.labels, **({table.axis: table.columns[i]} if table.axis else {})}
+            derived = table.delta(own, {**own, "gate": "none"})
+            # Large differences are printed without decimals, and without rounding.
+            assert derived == pytest.approx(printed, abs=0.0101 if abs(printed) < 100 else 1)
+
+
+def test_the_number_everyone_asks_for() -> None:
+    table = published("gpas", "table2_perplexity")
+    cell = {"size": "71m", "norm": "pre", "gate": "gpas", "seed": 3}
+    assert table(cell) == 33.49
+    assert table.delta(cell, {**cell, "gate": "none"}) == -0.74
+    assert table.tokens(cell) == 1_000_000_000
+    assert table.better == "lower"
+
+
+def test_what_is_not_printed_is_none() -> None:
+    table = published("gpas", "table2_perplexity")
+    assert table({"size": "71m", "norm": "post", "gate": "gpas"}) is None
+    assert table({"size": "7b", "norm": "pre"}) is None
+    assert table({"size": "71m", "norm": "pre", "embed": "scaled"}) is None
+    assert table({"norm": "pre"}) is None
+    assert table.delta({"size": "71m", "norm": "pre", "gate": "gpas"}, {"size": "7b", "norm": "pre"}) is None
+
+
+def test_the_row_that_says_most_is_meant() -> None:
+    table = published("raptr", "table3_loss")
+    assert table({"size": "ul2", "depth": "full"}) == 2.06
+    assert table({"size": "ul2", "depth": "full", "budget": "equal"}) == 2.07
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(GpasError, match="did you mean 'poster'"):
+        published("postr", "pretrain_perplexity")
+    with pytest.raises(GpasError, match="did you mean 'table2_perplexity'"):
+        published("gpas", "table2_perplexities")
+    with pytest.raises(GpasError, match="has no column '130'; did you mean '130m'"):
+        published("gpas", "table2_perplexity@130")
+
+
+def test_titles_are_there() -> None:
+    assert all(
+        load(source)["title"] and load(source)["short"] and load(source)["source"] == source for source in SOURCES
+    )
+
+
+# From here on: every number of the digest, by another way than the files were made.
+
+SCHEMES = {
+    "post": "post",
+    "deeppost": "deepnorm",
+    "pre": "pre",
+    "sandwich": "sandwich",
+    "post_pre": "mix",
+    "lns": "lns",
+}
+TASKS = {
+    "MMLU": "mmlu",
+    "WinoG": "winogrande",
+    "PIQA": "piqa",
+    "OBQA": "openbookqa",
+    "HellaSwag": "hellaswag",
+    "BoolQ": "boolq",
+    "ARC-e": "arc_easy",
+    "ARC-c": "arc_challenge",
+    "SIQA": "social_iqa",
+    "average": "average",
+    "MNLI": "mnli",
+    "QNLI": "qnli",
+    "SST-2": "sst2",
+    "avg": "average",
+}
+EMBEDS = {
+    "vanilla": {"embed": "plain"},
+    "embed_detach": {"embed": "detach"},
+    "embed_ln": {"embed": "layernorm"},
+    "scaled_embed": {"embed": "scaled"},
+    "xavier_init": {"embed": "plain", "init": "xavier"},
+    "xavier_init_scaled_embed": {"embed": "scaled", "init": "xavier"},
+}
+
+
+@pytest.fixture
+def digest() -> dict[str, Any]:
+    if not DIGEST.is_file():
+        pytest.skip("the digest of the papers is not beside this repository; the tables are checked where it is")
+    data: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
+    return data
+
+
+def method(key: str) -> dict[str, str]:
+    """Labels of a NORM_TYPE of the reference."""
+    gated = key.endswith("_gpas")
+    return {"norm": SCHEMES[key.removesuffix("_gpas")], "gate": "gpas" if gated else "none"}
+
+
+def number(value: Any) -> float | None:
+    return None if value in (None, "N/A") else value
+
+
+def count(source: str, *names: str) -> int:
+    return sum(value is not None for name in names for row in published(source, name).rows for value in row.values)
+
+
+@pytest.mark.parametrize(
+    ("source", "section", "ours"),
+    [("gpas", "paper", "table2_perplexity"), ("poster", "poster", "pretrain_perplexity")],
+)
+def test_pretraining(digest: dict[str, Any], source: str, section: str, ours: str) -> None:
+    table, checked = published(source, ours), 0
+    for key, sizes in digest[section][ours].items():
+        for size, printed in sizes.items():
+            cell = {**method(key), "size": size.lower()}
+            assert table(cell) == printed["ppl"]
+            row = next(row for row in table.rows if row.fits(cell))
+            delta = row.deltas[table.columns.index(size.lower())] if row.deltas else None
+            assert delta == printed.get("delta")
+            checked += 1
+    assert checked == count(source, ours)
+
+
+@pytest.mark.parametrize(
+    ("source", "section", "theirs", "ours"),
+    [
+        ("gpas", "paper", "table3_sft_1b_zero_shot_acc", "table3_accuracy"),
+        ("poster", "poster", "sft_1b_acc", "finetuned_accuracy"),
+    ],
+)
+def test_finetuning(digest: dict[str, Any], source: str, section: str, theirs: str, ours: str) -> None:
+    table, checked = published(source, ours), 0
+    for key, scores in digest[section][theirs].items():
+        cell = {**method(key), "size": "1b"}
+        row = next(row for row in table.rows if row.fits(cell))
+        assert (row.deltas[-1] if row.deltas else None) == scores.pop("average_delta", None)
+        for task, score in scores.items():
+            assert table({**cell, "task": TASKS[task]}) == score
+            checked += 1
+    assert checked == count(source, ours)
+
+
+ABLATIONS = {
+    "table4_activation": {
+        "identity": "activation=identity",
+        "relu": "activation=relu",
+        "leaky_relu": "activation=leaky-relu",
+        "tanh": "activation=tanh",
+        "scale_silu_beta8": "activation=silu-beta-8",
+        "silu": "gpas",
+    },
+    "table4_position": {
+        "after_sublayer": "gpas",
+        "before_sublayer": "site=before-sublayer",
+        "after_norm": "site=after-norm",
+        "after_module": "site=after-module",
+    },
+    "table5_stop_gradient": {"with_sg": "gpas", "without_sg": "stop_gradient=false"},
+    "table5_gate": {"learnable": "gpas", "predefined": "learnable=false, from_trained=true"},
+}
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablations(digest: dict[str, Any], name: str) -> None:
+    table, rows = published("gpas", name), digest["paper"][f"{name}_350m_pre"]
+    for key, printed in rows.items():
+        cell = {"norm": "pre", "size": "350m", "gate": {**ABLATIONS[name], "no_gpas": "none"}[key]}
+        assert table(cell) == printed["ppl"]
+        row = next(row for row in table.rows if row.fits(cell))
+        assert (row.deltas[0] if row.deltas else None) == printed.get("delta")
+    assert len(rows) == count("gpas", name)
+
+
+def test_the_rest_of_gpas_and_its_code(digest: dict[str, Any]) -> None:
+    paper, readme = digest["paper"], digest["code"]["readme_and_comments"]
+    settings = load("gpas")["settings"]
+    assert settings["table1_pretraining"] == paper["table1_pretraining"]
+    text = dict(paper["text"])
+    one = text.pop("activation_1b")
+    assert settings["text"] == text
+    pre = {"norm": "pre", "size": "1b"}
+    activation = published("gpas", "text_activation")
+    assert activation({**pre, "gate": "activation=identity"}) == one["identity"]
+    assert activation({**pre, "gate": "gpas"}) == one["silu"]
+    seven = dict(paper["appendix_a_7b"])
+    for key in ("pre", "pre_gpas"):
+        assert published("gpas", "appendix_7b")({**method(key), "size": "7b"}) == seven.pop(key)["ppl"]
+    assert settings["appendix_7b"] == seven
+    pair = readme.pop("350m_default_embedding_init_std0.02")
+    table = published("code", "readme_perplexity")
+    cell = {"norm": "pre", "size": "350m", "embed_std": 0.02}
+    assert table(cell) == pair["pre"]["ppl"]
+    assert table({**cell, "gate": "gpas"}) == pair["pre_gpas"]["ppl"]
+    assert table.delta({**cell, "gate": "gpas"}, cell) == -pair["gain"]
+    assert load("code")["settings"] == readme
+
+
+def test_curse_of_depth(digest: dict[str, Any]) -> None:
+    numbers = digest["curse_of_depth"]
+    table = published("curse_of_depth", "table1_perplexity")
+    tokens = numbers["table1_ppl"].pop("training_tokens")
+    assert [f"{t / 1e9:.1f}B" for t in table.train_tokens] == list(tokens.values())
+    for key, sizes in numbers["table1_ppl"].items():
+        assert {size.lower(): table({**method(key), "size": size.lower()}) for size in sizes} == {
+            size.lower(): value for size, value in sizes.items()
+        }
+    accuracy = published("curse_of_depth", "table2_accuracy")
+    for size, methods in numbers["table2_sft"].items():
+        for key, scores in methods.items():
+            cell = {**method(key), "size": size.lower()}
+            assert all(accuracy({**cell, "task": TASKS[task]}) == score for task, score in scores.items())
+    assert load("curse_of_depth")["settings"] == {"text": numbers["text"]}
+    assert count("curse_of_depth", "table1_perplexity", "table2_accuracy") == 20 + 80
+
+
+def spike_cells(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Every number of Spike No More: (our table, labels, number)."""
+    for no in ("1", "6"):
+        for size, methods in numbers[f"table{no}_ppl"].items():
+            for key, texts in methods.items():
+                for text, value in texts.items():
+                    yield f"table{no}_{text.lower()}", {**EMBEDS[key], "size": size.lower()}, value
+    for key, texts in numbers["table2_ppl_13b"].items():
+        for text, rates in texts.items():
+            for lr, value in rates.items():
+                yield f"table2_{text.lower()}", {**EMBEDS[key], "size": "13b", "lr": float(lr)}, value
+    for size, methods in numbers["table7_ppl_vs_lr"].items():
+        for key, texts in methods.items():
+            for text, rates in texts.items():
+                for lr, value in rates.items():
+                    yield f"table7_{text.lower()}", {**EMBEDS[key], "size": size.lower(), "lr": float(lr)}, value
+    tasks = ["piqa", "openbookqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge"]
+    for lr, methods in ((k, v) for k, v in numbers["table3_acc_13b"].items() if k.startswith("lr_")):
+        for key, scores in methods.items():
+            for task, value in zip(tasks, [None] * 6 if scores == "N/A" else scores, strict=True):
+                yield "table3_accuracy", {**EMBEDS[key], "size": "13b", "lr": float(lr[3:]), "task": task}, value
+    rows = {"deepnet": {"norm": "deepnorm"}, "b2t": {"norm": "b2t"}, "scaled_embed": {"norm": "pre", "embed": "scaled"}}
+    years = numbers["table9_bleu"].pop("columns")
+    for lr, methods in numbers["table9_bleu"].items():
+        for key, scores in methods.items():
+            for year, value in zip(years, [None] * 8 if scores == "N/A" else scores, strict=True):
+                yield "table9_bleu", {**rows[key], "lr": float(lr[3:]), "test_set": year}, value
+
+
+def test_spike_no_more(digest: dict[str, Any]) -> None:
+    numbers = digest["spike_no_more"]
+    cells = list(spike_cells(numbers))
+    for name, labels, value in cells:
+        assert published("spike_no_more", name)(labels) == number(value), (name, labels)
+    assert sum(number(value) is not None for *_, value in cells) == count("spike_no_more", *tables("spike_no_more"))
+    settings = load("spike_no_more")["settings"]
+    for name in ("table4_hyperparameters", "table5_conditions", "table8_hyperparameters_mt", "init"):
+        assert settings[name] == numbers[name]
+
+
+def in_order(table: PublishedTable, part: str = "values") -> list[float | None]:
+    return [value for row in table.rows for value in getattr(row, part)]
+
+
+def scores_of(rows: list[dict[str, Any]], names: list[str], part: str = "mean") -> Numbers:
+    cells = [row[name] for row in rows for name in names]
+    return [cell[part] if isinstance(cell, dict) else cell for cell in cells]
+
+
+def raptr_columns(numbers: dict[str, Any]) -> Iterator[tuple[str, Numbers]]:
+    """Every table of RaPTr as its numbers, row by row in the printed order of rows."""
+    glue, ul2 = ["MNLI", "QNLI", "SST-2"], ["TriviaQA", "TydiQA", "SQuADv2", "SuperGLUE"]
+    for no, key, flops, names in (
+        ("1", "table1_bert", "relative_flops", glue),
+        ("3", "table3_ul2", "rel_flops", ul2),
+        ("4", "table4_ul2_extra", "rel_flops", ul2),
+        ("5", "table5_schedules", "rel_flops", [*glue, "avg"]),
+        ("6", "table6_fixed_set", "", [*glue, "avg"]),
+        ("7", "table7_layerdrop_bert", "rel_flops", [*glue, "avg"]),
+        ("8", "table8_layerdrop_ul2", "", ul2),
+    ):
+        section = numbers[key]
+        rows = section["rows"] if "rows" in section else list(section.values())
+        kind = "scores" if names == ul2 else "accuracy"
+        yield f"table{no}_{kind}", scores_of(rows, names)
+        if no != "8":
+            yield f"table{no}_loss", scores_of(rows, ["eval_loss"])
+        if flops:
+            yield f"table{no}_flops", scores_of(rows, [flops])
+    for size in ("base", "large"):
+        section = numbers["table2_bert_equal_flops"][f"bert_{size}"]
+        yield f"table2_{size}_loss", [row[m] for m in ("baseline", "stacking", "raptr") for row in section.values()]
+    yield "table9_speed", list(numbers["table9_steps_per_sec_ul2"].values())
+    yield "table10_speed", list(numbers["table10_steps_per_sec_bert_base"].values())
+    for shot in ("1shot", "5shot"):
+        rows = [task[shot] for task in numbers["table11_ul2_downstream"].values()]
+        methods = ("baseline", "raptr", "stacking", "raptr_init_train")
+        yield f"table11_{shot}", [v for m in methods for v in scores_of(rows, [m])]
+
+
+def test_raptr(digest: dict[str, Any]) -> None:
+    found = dict(raptr_columns(digest["raptr"]))
+    assert set(found) == set(tables("raptr"))
+    for name, values in found.items():
+        assert in_order(published("raptr", name)) == values, name
+    ul2, rows = ["TriviaQA", "TydiQA", "SQuADv2", "SuperGLUE"], digest["raptr"]["table3_ul2"].values()
+    stds = [tuple(row[name]["std"] for name in ul2) for row in rows]
+    ours = [row.stds or (None,) * 4 for row in published("raptr", "table3_scores").rows]
+    assert ours == stds
+
+
+def test_raptr_rows_bear_the_right_names(digest: dict[str, Any]) -> None:
+    table = digest["raptr"]["table1_bert"]
+    for name, row in table.items():
+        stages = re.search(r"[\d-]{5,}$", name)
+        depth = "raptr" if name.startswith("RAPTR") else "stacking" if "Stacking" in name else "full"
+        labels = {"size": "bert-base", "depth": depth, **({"stages": stages[0]} if stages else {})}
+        assert published("raptr", "table1_loss")(labels) == row["eval_loss"]
+    fixed = digest["raptr"]["table6_fixed_set"]
+    for name, row in fixed.items():
+        labels = {"size": "bert-base", "depth": "raptr", "fixed": name[1:-1].replace(" ", "") or "none"}
+        assert published("raptr", "table6_loss")(labels) == row["eval_loss"]

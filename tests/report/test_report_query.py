@@ -1,0 +1,178 @@
+"""The database's answers, from an in-memory SQLite filled by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_cells import entry, spec
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from gpas_cli.errors import UnknownCell
+from gpas_cli.report import query
+from gpas_cli.report.render import to_markdown
+from gpas_cli.report.table import build, stage_keys
+from gpas_cli.report.why import differences, explain_number
+from gpas_cli.spec.cell import Cell
+from gpas_cli.store.schema import Attempt, Base, Curve, LayerCurve, Metric, Stage
+
+
+@pytest.fixture
+def engine() -> Any:
+    engine = create_engine("sqlite://")
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def add(
+    engine: Engine, cell: Cell, number: int, outcome: str | None, perplexity: float | None = None, **more: Any
+) -> str:
+    """One attempt at the cell's pretraining; of two attempts the later has the smaller id."""
+    key = cell.stages[0].key
+    curves, layers = more.pop("curves", {}), more.pop("layers", {})
+    facts = {"grid": "demo", "name": "a", "axes": {}, "executor": "local", "precision": "fp32", "device": "cpu", **more}
+    with Session(engine) as session:
+        session.merge(Stage(key=key, kind="pretrain", parents=[], cell=cell.to_mapping()))
+        attempt = Attempt(
+            id=1000 * (cell.seed + 1) - number,
+            stage_key=key,
+            number=number,
+            directory=f"{key[:2]}/{key}/{number:03}",
+            outcome=outcome,
+            **facts,
+        )
+        session.add(attempt)
+        session.flush()
+        if perplexity is not None:
+            session.add(Metric(attempt_id=attempt.id, name="perplexity", value=perplexity))
+        session.add_all(Curve(attempt_id=attempt.id, name="loss", step=s, value=v) for s, v in curves.items())
+        session.add_all(
+            LayerCurve(attempt_id=attempt.id, name="gate", step=s, layer=i, value=v)
+            for s, values in layers.items()
+            for i, v in enumerate(values)
+        )
+        session.commit()
+    return key
+
+
+def test_the_latest_decisive_attempt_counts(engine: Engine) -> None:
+    cell = entry().cell
+    key = add(engine, cell, 2, "done", 33.0, code="new", fingerprint="f00d", git_dirty=False)
+    add(engine, cell, 1, "done", 99.0, code="old")
+    add(engine, cell, 3, "failed", 11.0)
+    add(engine, cell, 4, None)
+    found = query.results(engine, [key, "0" * 16])
+    assert list(found) == [key]
+    one = found[key]
+    assert (one.number, one.metrics, one.code, one.stage) == (2, {"perplexity": 33.0}, "new", "pretrain")
+    assert (one.fingerprint, one.git_dirty, one.cause, one.directory) == ("f00d", False, "", f"{key[:2]}/{key}/002")
+
+
+def test_diverged_is_decisive_and_running_is_not(engine: Engine) -> None:
+    diverged, running = entry(seed=1).cell, entry(seed=2).cell
+    keys = [add(engine, diverged, 1, "diverged", cause="loss is nan"), add(engine, running, 1, None)]
+    found = query.results(engine, keys)
+    assert [(r.outcome, r.cause) for r in found.values()] == [("diverged", "loss is nan")]
+
+
+def test_a_number_that_is_not_one_survives(engine: Engine) -> None:
+    key = add(engine, entry().cell, 1, "diverged", math.nan)
+    assert math.isnan(query.results(engine, [key])[key].metrics["perplexity"])
+
+
+def test_more_keys_than_one_statement_takes(engine: Engine) -> None:
+    key = add(engine, entry().cell, 1, "done", 33.0)
+    keys = [f"{i:016x}" for i in range(3000)]
+    assert list(query.results(engine, [*keys, key, key])) == [key]
+    assert query.results(engine, []) == {}
+
+
+def test_attempts_are_told_in_order_with_their_metrics(engine: Engine) -> None:
+    cell = entry().cell
+    key = add(engine, cell, 1, "interrupted", resumed_from=0)
+    add(engine, cell, 2, "done", 33.0, resumed_from=500)
+    told = query.attempts(engine, key)
+    assert [(a["number"], a["outcome"], a["resumed_from"], a["metrics"]) for a in told] == [
+        (1, "interrupted", 0, {}),
+        (2, "done", 500, {"perplexity": 33.0}),
+    ]
+    assert query.attempts(engine, "0" * 16) == []
+
+
+def test_curves_join_attempts_and_the_latest_counts(engine: Engine) -> None:
+    cell, other = entry(seed=1).cell, entry(seed=2).cell
+    key = add(engine, cell, 1, "interrupted", curves={10: 5.0, 20: 4.0, 30: 3.9}, layers={10: [0.1, 0.2], 20: [0.3]})
+    add(engine, cell, 2, "done", 33.0, curves={20: 4.1, 30: 3.5, 40: 3.0}, layers={20: [0.4, 0.5]})
+    add(engine, other, 1, "done", 33.0, curves={10: 77.0})
+    assert query.curve(engine, key, "loss") == [(10, 5.0), (20, 4.1), (30, 3.5), (40, 3.0)]
+    assert query.layer_curve(engine, key, "gate") == [(10, {0: 0.1, 1: 0.2}), (20, {0: 0.4, 1: 0.5})]
+    assert query.curve(engine, key, "lr") == []
+    assert query.curve_names(engine, key) == ["loss"]
+
+
+def test_a_table_straight_from_the_database(engine: Engine) -> None:
+    entries = [entry("pre", gate, seed) for gate in ("none", "gpas") for seed in (1, 2)]
+    for number, (one, value) in enumerate(zip(entries, (34.2, 34.4, 33.5, 33.6), strict=True)):
+        add(engine, one.cell, number, "done", value)
+    table = build(
+        entries, {}, query.results(engine, stage_keys(entries)), spec(published={"gpas": "table2_perplexity"})
+    )
+    text = to_markdown(table)
+    assert "| Pre-LN | <u>34.30 ± 0.14</u> | 34.23 |" in text
+    assert "| &nbsp;&nbsp;+ GPAS | **33.55 ± 0.07** (-0.75) | 33.49 (-0.74) |" in text
+
+
+def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine, tmp_path: Path) -> None:
+    gated = entry("pre", "gpas", optim={"lr": 1e-3, "warmup": 1, "steps": 100, "clip_gates": 0.01}).cell
+    key = add(engine, gated, 1, "failed", cause="killed", host="a1", git_commit="abc", git_dirty=True)
+    add(engine, gated, 2, "done", 33.0, gpu="H200", fingerprint="f00d")
+    checkpoints = tmp_path / key[:2] / key / "002" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for name in ("step-00000090.safetensors", "step-00000100.safetensors", ".writing-77"):
+        (checkpoints / name).touch()
+    found = explain_number(engine, tmp_path, key)
+    assert (found.key, found.stage, found.name, found.decisive) == (key, "pretrain", "demo/a", 2)
+    first, second = found.tries
+    assert (first.outcome, first.cause, first.facts["host"], first.facts["git_dirty"]) == (
+        "failed",
+        "killed",
+        "a1",
+        True,
+    )
+    assert first.checkpoint is None
+    assert (second.metrics, second.facts["gpu"], second.facts["fingerprint"]) == ({"perplexity": 33.0}, "H200", "f00d")
+    assert second.log == tmp_path / key[:2] / key / "002" / "log.txt"
+    assert second.checkpoint == checkpoints / "step-00000100.safetensors"
+    told = {d.setting: (d.base, d.own) for d in found.differences}
+    assert told["gate.activation"] == (None, "silu")
+    assert told["optim.clip_gates"] == (0.0, 0.01)  # without a gate there is nothing to clip
+    assert not any(name.startswith(("size", "norm", "data", "seed")) for name in told)
+    base = entry("pre", optim={"lr": 1e-3, "warmup": 1, "steps": 100}).cell
+    assert found.base_key == base.key
+
+
+def test_why_with_a_named_base_and_without_a_gate(engine: Engine, tmp_path: Path) -> None:
+    plain, other = entry("pre").cell, entry("mix").cell
+    key = add(engine, plain, 1, "diverged")
+    alone = explain_number(engine, tmp_path, key)
+    assert (alone.base_key, alone.differences, alone.decisive) == (None, (), 1)
+    against = explain_number(engine, tmp_path, key, base=other)
+    assert {d.setting: (d.base, d.own) for d in against.differences} == {
+        "norm.scheme": ("mix", "pre"),
+        "norm.post_fraction": (0.25, None),
+    }
+
+
+def test_why_of_what_never_ran(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(UnknownCell, match="the database has no attempt at it"):
+        explain_number(engine, tmp_path, "0" * 16)
+
+
+def test_differences_are_dotted() -> None:
+    told = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 5}, "e": None})
+    assert [(d.setting, d.base, d.own) for d in told] == [("a.c", 2, 5), ("d", 3, None)]

@@ -1,0 +1,240 @@
+"""The text of every format, letter by letter."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from report_cells import entry, quickstart, result, spec
+from rich.console import Console
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.render import FORMATS, Style, latex_escape, number, render, to_csv, to_json, to_rich
+from gpas_cli.report.table import Table, build
+
+PLAIN = Style(str, str, str)
+
+
+@pytest.fixture
+def table() -> Table:
+    entries, results, states = quickstart()
+    return build(entries, states, results, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+
+
+MARKDOWN = """\
+**Demo**
+
+| validation perplexity | 71m | 71m, GPAS paper |
+| --- | ---: | ---: |
+| Pre-LN | <u>34.20 ± 0.10</u> | 34.23 |
+| &nbsp;&nbsp;+ GPAS | **33.48 ± 0.11** (-0.72*) | 33.49 (-0.74) |
+| LNS | 34.80 ± 0.14 \\[2/3 seeds, 1 diverged] | 34.70 |
+| &nbsp;&nbsp;+ GPAS | 33.00 (-1.90) \\[1/3 seeds] | 32.93 (-1.77) |
+
+- mean ± sample standard deviation over 3 seeds
+- in parentheses: difference from the same row with gate none, the mean over the seeds that both have
+- \\* paired t test over seeds, two-sided p \\< 0.05, each cell by itself
+- bold: best of its column; underlined: second best (unfinished cells are not ranked)
+- diverged runs are not in the mean: LNS 71m
+- 2 of 12 numbers are not there yet: 1 missing, 1 running
+- differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)
+- GPAS paper: GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling, \
+table2\\_perplexity: validation perplexity on C4 after pretraining
+- differences: 2 of 2 have the sign of GPAS paper; median -1.31 here, -1.25 there
+"""
+
+LATEX = """\
+\\begin{table}
+  \\caption{Demo}
+  \\begin{tabular}{lrr}
+    \\toprule
+    validation perplexity & 71m & 71m, GPAS paper \\\\
+    \\midrule
+    Pre-LN & \\underline{34.20 $\\pm$ 0.10} & 34.23 \\\\
+    \\quad + GPAS & \\textbf{33.48 $\\pm$ 0.11} ($-$0.72*) & 33.49 ($-$0.74) \\\\
+    LNS & 34.80 $\\pm$ 0.14 {[}2/3 seeds, 1 diverged{]} & 34.70 \\\\
+    \\quad + GPAS & 33.00 ($-$1.90) {[}1/3 seeds{]} & 32.93 ($-$1.77) \\\\
+    \\bottomrule
+  \\end{tabular}
+"""
+
+RICH = """\
+Demo
+ validation perplexity                                    71m   71m, GPAS paper
+ ──────────────────────────────────────────────────────────────────────────────
+ Pre-LN                                          34.20 ± 0.10             34.23
+   + GPAS                               33.48 ± 0.11 (-0.72*)     33.49 (-0.74)
+ LNS                     34.80 ± 0.14 [2/3 seeds, 1 diverged]             34.70
+   + GPAS                           33.00 (-1.90) [1/3 seeds]     32.93 (-1.77)
+1. mean ± sample standard deviation over 3 seeds
+"""
+
+
+def test_markdown(table: Table) -> None:
+    assert render(table, "markdown") == MARKDOWN
+
+
+def test_latex(table: Table) -> None:
+    text = render(table, "latex")
+    assert text.startswith(LATEX)
+    assert "    \\item mean $\\pm$ sample standard deviation over 3 seeds\n" in text
+    assert "table2\\_perplexity" in text
+    assert text.endswith("  \\end{itemize}\n\\end{table}\n")
+
+
+def test_rich(table: Table) -> None:
+    console = Console(width=160, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(to_rich(table))
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()) + "\n"
+    assert text.startswith(RICH)
+
+
+def test_what_does_not_fit_goes_beneath_and_nothing_is_cut() -> None:
+    entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m", "250m")]
+    results = {}
+    for i, one in enumerate(entries):
+        results |= result(one, 30.0 + i)
+    wide = build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
+
+    def printed(width: int) -> list[str]:
+        console = Console(width=width, file=io.StringIO(), color_system=None)
+        with console.capture() as capture:
+            console.print(to_rich(wide))
+        return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+    def heads(width: int) -> list[str]:
+        return [line for line in printed(width) if line.startswith(" validation perplexity ")]
+
+    needed = 1 + len("validation perplexity") + 3 * 6 + sum(map(len, ("30.00", "71m, GPAS paper"))) * 3 + 2 + 1
+    assert len(heads(needed)) == 1
+    assert len(heads(needed - 2)) == 2
+    assert len(heads(60)) == 3
+    text = "\n".join(printed(60))
+    assert all(f"{30 + i}.00" in text for i in range(6))
+    assert "250m, GPAS paper" in text
+    assert "…" not in text
+
+
+def test_rich_marks_are_styles(table: Table) -> None:
+    console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(to_rich(table))
+    assert "\x1b[1m33.48 ± 0.11\x1b[0m" in capture.get()
+    assert "\x1b[4m34.20 ± 0.10\x1b[0m" in capture.get()
+
+
+def test_csv_has_all_numbers_in_full(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [(row["norm"], row["gate"], row["size"], row["n"], row["wanted"]) for row in rows] == [
+        ("pre", "none", "71m", "3", "3"),
+        ("pre", "gpas", "71m", "3", "3"),
+        ("lns", "none", "71m", "2", "3"),
+        ("lns", "gpas", "71m", "1", "3"),
+    ]
+    assert float(rows[1]["mean"]) == 33.48
+    assert float(rows[1]["delta"]) == pytest.approx(-0.72)
+    assert float(rows[1]["p"]) == pytest.approx(0.00077, abs=1e-5)
+    assert [row["mark"] for row in rows] == ["second", "best", "", ""]
+    assert [row["published_gpas"] for row in rows] == ["34.23", "33.49", "34.7", "32.93"]
+    assert [row["published_delta_gpas"] for row in rows] == ["", "-0.74", "", "-1.77"]
+    assert rows[2]["status"] == "2/3 seeds, 1 diverged"
+    assert rows[3]["std"] == ""
+
+
+def test_csv_header() -> None:
+    lone = entry()
+    text = to_csv(build([lone], {}, result(lone, 34.0), spec()))
+    assert text == (
+        "norm,gate,size,metric,mean,std,n,wanted,delta,delta_std,delta_n,p,mark,status\n"
+        "pre,none,71m,perplexity,34.0,,1,1,,,,,,\n"
+    )
+
+
+def test_json(table: Table) -> None:
+    data = json.loads(to_json(table))
+    assert data["schema"] == 1
+    assert data["metric"] == {
+        "name": "perplexity",
+        "title": "validation perplexity",
+        "unit": "",
+        "better": "lower",
+        "digits": 2,
+    }
+    assert data["columns"] == [{"label": "71m", "title": "71m", "sources": ["gpas"]}]
+    row = data["rows"][3]
+    assert (row["title"], row["labels"]) == ("LNS + GPAS", {"norm": "lns", "gate": "gpas"})
+    (cell,) = row["cells"]
+    assert cell["published"] == {"gpas": {"value": 32.93, "delta": -1.77, "tokens": 1_000_000_000}}
+    assert [(run["over"], run["state"], run["value"], run["progress"]) for run in cell["runs"]] == [
+        (1, "done", 33.0, None),
+        (2, "running", None, 0.4567),
+        (3, "missing", None, None),
+    ]
+    assert data["gains"][0]["row"] == "Pre-LN + GPAS"
+    assert {"kind": "diverged", "text": "diverged runs are not in the mean: LNS 71m"} in data["notes"]
+
+
+def test_json_of_what_is_not_finite_and_of_what_is_not_there() -> None:
+    entries = [entry(), entry("mix", size="130m")]
+    table = build(entries, {}, result(entries[0], math.inf) | result(entries[1], math.nan), spec())
+    cells = [row["cells"] for row in json.loads(to_json(table))["rows"]]
+    assert cells[0][0]["mean"] == "inf"
+    assert cells[1][1]["mean"] == "nan"
+    assert cells[0][1] is None
+    assert "| Pre-LN | inf |  |" in render(table, "markdown")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_table_gives_the_same_text(form: str, table: Table) -> None:
+    entries, results, states = quickstart()
+    shuffled = dict(reversed(results.items()))
+    again = build(entries, states, shuffled, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+    assert render(again, form) == render(table, form)
+
+
+def test_special_characters_are_text_in_every_format() -> None:
+    label = "a|b_*[x]&50%{\\}<i>#$~^"
+    odd = entry(axes={"norm": label})
+    table = build([odd], {}, {}, spec(title="x|y [bold]z"))
+    assert "| a\\|b\\_\\*\\[x]&50%{\\\\}\\<i>#$~^ | missing |" in render(table, "markdown")
+    assert "x\\|y \\[bold]z" in render(table, "markdown")
+    assert (
+        "a|b\\_*{[}x{]}\\&50\\%\\{\\textbackslash{}\\}\\textless{}i\\textgreater{}\\#\\$\\textasciitilde{}\\textasciicircum{}"
+    ) in render(table, "latex")
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(to_rich(table))
+    assert label in capture.get()
+    assert "x|y [bold]z" in capture.get()
+    assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label
+
+
+def test_latex_escapes_each_character_once() -> None:
+    assert latex_escape("\\{") == r"\textbackslash{}\{"
+    assert latex_escape("50 % ± 1") == r"50 \% $\pm$ 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "text"),
+    [
+        (1404.98, "", "1404.98"),
+        (-0.004, "+", "0.00"),
+        (0.004, "+", "0.00"),
+        (-0.5, "+", "-0.50"),
+        (0.5, "+", "+0.50"),
+        (math.inf, "", "inf"),
+        (-math.inf, "+", "-inf"),
+        (math.nan, "", "nan"),
+    ],
+)
+def test_numbers(value: float, sign: str, text: str) -> None:
+    assert number(value, 2, PLAIN, sign) == text
+
+
+def test_unknown_format(table: Table) -> None:
+    with pytest.raises(GpasError, match="unknown format 'mardown'; did you mean 'markdown'"):
+        render(table, "mardown")

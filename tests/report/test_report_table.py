@@ -1,0 +1,336 @@
+"""Entries and results -> a table: pairing, states, marks, bases, published numbers, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from report_cells import entry, quickstart, result, spec
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.notes import full_title, gains, notes
+from gpas_cli.report.table import Table, TableCell, build, stage_keys
+
+TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
+
+
+def column(table: Table, index: int = 0) -> list[TableCell]:
+    return [row.cells[index] for row in table.rows]
+
+
+def note(table: Table, kind: str) -> str:
+    return " | ".join(n.text for n in notes(table) if n.kind == kind)
+
+
+def test_seeds_become_mean_spread_and_paired_difference() -> None:
+    entries, results, states = quickstart()
+    base, gated, *_ = column(build(entries, states, results, spec()))
+    assert base.summary is not None
+    assert base.summary.mean == pytest.approx(34.2)
+    assert base.summary.std == pytest.approx(0.1)
+    assert base.delta is None
+    assert gated.delta is not None
+    # -0.70, -0.70, -0.76
+    assert gated.delta.mean == pytest.approx(-0.72)
+    assert gated.delta.std == pytest.approx(math.sqrt(0.0012))
+    assert (gated.delta.n, gated.delta.lower) == (3, 3)
+
+
+def test_pairs_only_seeds_that_both_have() -> None:
+    entries, results, states = quickstart()
+    table = build(entries, states, results, spec())
+    cell = column(table)[3]
+    assert cell.delta is not None
+    assert (cell.delta.mean, cell.delta.n) == (pytest.approx(-1.9), 1)
+    assert note(table, "pairs") == "differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)"
+
+
+def test_a_method_stands_beneath_its_base_wherever_it_was_declared() -> None:
+    entries = [entry("pre", "gpas"), entry("lns", "gpas"), entry("lns"), entry("pre"), entry("mix")]
+    table = build(entries, {}, {}, spec())
+    assert [(row.title, row.indent) for row in table.rows] == [
+        ("LNS", 0),
+        ("+ GPAS", 1),
+        ("Pre-LN", 0),
+        ("+ GPAS", 1),
+        ("Mix-LN", 0),
+    ]
+    assert [full_title(table, row) for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
+
+
+def test_without_its_base_in_the_grid_a_method_stands_by_itself() -> None:
+    lone = entry("pre", "gpas")
+    table = build([lone, entry("mix")], {}, result(lone, 33.0), spec())
+    assert [(row.title, row.indent) for row in table.rows] == [("Pre-LN + GPAS", 0), ("Mix-LN", 0)]
+    assert column(table)[0].delta is None
+    assert note(table, "base") == "no difference, because the base has no number: Pre-LN + GPAS 71m"
+
+
+def test_a_base_without_a_number_gives_no_difference() -> None:
+    base, gated = entry("pre"), entry("pre", "gpas")
+    table = build([base, gated], {base.cell.key: ("running", 0.999)}, result(gated, 33.0), spec())
+    assert [cell.status for cell in column(table)] == ["running 99 %", ""]
+    assert column(table)[1].delta is None
+    assert "Pre-LN + GPAS 71m" in note(table, "base")
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (("missing", None), "missing"),
+        (("queued", None), "queued"),
+        (("running", 0.4567), "running 45 %"),
+        (("running", None), "running"),
+        (("interrupted", 0.2), "interrupted 20 %"),
+        (("failed", 0.2), "failed"),
+        (("cancelled", None), "cancelled"),
+        (("unknown", None), "unknown"),
+        (("done", None), "not ingested"),
+        (None, "missing"),
+    ],
+)
+def test_every_state_is_shown_as_such(state: tuple[str, float | None] | None, shown: str) -> None:
+    lone = entry()
+    states = {lone.cell.key: state} if state else {}
+    (cell,) = column(build([lone], states, {}, spec()))
+    assert (cell.status, cell.summary) == (shown, None)
+
+
+def test_states_of_several_seeds() -> None:
+    entries = [entry(seed=seed) for seed in (1, 2, 3)]
+    keys = [e.cell.key for e in entries]
+    running = {keys[0]: ("running", 0.2), keys[1]: ("running", 0.6)}
+    assert column(build(entries, running, {}, spec()))[0].status == "2 running 40 %, 1 missing"
+    both = {**running, keys[2]: ("running", 0.1)}
+    assert column(build(entries, both, {}, spec()))[0].status == "running 30 %"
+    assert column(build(entries, running, result(entries[2], 34.0), spec()))[0].status == "1/3 seeds"
+
+
+def test_diverged_is_shown_never_averaged_never_ranked() -> None:
+    entries = [entry("post"), entry("pre", seed=1), entry("pre", seed=2), entry("mix"), entry("lns")]
+    results = result(entries[0], 1404.0, outcome="diverged")
+    for one, value in zip(entries[1:], (20.0, None, 30.0, 31.0), strict=True):
+        results |= result(one, value) if value else result(one, 1404.0, outcome="diverged")
+    table = build(entries, {}, results, spec())
+    assert [(c.status, c.mark, c.values) for c in column(table)] == [
+        ("diverged", "", {}),
+        ("1/2 seeds, 1 diverged", "", {1: 20.0}),
+        ("", "best", {1: 30.0}),
+        ("", "second", {1: 31.0}),
+    ]
+    assert note(table, "diverged") == "diverged runs are not in the mean: Pre-LN 71m"
+    assert note(table, "unfinished") == ""
+
+
+def test_a_result_without_the_metric_says_so() -> None:
+    lone = entry()
+    assert column(build([lone], {}, result(lone), spec()))[0].status == "not recorded"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "marks"),
+    [
+        ((3.0, 1.0, 2.0), ["", "best", "second"]),
+        ((1.0, 1.0, 2.0), ["best", "best", ""]),
+        ((1.001, 1.004, 2.0), ["best", "best", ""]),  # equal as shown
+        ((1.0, 2.0, 2.0), ["best", "second", "second"]),
+        ((1.0, math.nan, math.inf), ["best", "", "second"]),
+    ],
+)
+def test_best_and_second(numbers: tuple[float, ...], marks: list[str]) -> None:
+    entries = [entry(norm) for norm in ("pre", "mix", "lns")]
+    results = {}
+    for one, value in zip(entries, numbers, strict=True):
+        results |= result(one, value)
+    assert [cell.mark for cell in column(build(entries, {}, results, spec()))] == marks
+
+
+def test_a_lone_number_is_not_the_best_of_anything() -> None:
+    lone = entry()
+    table = build([lone], {}, result(lone, 34.0), spec())
+    assert column(table)[0].mark == ""
+    assert note(table, "marks") == ""
+
+
+def test_each_column_has_its_own_best() -> None:
+    entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m")]
+    results = {}
+    for one, value in zip(entries, (34.0, 26.0, 33.0, 27.0), strict=True):
+        results |= result(one, value)
+    table = build(entries, {}, results, spec())
+    assert [[cell.mark for cell in row.cells] for row in table.rows] == [["second", "best"], ["best", "second"]]
+
+
+def test_published_numbers_stand_where_the_paper_has_the_cell() -> None:
+    entries, results, states = quickstart()
+    entries += [entry("post", "gpas"), entry("pre", size="9m")]
+    sources = {"gpas": "table2_perplexity", "curse_of_depth": "table1_perplexity"}
+    table = build(entries, states, results, spec(published=sources))
+    printed = [cell.printed["gpas"] if cell.printed else None for cell in column(table)]
+    assert [(p.value, p.delta) if p else None for p in printed] == [
+        (34.23, None),
+        (33.49, -0.74),
+        (34.7, None),
+        (32.93, -1.77),
+        None,
+    ]
+    assert [c.sources for c in table.columns] == [("gpas",), ()]
+    assert "has none of these cells" in note(table, "published")
+    assert [(g.row, g.source, round(g.ours, 2), g.published) for g in gains(table)] == [
+        ("Pre-LN + GPAS", "gpas", -0.72, -0.74),
+        ("LNS + GPAS", "gpas", -1.9, -1.77),
+    ]
+    assert note(table, "gains") == "differences: 2 of 2 have the sign of GPAS paper; median -1.31 here, -1.25 there"
+
+
+def test_a_stand_in_may_be_put_beside_the_papers_size() -> None:
+    entries = [entry("pre", gate, size="quickstart", data="quickstart") for gate in ("none", "gpas")]
+    table = build(entries, {}, {}, spec(published={"gpas": "table2_perplexity@71m"}))
+    assert [(c.printed or {})["gpas"].value for c in column(table)] == [34.23, 33.49]
+    assert (column(table)[1].printed or {})["gpas"].delta == -0.74
+    assert "GPAS paper: its 71m; compare the differences, not the values" in note(table, "published")
+    assert note(table, "budget") == ""
+
+
+def test_a_changed_network_is_not_the_papers() -> None:
+    changed = entry(gate={"activation": "tanh"}, axes={"gate": "gpas"})
+    table = build([entry(), changed], {}, {}, spec(published={"gpas": "table2_perplexity"}))
+    assert [bool(cell.printed) for cell in column(table)] == [True, False]
+
+
+def test_an_ablation_finds_its_row() -> None:
+    gates = {
+        "none": "none",
+        "gpas": "gpas",
+        "tanh": {"activation": "tanh"},
+        "relu": {"activation": "relu", "init": 0.1},
+    }
+    entries = [entry(gate=gate, size="350m", axes={"gate": label}) for label, gate in gates.items()]
+    table = build(entries, {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
+    assert [(row.title, row.cells[0].printed["gpas"].value) for row in table.rows if row.cells[0].printed] == [
+        ("no gate", 21.35),
+        ("+ GPAS", 20.35),
+        ("+ tanh", 20.09),
+        ("+ relu", 21.17),
+    ]
+
+
+def test_a_budget_that_is_not_the_papers_is_told() -> None:
+    usual = {"lr": 1e-3, "warmup": 1, "steps": 10_000}
+    sources = {"gpas": "table2_perplexity"}
+    same = build([entry(optim=usual)], {}, {}, spec(published=sources))
+    assert note(same, "budget") == ""
+    short = build([entry(optim={**usual, "steps": 100})], {}, {}, spec(published=sources))
+    assert note(short, "budget") == "71m was trained on 1B tokens in GPAS paper, 13.1M here"
+
+
+def test_one_column_per_task_from_the_last_stage() -> None:
+    entries = [entry(norm, **TASKS) for norm in ("pre", "mix")]
+    scores = {"accuracy/mmlu": 25.0, "accuracy/piqa": 60.0, "accuracy/average": 42.5}
+    results = result(entries[0], 20.0) | result(entries[0], stage="downstream", metrics=scores)
+    states = {entries[1].cell.stages[0].key: ("running", 0.5)}
+    table = build(entries, states, results, spec(columns="task", value="accuracy"))
+    assert [c.title for c in table.columns] == ["mmlu", "piqa", "average"]
+    assert [c.values for c in table.rows[0].cells] == [{1: 25.0}, {1: 60.0}, {1: 42.5}]
+    assert {c.status for c in table.rows[1].cells} == {"running 50 %"}
+    assert stage_keys(entries) == [s.key for e in entries for s in e.cell.stages]
+
+
+def test_accuracy_by_size_is_the_average() -> None:
+    lone = entry(**TASKS)
+    results = result(lone, 20.0) | result(
+        lone, stage="downstream", metrics={"accuracy/mmlu": 25, "accuracy/average": 31}
+    )
+    assert column(build([lone], {}, results, spec(value="accuracy")))[0].values == {1: 31}
+
+
+def test_two_pairs_are_not_called_significant() -> None:
+    entries = [entry("pre", gate, seed) for gate in ("none", "gpas") for seed in (1, 2)]
+    results = {}
+    for one, value in zip(entries, (34.2, 34.4, 33.5, 33.6), strict=True):
+        results |= result(one, value)
+    table = build(entries, {}, results, spec())
+    assert column(table)[1].delta.p == pytest.approx(0.0424, abs=1e-3)  # type: ignore[union-attr]
+    assert "paired t test" not in note(table, "delta")
+
+
+def test_more_accuracy_is_better() -> None:
+    entries = [entry(norm, **TASKS) for norm in ("pre", "mix")]
+    results = {}
+    for one, score in zip(entries, (25.0, 26.0), strict=True):
+        results |= result(one, 20.0) | result(one, stage="downstream", metrics={"accuracy/mmlu": score})
+    table = build(entries, {}, results, spec(columns="task", value="accuracy"))
+    assert [cell.mark for cell in column(table)] == ["second", "best"]
+
+
+def test_a_stage_after_a_known_one_is_not_missing() -> None:
+    lone = entry(**TASKS)
+    states = {lone.cell.key: ("running", 0.1)}
+    table = build([lone], states, {}, spec())
+    assert column(table)[0].status == "not ingested"
+    assert "gpas sync" in note(table, "unfinished")
+
+
+def test_the_same_cell_of_two_grids_counts_once() -> None:
+    lone = entry()
+    again = type(lone)(lone.cell, "other", lone.name, dict(lone.axes))
+    table = build([lone, again], {}, result(lone, 34.0), spec())
+    assert column(table)[0].values == {1: 34.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value": "perplexty"}, "unknown metric 'perplexty'; did you mean 'perplexity'"),
+        ({"rows": ("nrom",)}, "no cell has an axis 'nrom'; did you mean 'norm'"),
+        ({"columns": "sise"}, "no cell has an axis 'sise'; did you mean 'size'"),
+        ({"against": {"size": "71m"}}, "against: 'size' is not a row axis"),
+        ({"published": {"gpas": "table3_accuracy"}}, "prints accuracy, not perplexity"),
+        ({"published": {"gpsa": "table2_perplexity"}}, "unknown source 'gpsa'; did you mean 'gpas'"),
+        ({"rows": ("gate",), "against": {}}, "fall into one cell but differ in norm"),
+        ({"value": "accuracy"}, "accuracy comes from the stage 'downstream', which this cell does not have"),
+    ],
+)
+def test_refusals_name_what_is_wrong(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(GpasError, match=message):
+        build([entry("pre"), entry("mix")], {}, {}, spec(**changes))
+
+
+def test_nothing_to_show() -> None:
+    with pytest.raises(GpasError, match="there are no cells to show"):
+        build([], {}, {}, spec())
+
+
+def test_mixtures_are_told() -> None:
+    entries = [entry("pre"), entry("mix"), entry("lns")]
+    results = result(entries[0], 1.0, fingerprint="a" * 20, precision="bf16", gpu="H200", device="cuda")
+    results |= result(entries[1], 2.0, fingerprint="b" * 20, code="other") | result(
+        entries[2], 3.0, fingerprint="b" * 20
+    )
+    told = note(build(entries, {}, results, spec()), "mixture")
+    assert "71m: the numbers mix training texts: bbbbbbbbbbbb (2), aaaaaaaaaaaa (1)" in told
+    assert "precisions: fp32 (2), bf16 (1)" in told
+    assert "versions of the code: c0de (2), other (1)" in told
+    assert "devices: cpu (2), H200 (1)" in told
+    assert "validation texts" not in told
+
+
+def test_like_numbers_need_no_word() -> None:
+    entries, results, states = quickstart()
+    assert note(build(entries, states, results, spec()), "mixture") == ""
+
+
+def test_tables_need_neither_torch_nor_the_database() -> None:
+    modules = "gpas_cli.report.table, gpas_cli.report.render, gpas_cli.report.terminal, gpas_cli.report.figure"
+    code = f"import sys, {modules}; print(sorted({{'torch', 'sqlalchemy', 'matplotlib', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_overrides_are_told_once_with_their_cells() -> None:
+    entries = [type(e)(e.cell, e.grid, e.name, e.axes, notes=("clip_gates 0.01: it diverges without",)) for e in
+               [entry(norm) for norm in ("pre", "mix", "lns", "post", "deepnorm")]]  # fmt: skip
+    told = note(build(entries, {}, {}, spec()), "override")
+    assert told == "71m-pre-none-1, 71m-mix-none-1, 71m-lns-none-1 and 2 more: clip_gates 0.01: it diverges without"

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gpas_cli.store.fold import EVALUATION_CURVES, STEP_CURVES, fold, integer, number, string
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"n": 0, "t": 1760000000.0, "kind": kind, **fields}
+
+
+def test_steps_and_evaluations_become_curves() -> None:
+    step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens_per_second=7, tokens=192)
+    evaluation = event(
+        "evaluation", step=4, loss=1.5, perplexity=4.48, bits_per_byte=0.6, tokens=64, loss_reference=1.4
+    )
+    changes = fold([step, evaluation])
+    assert set(changes.curves) == {*STEP_CURVES, *EVALUATION_CURVES.values()}
+    assert changes.curves["loss"] == {3: 2.0}
+    assert changes.curves["eval_loss"] == {4: 1.5}
+    assert changes.columns == {"last_step": 4}
+    assert changes.metrics is None
+
+
+def test_what_a_step_does_not_tell_has_no_point() -> None:
+    assert fold([event("step", step=1, loss=2.0, grad_norm=None)]).curves == {"loss": {1: 2.0}}
+
+
+def test_layers_are_counted_from_zero() -> None:
+    changes = fold([event("layers", step=2, values={"gate": [0.5, None, "nan"]})])
+    assert set(changes.layers["gate"]) == {(2, 0), (2, 2)}
+    assert math.isnan(changes.layers["gate"][2, 2])
+
+
+def test_the_last_word_counts() -> None:
+    changes = fold([event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)])
+    assert changes.curves["loss"] == {1: 1.8, 2: 1.9}
+    assert changes.columns["last_step"] == 2
+
+
+def test_an_outcome_ends_and_a_start_after_it_begins_again() -> None:
+    outcome = event("outcome", outcome="interrupted", step=7, cause="preempted", metrics={"loss": 2.0, "note": None})
+    ended = fold([outcome])
+    assert ended.columns == {"outcome": "interrupted", "cause": "preempted", "ended": 1760000000.0, "last_step": 7}
+    assert ended.metrics == {"loss": 2.0}
+    again = fold([outcome, event("start", host="b")])
+    assert (again.columns["outcome"], again.columns["ended"], again.columns["host"]) == (None, None, "b")
+    assert again.metrics == {}
+
+
+def test_unknown_kinds_say_nothing() -> None:
+    changes = fold([event("weather", step="?"), event("warning", message="x"), event("phase", name="training")])
+    assert (changes.columns, changes.curves, changes.malformed) == ({}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        event("step", loss=1.0),
+        event("step", step="1", loss=1.0),
+        event("step", step=-1, loss=1.0),
+        event("step", step=2**31, loss=1.0),
+        event("step", step=1, loss="low"),
+        event("step", step=1, loss=True),
+        event("layers", step=1, values=[1.0]),
+        event("layers", step=1, values={"gate": 1.0}),
+        event("outcome", step=1),
+        event("outcome", outcome="done", metrics={"loss": [1.0]}),
+        event("start", environment="linux"),
+        event("start", parameters=1.5),
+        event("checkpoint", step=None),
+    ],
+    ids=str,
+)
+def test_a_malformed_event_is_counted_and_changes_nothing(bad: dict[str, Any]) -> None:
+    changes = fold([bad, event("step", step=5, loss=1.0)])
+    assert changes.malformed == 1
+    assert changes.columns == {"last_step": 5}
+    assert (changes.curves, changes.layers, changes.metrics) == ({"loss": {5: 1.0}}, {}, None)
+
+
+def test_numbers_from_a_journal() -> None:
+    assert number("-inf") == -math.inf
+    assert math.isnan(number("nan"))
+    assert integer(2**40, 64) == 2**40
+    with pytest.raises(ValueError, match="32 bits"):
+        integer(2**40)
+    assert string("a\0b\ud800") == "a\\0b\\ud800"

@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import ingest, journal, session
+from gpas_cli.store.ingest import Ingested, sync
+from gpas_cli.store.maintenance import dump
+from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
+
+Connect = Callable[..., Engine]
+Life = Any  # of conftest
+OTHER = "fedcba9876543210"
+
+
+@pytest.fixture
+def engine(connect: Connect, url: str) -> Engine:
+    return connect(url)
+
+
+def only(engine: Engine) -> Attempt:
+    with Session(engine) as orm:
+        return orm.scalars(select(Attempt)).one()
+
+
+def curve(engine: Engine, name: str) -> list[tuple[int, float]]:
+    with engine.connect() as connection:
+        points = select(Curve.step, Curve.value).where(Curve.name == name).order_by(Curve.step)
+        return [(step, value) for step, value in connection.execute(points)]
+
+
+def test_a_whole_life_becomes_rows(engine: Engine, life: Life) -> None:
+    attempt = life.whole(parents=[OTHER])
+    size = attempt.journal_path.stat().st_size
+    assert sync(engine, life.runs) == Ingested(attempts=1, events=26, damaged=0)
+    row = only(engine)
+    asked = (row.stage_key, row.number, row.directory, row.grid, row.name, row.axes, row.executor, row.created)
+    axes = {"norm": "pre", "seed": 1}
+    assert asked == (attempt.key, 1, f"01/{attempt.key}/001", "quickstart", "pre-s1", axes, "local", 1760000000.5)
+    assert (row.host, row.device, row.gpu, row.threads, row.precision) == ("node7", "cuda", "H100", 4, "bf16")
+    assert (row.code, row.git_commit, row.git_dirty, row.resumed_from) == ("5e6f", "abc123", True, 0)
+    assert (row.parameters, row.fingerprint, row.validation_fingerprint) == (58_074_112, "f1", "f2")
+    assert row.environment == {"python": "3.11.7", "torch": "2.8.0", "gpu": "H100"}
+    assert (row.outcome, row.cause, row.last_step) == ("done", "", 20)
+    assert row.started is not None
+    assert row.ended is not None
+    assert row.started <= row.ended <= time.time()
+    assert (row.journal_offset, row.journal_events, row.journal_damaged) == (size, 26, 0)
+    with Session(engine) as orm:
+        stage = orm.scalars(select(Stage)).one()
+        assert (stage.key, stage.kind, stage.parents, stage.cell["seed"]) == (attempt.key, "pretrain", [OTHER], 1)
+        assert {m.name: m.value for m in orm.scalars(select(Metric))} == {"loss": 3.25, "perplexity": 25.8}
+        layers = {(c.name, c.step, c.layer): c.value for c in orm.scalars(select(LayerCurve))}
+    assert layers == {("gate", 20, 0): 0.1, ("gate", 20, 1): 0.2, ("grad_norm", 20, 0): 1.0}
+    assert curve(engine, "loss") == [(step, 10 / step) for step in range(1, 21)]
+    assert curve(engine, "eval_perplexity") == [(20, 33.1)]
+
+
+def test_an_attempt_that_has_not_started_is_a_row_too(engine: Engine, life: Life) -> None:
+    life.attempt(code="snap", threads=2)
+    assert sync(engine, life.runs) == Ingested(attempts=1)
+    row = only(engine)
+    assert (row.code, row.threads, row.host, row.started, row.outcome, row.last_step) == (
+        "snap",
+        2,
+        None,
+        None,
+        None,
+        None,
+    )
+    assert sync(engine, life.runs) == Ingested()
+
+
+def test_again_costs_nothing_and_more_costs_only_the_more(
+    engine: Engine, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = life.attempt()
+    life.start(attempt)
+    life.steps(attempt, range(1, 6))
+    assert sync(engine, life.runs).events == 10
+    before = dump(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "read", None)  # not even a look inside
+        assert sync(engine, life.runs) == Ingested()
+    assert dump(engine) == before
+    life.steps(attempt, range(6, 9))
+    life.end(attempt, loss=1.0)
+    assert sync(engine, life.runs) == Ingested(attempts=1, events=7)
+    assert [step for step, _ in curve(engine, "loss")] == list(range(1, 9))
+
+
+def test_only_the_stages_asked_for(engine: Engine, life: Life) -> None:
+    life.whole()
+    life.whole(OTHER)
+    assert sync(engine, life.runs, keys=[OTHER, OTHER]).attempts == 1
+    assert only(engine).stage_key == OTHER
+    assert sync(engine, life.runs, keys=[]) == Ingested()
+    assert sync(engine, life.runs).attempts == 1
+
+
+def test_numbers_that_are_not_finite_come_back_as_they_went(engine: Engine, life: Life) -> None:
+    attempt = life.attempt()
+    values = [math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.1]
+    writer = journal.Journal(attempt.journal_path)
+    for step, value in enumerate(values):
+        writer("step", step=step, loss=value)
+    writer("layers", step=0, values={"gate": values})
+    writer("outcome", outcome="diverged", step=5, metrics={"loss": math.nan, "perplexity": math.inf})
+    writer.close()
+    sync(engine, life.runs)
+    with Session(engine) as orm:
+        metrics = {m.name: m.value for m in orm.scalars(select(Metric))}
+        layers = [c.value for c in orm.scalars(select(LayerCurve).order_by(LayerCurve.layer))]
+    for stored in ([value for _, value in curve(engine, "loss")], layers):
+        assert list(map(repr, stored)) == list(map(repr, values))
+    assert (math.isnan(metrics["loss"]), metrics["perplexity"]) == (True, math.inf)
+
+
+def test_a_torn_last_line_is_read_when_it_is_whole(engine: Engine, life: Life) -> None:
+    attempt = life.attempt()
+    life.start(attempt)
+    whole = attempt.journal_path.read_bytes()
+    attempt.journal_path.write_bytes(whole[:-7])
+    assert sync(engine, life.runs) == Ingested(attempts=1, events=1)
+    assert sync(engine, life.runs) == Ingested()
+    attempt.journal_path.write_bytes(whole)
+    assert sync(engine, life.runs) == Ingested(attempts=1, events=1)
+    assert only(engine).fingerprint == "f1"
+
+
+def test_damaged_lines_are_counted_once_and_cost_only_themselves(engine: Engine, life: Life) -> None:
+    attempt = life.attempt()
+    life.steps(attempt, range(1, 4), evaluate=False)
+    content = bytearray(attempt.journal_path.read_bytes())
+    content[content.index(b"\n") + 30] ^= 1
+    attempt.journal_path.write_bytes(content)
+    assert sync(engine, life.runs) == Ingested(attempts=1, events=2, damaged=1)
+    life.end(attempt)
+    assert sync(engine, life.runs) == Ingested(attempts=1, events=1)
+    assert (only(engine).journal_damaged, only(engine).journal_events) == (1, 3)
+    assert [step for step, _ in curve(engine, "loss")] == [1, 3]
+
+
+def test_a_journal_that_became_shorter_is_read_anew(engine: Engine, life: Life) -> None:
+    attempt = life.whole()
+    sync(engine, life.runs)
+    attempt.journal_path.write_bytes(attempt.journal_path.read_bytes()[:900])
+    assert sync(engine, life.runs).attempts == 1
+    assert (only(engine).outcome, curve(engine, "eval_loss")) == (None, [])
+    assert only(engine).journal_offset <= 900
+
+
+def test_a_requeued_job_keeps_its_first_start_and_replaces_what_it_redoes(engine: Engine, life: Life) -> None:
+    attempt = life.attempt()
+    life.start(attempt)
+    life.steps(attempt, range(1, 11), evaluate=False)
+    life.end(attempt, "interrupted", loss=9.0)
+    sync(engine, life.runs)
+    started = only(engine).started
+    life.start(attempt, host="node8", resumed_from=5)
+    sync(engine, life.runs)
+    row = only(engine)
+    assert (row.started, row.host, row.resumed_from, row.outcome, row.ended) == (started, "node8", 5, None, None)
+    assert row.last_step == 20
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM metric")).scalar() == 0
+    life.steps(attempt, range(6, 13))
+    assert sync(engine, life.runs).events == 10
+    assert [step for step, _ in curve(engine, "loss")] == list(range(1, 13))
+
+
+def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engine, life: Life) -> None:
+    first = life.attempt(cell={"asked": "first"})
+    hidden = first.attempt_path.rename(first.path / "hidden")
+    life.attempt(cell={"asked": "second"})
+    assert len(sync(engine, life.runs).problems) == 1
+    with engine.connect() as connection:
+        assert connection.scalar(select(Stage.cell)) == {"asked": "second"}
+        hidden.rename(first.attempt_path)
+    assert sync(engine, life.runs) == Ingested(attempts=1)
+    life.attempt(cell={"asked": "third"})
+    sync(engine, life.runs)
+    with engine.connect() as connection:
+        assert connection.scalar(select(Stage.cell)) == {"asked": "first"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"001/attempt\.json: No such file"),
+        ("{", "not valid JSON"),
+        ("[]", "expected a JSON object, found list"),
+        ("{}", "lacks stage, cell, grid, name, axes, executor"),
+        ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","number":2}', "renamed or copied"),
+        ('{"stage":"p","cell":[],"grid":"g","name":"n","axes":{},"executor":"e"}', "cell and axes must be objects"),
+        ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","threads":-1}', "not a count"),
+    ],
+)
+def test_an_attempt_that_cannot_be_read_is_told_and_stops_no_other(
+    engine: Engine, life: Life, content: str | None, message: str
+) -> None:
+    bad, good = life.attempt(), life.whole(OTHER)
+    if content is None:
+        bad.attempt_path.unlink()
+    else:
+        bad.attempt_path.write_text(content)
+    done = sync(engine, life.runs)
+    assert (done.attempts, len(done.problems)) == (1, 1)
+    with pytest.raises(StoreError, match=message):
+        raise StoreError(done.problems[0])
+    assert only(engine).stage_key == good.key
+
+
+def test_a_journal_that_cannot_be_read_is_told(engine: Engine, life: Life) -> None:
+    bad = life.attempt()
+    bad.journal_path.mkdir()
+    life.whole(OTHER)
+    done = sync(engine, life.runs)
+    assert done.attempts == 1
+    assert done.problems == (f"{bad.journal_path}: Is a directory",)
+    assert only(engine).stage_key == OTHER
+
+
+def test_text_no_database_could_hold(engine: Engine, life: Life) -> None:
+    attempt = life.attempt()
+    life.start(attempt, host="node\0seven", environment={"note": "\0\ud800"})
+    sync(engine, life.runs)
+    assert (only(engine).host, only(engine).environment) == ("node\\0seven", {"note": "\0\ud800"})
+
+
+def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engine = connect(url, busy_seconds=0.2)
+    life.whole()
+    other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    life.whole(OTHER)  # the job goes on meanwhile
+    with pytest.raises(StoreError, match=r"kept it for 0\.2 s; nothing is lost: run the command again"):
+        sync(engine, life.runs)
+    other.rollback()
+    other.close()
+    assert sync(engine, life.runs) == Ingested(attempts=2, events=52)
+
+
+def test_a_sync_that_dies_is_taken_up_where_it_was(
+    engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        life.whole(f"{n:016x}")
+    with monkeypatch.context() as patch:
+        store, calls = ingest._store_points, iter(range(10))
+
+        def dies(*arguments: Any) -> None:
+            store(*arguments)
+            if next(calls) == 1:
+                raise KeyboardInterrupt
+
+        patch.setattr(ingest, "_store_points", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sync(engine, life.runs)
+    assert len(dump(engine)["attempt"]) == 1
+    assert sync(engine, life.runs).attempts == 2
+    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
+    sync(fresh, life.runs)
+    assert dump(engine) == dump(fresh)
+
+
+def test_many_syncs_at_once_read_everything_once(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engines = [connect(url) for _ in range(4)]
+    for n in range(12):
+        life.whole(f"{n:016x}")
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda engine: sync(engine, life.runs), engines))
+    assert sum(each.events for each in done) == 12 * 26
+    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
+    sync(fresh, life.runs)
+    assert dump(engines[0]) == dump(fresh)
+
+
+def test_two_processes_at_once(url: str, life: Life, connect: Connect) -> None:
+    for n in range(6):
+        life.whole(f"{n:016x}")
+    code = (
+        "import sys, pathlib; from gpas_cli.store import ingest, session\n"
+        "print(ingest.sync(session.connect(sys.argv[1]), pathlib.Path(sys.argv[2])).events)"
+    )
+    command = [sys.executable, "-c", code, url, str(life.runs)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sum(int(process.communicate()[0]) for process in processes) == 6 * 26
+    assert sync(connect(url), life.runs) == Ingested()
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, 6000), max_size=6).map(sorted))
+def test_reading_a_journal_as_it_grows_gives_what_reading_it_whole_gives(
+    tmp_path_factory: pytest.TempPathFactory, connect: Connect, life: Life, cuts: list[int]
+) -> None:
+    requeued = life.whole()
+    life.start(requeued, host="node8", resumed_from=5)
+    life.steps(requeued, range(6, 9))
+    whole = requeued.journal_path.read_bytes()
+    folder = tmp_path_factory.mktemp("growing")
+    grown = type(life)(folder / "runs")
+    attempt = grown.attempt()
+    engine, fresh = (connect(f"sqlite:///{folder / name}") for name in ("grown.db", "fresh.db"))
+    for cut in [*cuts, len(whole)]:
+        attempt.journal_path.write_bytes(whole[:cut])
+        sync(engine, grown.runs)
+    sync(fresh, grown.runs)
+    assert dump(engine) == dump(fresh)
+    for each in (engine, fresh):
+        each.dispose()
+
+
+def test_a_long_journal_is_read_in_stretches(
+    engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.whole()
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "STRETCH", 500)
+        patch.setattr(ingest._read, "__defaults__", (500,))
+        assert sync(engine, life.runs) == Ingested(attempts=1, events=26)
+    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
+    sync(fresh, life.runs)
+    assert dump(engine) == dump(fresh)
+
+
+def test_it_is_fast(engine: Engine, life: Life) -> None:
+    """20,000 events are 80,000 rows. Twenty times slower than measured on an idle core still passes."""
+    attempt = life.attempt()
+    lines = (
+        {
+            "n": n,
+            "t": 1.0,
+            "kind": "step",
+            "step": n,
+            "loss": 2.5,
+            "lr": 1e-3,
+            "grad_norm": 0.1,
+            "tokens_per_second": 1e5,
+        }
+        for n in range(20_000)
+    )
+    attempt.journal_path.write_bytes(b"".join(map(journal.encode, lines)))
+    before = time.monotonic()
+    assert sync(engine, life.runs).events == 20_000
+    assert time.monotonic() - before < 10
+    before = time.monotonic()
+    sync(engine, life.runs)
+    assert time.monotonic() - before < 1
+
+
+def test_a_connection_that_only_reads_takes_no_write_lock(engine: Engine, life: Life) -> None:
+    life.whole()
+    with session.for_writing(engine).begin(), engine.connect() as reader:
+        assert reader.execute(text("SELECT count(*) FROM attempt")).scalar() == 0

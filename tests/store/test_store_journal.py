@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import errno
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpas_cli.store import journal as module
+from gpas_cli.store.journal import Journal, decode, encode, read, tail
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.dictionaries(
+    st.text(min_size=1).filter(lambda name: name not in ("n", "t", "kind", "self")), JSON, max_size=3
+)
+
+
+def written(path: Path, count: int) -> list[dict[str, Any]]:
+    """Makes a journal of `count` events, the same bytes every time."""
+    events = [{"n": n, "t": 1760000000.5, "kind": "step", "step": n, "loss": 1.0 / (n + 1)} for n in range(count)]
+    path.write_bytes(b"".join(encode(event) for event in events))
+    return events
+
+
+def line_of(data: bytes, position: int) -> int:
+    return data[:position].count(b"\n")
+
+
+class Disk:
+    """Stands for os.write: passes on at most `room` bytes, then refuses with ENOSPC."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.write = os.write
+
+    def __call__(self, fd: int, data: bytes) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = self.write(fd, data[: self.room])
+        self.room -= count
+        return count
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Disk]:
+    def limit(room: int) -> Disk:
+        made = Disk(room)
+        monkeypatch.setattr(module.os, "write", made)
+        return made
+
+    return limit
+
+
+def test_events_come_back_as_they_were_told(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    before = time.time()
+    journal = Journal(path)
+    journal("start", stage="pretrain", where=Path("/somewhere"), axes=("norm", "gate"))
+    journal("step", step=1, loss=math.nan, lr=math.inf, grad_norm=-math.inf)
+    journal.close()
+    (start, step), offset, damaged = read(path)
+    assert (offset, damaged) == (path.stat().st_size, 0)
+    assert before <= start.pop("t") <= time.time()
+    assert start == {"n": 0, "kind": "start", "stage": "pretrain", "where": "/somewhere", "axes": ["norm", "gate"]}
+    assert [step[name] for name in ("n", "loss", "lr", "grad_norm")] == [1, "nan", "inf", "-inf"]
+    assert math.isnan(float(step["loss"]))
+
+
+def test_array_scalars_are_numbers(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    journal = Journal(tmp_path / "j")
+    journal("step", loss=numpy.float32(0.5), step=numpy.int64(3), worst=numpy.float64("nan"), bad=numpy.float32("inf"))
+    journal.close()
+    event = read(tmp_path / "j")[0][0]
+    assert (event["loss"], event["step"], event["worst"], event["bad"]) == (0.5, 3, "nan", "inf")
+
+
+def test_what_json_cannot_hold_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    with pytest.raises(TypeError, match="object"):
+        journal("step", value=object())
+    with pytest.raises(TypeError, match="n: written by the journal itself"):
+        journal("step", n=7)
+    journal("step", step=1)
+    journal.close()
+    assert [event["n"] for event in read(tmp_path / "j")[0]] == [0]
+
+
+def test_a_closed_journal_takes_no_events(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.close()
+    journal.close()
+    with pytest.raises(ValueError, match="closed"):
+        journal("step")
+
+
+def test_a_journal_that_cannot_be_opened_says_so_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Journal(tmp_path / "nowhere" / "j")
+
+
+def test_a_second_writer_goes_on_after_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    written(path, 3)
+    path.write_bytes(path.read_bytes()[:-10])
+    Journal(path)("start", stage="pretrain")
+    events, offset, damaged = read(path)
+    assert [(event["n"], event["kind"]) for event in events] == [(0, "step"), (1, "step"), (2, "start")]
+    assert (offset, damaged) == (path.stat().st_size, 1)
+
+
+def test_reading_goes_on_from_an_offset_and_leaves_the_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    written(path, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole + encode({"n": 2, "kind": "x"})[:-5])
+    events, offset, damaged = read(path)
+    assert (len(events), offset, damaged) == (2, len(whole), 0)
+    path.write_bytes(whole + encode({"n": 2, "kind": "x"}))
+    events, offset, damaged = read(path, offset)
+    assert ([event["n"] for event in events], offset, damaged) == ([2], path.stat().st_size, 0)
+    assert read(path, offset) == ([], offset, 0)
+
+
+def test_an_event_that_lacks_only_its_newline_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    written(path, 2)
+    path.write_bytes(path.read_bytes()[:-1])
+    events, offset, damaged = read(path)
+    assert (len(events), offset, damaged) == (2, path.stat().st_size, 0)
+    Journal(path)("x")
+    assert [event["n"] for event in read(path, offset)[0]] == [2]
+    assert read(path)[2] == 0
+
+
+def test_reading_in_stretches_gives_what_reading_at_once_gives(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    events, offset, found = written(path, 50), 0, []
+    while (stretch := read(path, offset, limit=300))[1] > offset:
+        assert len(stretch[0]) < 10
+        offset, found = stretch[1], found + stretch[0]
+    assert found == events
+
+
+def test_no_file_no_events(tmp_path: Path) -> None:
+    assert read(tmp_path / "j") == ([], 0, 0)
+    assert tail(tmp_path / "j") == []
+
+
+@pytest.mark.parametrize("size", [1, 100, 1000, 65536])
+def test_tail_gives_the_last_events_and_no_more_bytes_than_asked(tmp_path: Path, size: int) -> None:
+    events = written(tmp_path / "j", 100)
+    last = tail(tmp_path / "j", size)
+    assert last == events[len(events) - len(last) :]
+    assert sum(len(encode(event)) for event in last) <= size
+    assert len(last) >= min(100, size // 100 - 1)
+
+
+def test_a_full_disk_costs_nothing_once_it_has_room_again(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
+    path = tmp_path / "j"
+    journal, full = Journal(path), disk(250)
+    for step in range(10):
+        journal("step", step=step, loss=0.5)
+    assert 0 < journal.pending < 10
+    assert read(path)[2] == 0
+    full.room = 10**6
+    journal("outcome", outcome="done")
+    journal.close()
+    events, _, damaged = read(path)
+    assert [event["n"] for event in events] == list(range(11))
+    assert damaged == 1
+
+
+@pytest.mark.parametrize(("short", "damaged"), [(1, 0), (2, 1)])
+def test_a_line_cut_at_its_very_end_is_told_once(
+    tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch, short: int, damaged: int
+) -> None:
+    monkeypatch.setattr(module.time, "time", lambda: 1760000000.5)
+    journal = Journal(tmp_path / "j")
+    full = disk(len(encode({"n": 0, "t": 1760000000.5, "kind": "x"})) - short)
+    journal("x")
+    full.room = 10**6
+    journal("y")
+    journal.close()
+    events, _, bad = read(tmp_path / "j")
+    assert [event["n"] for event in events] == [0, 1]
+    assert bad == damaged
+
+
+def test_when_memory_is_full_too_the_oldest_steps_go_first(
+    tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PENDING_LIMIT", 5)
+    journal, full = Journal(tmp_path / "j"), disk(0)
+    journal("start")
+    for step in range(10):
+        journal("step", step=step)
+    journal("evaluation", step=9)
+    assert (journal.pending, journal.dropped) == (5, 7)
+    full.room = 10**6
+    journal("outcome")
+    journal.close()
+    events = read(tmp_path / "j")[0]
+    kept = [(event["kind"], event.get("step")) for event in events]
+    assert kept[:5] == [("start", None), ("step", 7), ("step", 8), ("step", 9), ("evaluation", 9)]
+    assert [event["kind"] for event in events[5:]] == ["outcome", "warning"]
+    assert events[-1]["dropped"] == 7
+
+
+def test_without_steps_to_drop_the_oldest_goes(
+    tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PENDING_LIMIT", 2)
+    journal, full = Journal(tmp_path / "j"), disk(0)
+    for name in "abcd":
+        journal("phase", name=name)
+    full.room = 10**6
+    journal.close()
+    assert [event.get("name") for event in read(tmp_path / "j")[0]] == ["c", "d", None]
+
+
+def test_close_says_what_could_not_be_written(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
+    journal = Journal(tmp_path / "j")
+    disk(0)
+    journal("outcome", outcome="done")
+    with pytest.raises(OSError, match="1 events could not be written"):
+        journal.close()
+
+
+def test_close_says_when_the_disk_lost_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = Journal(tmp_path / "j")
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", fail)
+        journal("checkpoint", step=1)
+    with pytest.raises(OSError, match="Input/output"):
+        journal.close()
+
+
+@given(fields=FIELDS)
+def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
+    event = {"n": 0, "kind": "x"} | module.plain(fields)
+    line = encode(event)
+    assert line.count(b"\n") == 1
+    assert decode(line[:-1]) == event
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), count=st.integers(1, 12))
+def test_any_truncation_loses_only_the_lines_cut(
+    tmp_path_factory: pytest.TempPathFactory, data: Any, count: int
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "j"
+    events = written(path, count)
+    whole = path.read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:cut])
+    found, offset, damaged = read(path)
+    complete = line_of(whole, min(cut + 1, len(whole)))  # a line that lacks only its newline is whole
+    assert found == events[:complete]
+    assert tail(path) == found
+    assert damaged == 0
+    assert offset <= cut
+    Journal(path)("more")
+    after, _, damaged = read(path)
+    assert after[:-1] == found
+    assert after[-1]["n"] == complete
+    assert damaged <= 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), count=st.integers(1, 12), flip=st.integers(1, 255))
+def test_any_byte_flip_loses_only_the_lines_touched(
+    tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int
+) -> None:
+    path = tmp_path_factory.mktemp("flip") / "j"
+    events = written(path, count)
+    whole = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(whole) - 1))
+    touched = {line_of(whole, position)} | ({line_of(whole, position) + 1} if whole[position] == 10 else set())
+    whole[position] ^= flip
+    path.write_bytes(whole)
+    found, _, damaged = read(path)
+    untouched = [event for line, event in enumerate(events) if line not in touched]
+    # Where the last newline was hit, its line is the unfinished one: neither found nor damaged.
+    assert [event for event in found if event["n"] not in touched] == untouched
+    assert all(event in events for event in found)
+    assert damaged <= 2
+    assert tail(path) == found
+
+
+@settings(max_examples=50, deadline=None)
+@given(junk=st.binary(max_size=400))
+def test_junk_is_never_an_event_and_never_an_error(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
+    path = tmp_path_factory.mktemp("junk") / "j"
+    path.write_bytes(junk)
+    assert read(path)[0] == []
+    assert tail(path) == []
+    Journal(path)("start")
+    assert [event["n"] for event in read(path)[0]] == [0]
+
+
+def test_a_killed_writer_leaves_a_readable_journal(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from gpas_cli.store.journal import Journal\n"
+        "journal = Journal(pathlib.Path(sys.argv[1])); n = 0\n"
+        "while True:\n    journal('step', step=n, filler='x' * 500); n += 1\n    print(n, flush=True)\n"
+    )
+    path = tmp_path / "j"
+    process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout:
+        told = [int(process.stdout.readline()) for _ in range(50)][-1]
+        process.kill()
+    events, _, damaged = read(path)
+    assert [event["step"] for event in events] == list(range(len(events)))
+    assert len(events) >= told
+    assert damaged == 0
+
+
+def test_the_writer_imports_little() -> None:
+    code = (
+        "import sys; import gpas_cli.store.journal, gpas_cli.store.rundir\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'sqlalchemy', 'alembic', 'torch', 'numpy', 'yaml'}))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import maintenance
+from gpas_cli.store.ingest import sync
+from gpas_cli.store.maintenance import backup, check, dump, rebuild
+from gpas_cli.store.schema import VERSION_TABLE
+
+Connect = Callable[..., Engine]
+Life = Any  # of conftest
+OTHER = "fedcba9876543210"
+
+
+def grown(engine: Engine, life: Life) -> None:
+    """A database made bit by bit, out of order, with a damaged line, a requeue and an attempt that has not started."""
+    first, second = life.attempt(cell={"asked": "first"}), life.attempt(OTHER)
+    life.start(second)
+    sync(engine, life.runs, keys=[OTHER])
+    life.start(first)
+    life.steps(first, range(1, 9))
+    with first.journal_path.open("ab") as journal:
+        journal.write(b"torn")
+    sync(engine, life.runs)
+    life.end(first, "interrupted")
+    sync(engine, life.runs)
+    life.start(first, resumed_from=8)
+    life.steps(first, range(5, 12))
+    life.attempt(cell={"asked": "again"})
+    sync(engine, life.runs, keys=[first.key])
+    life.end(first, loss=float("nan"), perplexity=float("inf"))
+    sync(engine, life.runs)
+
+
+def test_a_rebuilt_database_is_equal_to_the_one_that_grew(
+    connect: Connect, url: str, life: Life, tmp_path: Path
+) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    before = dump(engine)
+    engine.dispose()
+    done = rebuild(url, life.runs)
+    assert (done.attempts, done.damaged, done.problems) == (3, 1, ())
+    assert dump(connect(url)) == before
+    kept = [path for path in tmp_path.iterdir() if ".replaced-" in path.name]
+    assert dump(connect(f"sqlite:///{kept[0]}")) == before
+    assert not [path for path in tmp_path.iterdir() if "rebuild" in path.name]
+
+
+def test_dump_tells_databases_apart(connect: Connect, url: str, life: Life) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    before = dump(engine)
+    for change in (
+        "UPDATE curve SET value = value * (1 + 1e-15) WHERE step = 3 AND name = 'loss'",
+        "DELETE FROM layer_curve WHERE layer = 1",
+        "UPDATE metric SET value = 0 WHERE value IS NULL",
+        "UPDATE attempt SET host = 'elsewhere' WHERE number = 1",
+        "UPDATE stage SET cell = '{}'",
+    ):
+        with engine.connect() as connection:
+            connection.execute(text(change))
+            connection.commit()
+        assert dump(engine) != before, change
+        before = dump(engine)
+
+
+def test_a_deleted_database_is_made_again(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    before = dump(engine)
+    engine.dispose()
+    (tmp_path / "gpas.db").unlink()
+    rebuild(url, life.runs)
+    assert dump(connect(url)) == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file() and "-" not in path.name) == ["gpas.db"]
+
+
+@pytest.mark.parametrize("damage", ["not a database", "torn pages", "empty"])
+def test_a_damaged_database_is_made_again_and_kept(
+    connect: Connect, url: str, life: Life, tmp_path: Path, damage: str
+) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    before = dump(engine)
+    engine.dispose()
+    path = tmp_path / "gpas.db"
+    content = path.read_bytes()
+    torn = content[:4096] + b"\xa5" * 20_000 + content[24_096:]
+    path.write_bytes({"not a database": b"thesis" * 999, "torn pages": torn, "empty": b""}[damage])
+    ruin = path.read_bytes()
+    (tmp_path / "gpas.db-wal").write_bytes(b"the log of another life")
+    rebuild(url, life.runs)
+    assert dump(connect(url)) == before
+    kept = [path.read_bytes() for path in tmp_path.glob("*.replaced-*")]
+    assert ruin[4096:] in [content[4096:] for content in kept]  # the first page says which log is in use
+
+
+def test_a_rebuild_waits_for_whoever_is_writing(
+    connect: Connect, url: str, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown(connect(url), life)
+    monkeypatch.setattr(maintenance.session, "BUSY_SECONDS", 0.2)
+    other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match=r"kept it for 0\.2 s; nothing is lost"):
+        rebuild(url, life.runs)
+    other.rollback()
+    other.close()
+    left = {path.name.split("-")[0] for path in tmp_path.iterdir()}
+    assert left == {"runs", "gpas.db"}
+
+
+def test_a_database_in_memory_is_rebuilt_in_one_transaction(life: Life) -> None:
+    life.whole()
+    life.attempt(OTHER).attempt_path.unlink()
+    done = rebuild("sqlite://", life.runs)
+    assert (done.attempts, done.events, len(done.problems)) == (1, 26, 1)
+
+
+def test_a_backup_is_a_database_of_its_own(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    with engine.connect() as reader:
+        reader.execute(text("SELECT * FROM attempt")).all()  # in use
+        made = [backup(url), backup(url)]
+    assert len(set(made)) == 2
+    for path in made:
+        assert path.parent == tmp_path
+        assert dump(connect(f"sqlite:///{path}")) == dump(engine)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_cannot_be_backed_up(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"user:\*\*\*@host/name: is not a file .* pg_dump"):
+        backup("postgresql://user:secret@host/name")
+    with pytest.raises(StoreError, match="there is no database to back up"):
+        backup(f"sqlite:///{tmp_path / 'gpas.db'}")
+    (tmp_path / "gpas.db").write_bytes(b"thesis" * 999)
+    with pytest.raises(StoreError, match="not an SQLite database"):
+        backup(f"sqlite:///{tmp_path / 'gpas.db'}")
+    assert [path.name for path in tmp_path.iterdir()] == ["gpas.db"]
+
+
+def test_a_sound_database_has_no_findings(connect: Connect, url: str, life: Life) -> None:
+    grown(connect(url), life)
+    assert check(url, life.runs) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("INSERT INTO metric VALUES (77, 'loss', 1.0)", "1 rows belong to no attempt or stage; `gpas db rebuild`"),
+        (
+            "UPDATE attempt SET journal_events = 1 WHERE stage_key LIKE '01%' AND number = 1",
+            "in the journal, 1 were read",
+        ),
+        ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'", "bytes are not yet read; `gpas sync`"),
+        (
+            "DELETE FROM attempt WHERE stage_key LIKE 'fe%'",
+            "fe/fedcba9876543210/001 is not in the database; `gpas sync`",
+        ),
+        (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, this program needs"),
+        ("DROP TABLE curve", "the database lacks the table curve; `gpas db rebuild`"),
+    ],
+)
+def test_what_is_wrong_is_found(
+    connect: Connect, url: str, life: Life, tmp_path: Path, harm: str, message: str
+) -> None:
+    grown(connect(url), life)
+    raw = sqlite3.connect(tmp_path / "gpas.db")
+    raw.executescript(harm)
+    raw.close()
+    findings = [str(finding) for finding in check(url, life.runs)]
+    assert len(findings) == 1
+    assert message in findings[0]
+
+
+def test_directories_and_rows_that_lack_each_other(connect: Connect, url: str, life: Life) -> None:
+    grown(connect(url), life)
+    shutil.rmtree(life.runs / "fe")
+    life.whole("00" * 8)
+    findings = [str(finding) for finding in check(url, life.runs)]
+    assert len(findings) == 2
+    assert findings[0].startswith(f"00/{'00' * 8}/001 is not in the database")
+    assert findings[1].startswith(f"fe/{OTHER}/001 is in the database and not under")
+
+
+def test_events_that_were_lost_are_found(connect: Connect, url: str, life: Life) -> None:
+    attempt = life.whole()
+    content = bytearray(attempt.journal_path.read_bytes())
+    content[len(content) // 2] ^= 1
+    attempt.journal_path.write_bytes(content)
+    sync(connect(url), life.runs)
+    assert ["1 events are missing (1 damaged lines)" in str(finding) for finding in check(url, life.runs)] == [True]
+
+
+def test_a_database_that_cannot_be_checked_is_a_finding(url: str, life: Life, tmp_path: Path) -> None:
+    assert "there is no database yet" in str(check(url, life.runs)[0])
+    (tmp_path / "gpas.db").write_bytes(b"thesis" * 999)
+    assert "not an SQLite database" in str(check(url, life.runs)[0])
+    with pytest.raises(StoreError, match="not supported"):
+        check("mysql://host/name", life.runs)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, inspect, text
+
+from gpas_cli.errors import StoreError
+from gpas_cli.packaged import packaged
+from gpas_cli.store import maintenance, schema, session
+from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
+
+Connect = Callable[..., Engine]
+OLDER = HEAD
+
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "9000", "0001"
+
+
+def upgrade():
+    with op.batch_alter_table("attempt") as attempt:
+        attempt.add_column(sa.Column("weather", sa.Text()))
+
+
+def downgrade():
+    with op.batch_alter_table("attempt") as attempt:
+        attempt.drop_column("weather")
+"""
+
+
+def scripts() -> ScriptDirectory:
+    with session.open_engine("sqlite://").connect() as connection:
+        return ScriptDirectory.from_config(session.alembic_config(connection))
+
+
+def test_the_head_is_the_last_script() -> None:
+    assert scripts().get_current_head() == HEAD
+
+
+def test_revisions_sort_by_age_because_versions_are_compared_as_text() -> None:
+    revisions = [script.revision for script in scripts().walk_revisions()][::-1]
+    assert revisions == sorted(revisions)
+    assert all(re.fullmatch(r"\d{4}", revision) for revision in revisions)
+
+
+def test_models_and_migrations_agree(connect: Connect, url: str) -> None:
+    with connect(url).connect() as connection:
+        options = {"version_table": VERSION_TABLE, "compare_type": True}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
+
+
+def test_models_and_migrations_make_the_same_tables(connect: Connect, url: str, tmp_path: Path) -> None:
+    """What compare_metadata does not see: WITHOUT ROWID, the names of constraints."""
+    made = connect("sqlite://", create=True)
+    by_models = session.open_engine(f"sqlite:///{tmp_path / 'models.db'}")
+    Base.metadata.create_all(by_models)
+
+    def tables(engine: Engine) -> dict[str, list[str]]:
+        with engine.connect() as connection:
+            rows = connection.execute(text("SELECT name, sql FROM sqlite_master WHERE type = 'table'")).all()
+        split = {name: re.split(r",\s*\n|\n", sql.replace('"', "")) for name, sql in rows if name != VERSION_TABLE}
+        return {name: sorted(line.strip() for line in lines if line.strip()) for name, lines in split.items()}
+
+    assert tables(made) == tables(by_models)
+    by_models.dispose()
+
+
+@pytest.fixture
+def newer_program(connect: Connect, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The database of today's program, and a program that is one revision ahead of it."""
+    connect(url).dispose()
+    ahead = tmp_path / "migrations"
+    shutil.copytree(packaged("migrations"), ahead, ignore=shutil.ignore_patterns("__pycache__"))
+    (ahead / "versions" / "9000_weather.py").write_text(NEXT)
+    monkeypatch.setattr(session, "packaged", lambda name: tmp_path / name)
+    for module in (schema, session, maintenance):
+        monkeypatch.setattr(module, "HEAD", "9000")
+    return url
+
+
+def test_an_older_schema_is_refused(newer_program: str) -> None:
+    with pytest.raises(StoreError, match="0001, this program needs 9000; run `gpas db upgrade`"):
+        session.connect(newer_program)
+
+
+def test_an_upgrade_keeps_the_rows_and_a_backup(newer_program: str, connect: Connect, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "gpas.db") as raw:
+        raw.execute("INSERT INTO stage VALUES ('0123456789abcdef', 'pretrain', '[]', '{}')")
+    raw.close()
+    kept = maintenance.upgrade(newer_program)
+    engine = connect(newer_program)
+    assert "weather" in [column["name"] for column in inspect(engine).get_columns("attempt")]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT kind FROM stage")).scalars().all() == ["pretrain"]
+    assert kept is not None
+    assert kept.parent == tmp_path
+    assert kept.name.startswith("gpas.db.backup-")
+    backup = sqlite3.connect(kept)
+    assert backup.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall() == [(OLDER,)]
+    assert backup.execute("SELECT kind FROM stage").fetchall() == [("pretrain",)]
+    backup.close()
+    assert maintenance.upgrade(newer_program) is None
+
+
+def test_an_upgrade_that_fails_changes_nothing(newer_program: str, tmp_path: Path) -> None:
+    script = tmp_path / "migrations" / "versions" / "9000_weather.py"
+    script.write_text(NEXT.replace("\n\ndef downgrade", "    op.execute('SELECT * FROM nowhere')\n\ndef downgrade"))
+    with pytest.raises(Exception, match="no such table: nowhere"):
+        maintenance.upgrade(newer_program)
+    engine = session.open_engine(newer_program)
+    assert "weather" not in [column["name"] for column in inspect(engine).get_columns("attempt")]
+    with engine.connect() as connection:
+        assert session.version_of(connection) == OLDER
+    engine.dispose()
+
+
+def test_upgrading_makes_a_missing_database_and_leaves_a_newer_one(connect: Connect, url: str) -> None:
+    assert maintenance.upgrade(url) is None
+    with connect(url).begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(StoreError, match="newer than this program's"):
+        maintenance.upgrade(url)
+
+
+def test_migrations_outside_of_gpas_say_how_they_are_run() -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(packaged("migrations")))
+    config.set_main_option("path_separator", "os")
+    with pytest.raises(RuntimeError, match="gpas db upgrade"):
+        command.upgrade(config, "head")
+
+
+def test_the_first_migration_can_be_undone(connect: Connect, url: str) -> None:
+    from alembic import command
+
+    engine = connect(url)
+    with session.for_writing(engine).begin() as connection:
+        command.downgrade(session.alembic_config(connection), "base")
+    assert inspect(engine).get_table_names() == [VERSION_TABLE]
+    assert "stage" in inspect(connect(url)).get_table_names()

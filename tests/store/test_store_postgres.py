@@ -1,0 +1,182 @@
+"""The same store on a Postgres server of the test's own: a new data directory, a unix socket, no port."""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, inspect, select, text
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import maintenance, session
+from gpas_cli.store.ingest import Ingested, sync
+from gpas_cli.store.maintenance import dump
+from gpas_cli.store.schema import VERSION_TABLE, Attempt, Base, Metric
+
+pytest.importorskip("psycopg", reason="psycopg is not installed")
+
+Connect = Callable[..., Engine]
+Life = Any  # of conftest
+OTHER = "fedcba9876543210"
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+pytestmark = pytest.mark.skipif(not BINARIES, reason="no Postgres server in /usr/lib/postgresql")
+
+
+def server_user() -> str | None:
+    """Postgres refuses to run as root; None when this process is not root and can run it itself."""
+    if os.getuid() != 0:
+        return None
+    names = {user.pw_name for user in pwd.getpwall()}
+    return next((name for name in ("postgres", "nobody") if name in names), None)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Path]:
+    """The folder of a running server's socket. In /tmp, because the path of a socket may have 107 bytes at most."""
+    folder, user = Path(tempfile.mkdtemp(prefix="gpas-pg-", dir="/tmp")), server_user()
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    if user is not None:
+        shutil.chown(folder, user)
+        shutil.chown(data, user)
+    bin_folder = BINARIES[-1].parent
+    initdb = [bin_folder / "initdb", "-D", data, "-U", "gpas", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+    subprocess.run(initdb, check=True, capture_output=True, user=user, cwd=folder)
+    options = ["-k", folder, "-c", "listen_addresses=", "-c", "fsync=off", "-c", "shared_buffers=16MB"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([bin_folder / "postgres", "-D", data, *options], stderr=log, user=user, cwd=folder)
+    try:
+        wait_for(folder, process)
+        yield folder
+    finally:
+        process.send_signal(signal.SIGINT)  # a fast shutdown: it does not wait for clients to leave
+        process.wait(timeout=20)
+        shutil.rmtree(folder)
+
+
+def wait_for(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    import psycopg
+
+    for _ in range(200):
+        try:
+            psycopg.connect(host=str(folder), user="gpas", dbname="postgres").close()
+        except psycopg.OperationalError:
+            if process.poll() is not None:
+                pytest.fail((folder / "log").read_text())
+            time.sleep(0.05)
+        else:
+            return
+    pytest.fail(f"the server did not start: {(folder / 'log').read_text()}")
+
+
+@pytest.fixture
+def url(server: Path) -> str:
+    """A new database on the server."""
+    import psycopg
+
+    name = f"results{time.monotonic_ns()}"
+    with psycopg.connect(host=str(server), user="gpas", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return f"postgresql://gpas@/{name}?host={server}"
+
+
+def test_tables_are_made_by_the_migrations_and_agree_with_the_models(connect: Connect, url: str) -> None:
+    engine = connect(url)
+    assert set(inspect(engine).get_table_names()) == {*Base.metadata.tables, VERSION_TABLE}
+    with engine.connect() as connection:
+        options = {"version_table": VERSION_TABLE, "compare_type": True}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
+
+
+def test_rivals_create_the_tables_once(connect: Connect, url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(lambda _: connect(url), range(4)))
+    with engines[0].connect() as connection:
+        assert connection.execute(text(f"SELECT count(*) FROM {VERSION_TABLE}")).scalar() == 1
+
+
+def test_the_content_is_that_of_sqlite(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    server, file = connect(url), connect(f"sqlite:///{tmp_path / 'gpas.db'}")
+    attempt = life.attempt()
+    life.start(attempt, host="node\0seven", environment={"note": "\0\ud800"})
+    life.steps(attempt, range(1, 9))
+    for engine in (server, file):
+        assert sync(engine, life.runs) == Ingested(attempts=1, events=13)
+        assert sync(engine, life.runs) == Ingested()
+    life.start(attempt)
+    life.steps(attempt, range(5, 12))
+    life.end(attempt, "diverged", loss=math.nan, perplexity=math.inf, bits=-math.inf)
+    life.whole(OTHER, cell={"asked": [None, 1e-3, "Grüße"]})
+    for engine in (server, file):
+        assert sync(engine, life.runs).attempts == 2
+    assert dump(server) == dump(file)
+    with server.connect() as connection:
+        loss = connection.scalar(
+            select(Metric.value).join(Attempt).where(Metric.name == "loss", Attempt.outcome == "diverged")
+        )
+        assert connection.execute(text("SELECT value FROM metric WHERE value = 'Infinity'")).scalar() == math.inf
+    assert loss is not None
+    assert math.isnan(loss)
+
+
+def test_many_syncs_at_once_read_everything_once(connect: Connect, url: str, life: Life) -> None:
+    engines = [connect(url) for _ in range(4)]
+    for n in range(12):
+        life.whole(f"{n:016x}")
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda engine: sync(engine, life.runs), engines))
+    assert sum(each.events for each in done) == 12 * 26
+    assert len(dump(engines[0])["attempt"]) == 12
+
+
+def test_it_is_rebuilt_in_place_and_checked(connect: Connect, url: str, life: Life) -> None:
+    engine = connect(url)
+    life.whole()
+    unreadable = life.attempt(OTHER)
+    sync(engine, life.runs)
+    before = dump(engine)
+    assert maintenance.check(url, life.runs) == []
+    done = maintenance.rebuild(url, life.runs)
+    assert (done.attempts, done.events) == (2, 26)
+    assert dump(engine) == before
+    unreadable.attempt_path.unlink()
+    assert len(maintenance.rebuild(url, life.runs).problems) == 1
+    (finding,) = maintenance.check(url, life.runs)
+    assert f"fe/{OTHER}/001 is not in the database" in str(finding)
+
+
+def test_an_upgrade_needs_no_copy_and_a_backup_is_the_servers(connect: Connect, url: str) -> None:
+    assert maintenance.upgrade(url) is None
+    with pytest.raises(StoreError, match="pg_dump"):
+        maintenance.backup(url)
+    with connect(url).begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
+    with pytest.raises(StoreError, match="make a backup with pg_dump first"):
+        session.connect(url)
+
+
+def test_a_database_that_is_not_there_is_told(server: Path) -> None:
+    with pytest.raises(StoreError, match='database "nothing" does not exist'):
+        session.connect(f"postgresql://gpas@/nothing?host={server}")
+
+
+def test_a_server_that_goes_away_is_told(connect: Connect, url: str) -> None:
+    engine = connect(url)
+    with engine.connect() as victim, engine.connect() as killer:
+        pid = victim.execute(text("SELECT pg_backend_pid()")).scalar()
+        killer.execute(text(f"SELECT pg_terminate_backend({pid})"))
+        with pytest.raises(StoreError, match="nothing is lost: run the command again once the server answers"):
+            victim.execute(text("SELECT 1"))

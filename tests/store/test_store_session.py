@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import Engine, inspect, text
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import session
+from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
+
+Connect = Callable[..., Engine]
+NOBODY = 65534
+
+
+def test_a_new_database_has_the_tables_and_the_version(connect: Connect, url: str) -> None:
+    engine = connect(url)
+    assert set(inspect(engine).get_table_names()) == {*Base.metadata.tables, VERSION_TABLE}
+    with engine.connect() as connection:
+        assert session.version_of(connection) == HEAD
+    assert connect(url).url == engine.url
+
+
+def test_sqlite_is_set_up_for_readers_beside_a_writer(connect: Connect, url: str) -> None:
+    with connect(url, busy_seconds=7).connect() as connection:
+        settings = ("journal_mode", "busy_timeout", "foreign_keys", "synchronous")
+        values = [connection.execute(text(f"PRAGMA {name}")).scalar() for name in settings]
+    assert values == ["wal", 7000, 1, 1]
+
+
+def test_no_shared_memory_log_on_a_network_file_system(
+    connect: Connect, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    assert session.network_file_system(tmp_path / "gpas.db") == "nfs4"
+    assert session.network_file_system(Path("/gpas.db")) is None
+    with connect(url).connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "delete"
+
+
+def test_a_database_in_memory_works(connect: Connect) -> None:
+    assert "stage" in inspect(connect("sqlite://")).get_table_names()
+
+
+def test_rivals_create_the_tables_once(connect: Connect, url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(lambda _: connect(url), range(4)))
+    with engines[0].connect() as connection:
+        assert connection.execute(text(f"SELECT count(*) FROM {VERSION_TABLE}")).scalar() == 1
+
+
+def test_opening_does_not_import_alembic_or_torch(connect: Connect, url: str) -> None:
+    connect(url)
+    code = (
+        "import sys; from gpas_cli.store.session import connect; connect(sys.argv[1]).dispose()\n"
+        "print(sorted({'alembic', 'torch', 'psutil'} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code, url], text=True).strip() == "[]"
+
+
+def test_without_create_nothing_is_created(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no database yet; `gpas run`"):
+        session.connect(url, create=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "gpas.db").touch()
+    with pytest.raises(StoreError, match="there are no results yet"):
+        session.connect(url, create=False)
+    assert (tmp_path / "gpas.db").stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("gpas.db", "not a database URL: 'gpas.db'; write sqlite:///path"),
+        ("mysql://host/name", "'mysql' databases are not supported"),
+        ("sqlite+aiosqlite:///x", "not supported"),
+        ("sqlite:////nowhere/at/all/gpas.db", "the folder /nowhere/at/all does not exist"),
+    ],
+)
+def test_a_url_that_cannot_be_used(bad: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        session.connect(bad)
+
+
+def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreError, match=r"postgresql\+psycopg is not installed; pip install 'gpas-cli\[postgres\]'"):
+        session.connect("postgresql://user:secret@host/name")
+
+
+def test_a_server_that_does_not_answer_and_no_password_in_the_message() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StoreError, match="nothing is lost") as caught:
+        session.connect("postgresql://user:secret@127.0.0.1:1/name", busy_seconds=2)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_not_a_database(url: str, tmp_path: Path) -> None:
+    (tmp_path / "gpas.db").write_bytes(b"a thesis " * 1000)
+    with pytest.raises(StoreError, match=r"gpas\.db: the file is not an SQLite database; move it away"):
+        session.connect(url)
+    assert (tmp_path / "gpas.db").read_bytes() == b"a thesis " * 1000
+
+
+def test_a_database_of_another_program(url: str, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "gpas.db") as other:
+        other.execute("CREATE TABLE metric (id INTEGER)")
+    other.close()
+    with pytest.raises(StoreError, match="has a table 'metric' that gpas did not make"):
+        session.connect(url)
+
+
+def test_other_tables_may_live_beside_ours(connect: Connect, url: str, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "gpas.db") as other:
+        other.execute("CREATE TABLE alembic_version (version_num TEXT)")
+    other.close()
+    assert {"alembic_version", "stage"} <= set(inspect(connect(url)).get_table_names())
+
+
+def test_a_newer_schema_is_refused(connect: Connect, url: str) -> None:
+    with connect(url).begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(StoreError, match=f"version 9999, newer than this program's \\({HEAD}\\); update gpas"):
+        session.connect(url)
+
+
+@pytest.fixture
+def exclusively(connect: Connect, url: str, tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Another process's connection that holds the database for itself."""
+    connect(url).dispose()
+    other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    yield other
+    other.close()
+
+
+def test_a_locked_database_is_waited_for_and_then_told(url: str, exclusively: sqlite3.Connection) -> None:
+    before = time.monotonic()
+    with pytest.raises(StoreError, match=r"another process holds it and kept it for 0\.3 s; nothing is lost"):
+        session.connect(url, busy_seconds=0.3)
+    assert 0.2 < time.monotonic() - before < 5
+
+
+def test_a_writer_waits_for_another_and_then_tells(connect: Connect, url: str) -> None:
+    first, second = (session.for_writing(connect(url, busy_seconds=0.2)) for _ in range(2))
+    with first.begin(), second.connect() as waiting, pytest.raises(StoreError, match="nothing is lost"):
+        waiting.begin()
+    with second.begin(), connect(url).connect() as reader:
+        assert session.version_of(reader) == HEAD
+
+
+@pytest.fixture
+def unprivileged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder everyone can reach, in which this test then has only the rights that the files' modes give."""
+    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
+    folder.chmod(0o755)
+    yield folder
+    os.seteuid(os.getuid())
+    shutil.rmtree(folder)
+
+
+def drop_privileges() -> None:
+    if os.getuid() == 0:  # file modes do not bind root
+        os.seteuid(NOBODY)
+
+
+def test_a_read_only_file_can_be_read_and_a_write_is_explained(connect: Connect, unprivileged: Path) -> None:
+    path = unprivileged / "gpas.db"
+    connect(f"sqlite:///{path}").dispose()
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA journal_mode = DELETE")
+    raw.close()
+    path.chmod(0o444)
+    drop_privileges()
+    engine = connect(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM attempt")).scalar() == 0
+    with engine.connect() as connection, pytest.raises(StoreError, match="it is read-only for you"):
+        connection.execute(text("DELETE FROM attempt"))
+
+
+def test_a_write_ahead_log_needs_a_folder_that_can_be_written(connect: Connect, unprivileged: Path) -> None:
+    url = f"sqlite:///{unprivileged / 'gpas.db'}"
+    connect(url).dispose()
+    drop_privileges()
+    with pytest.raises(StoreError, match="or its folder is, where SQLite keeps a log"):
+        session.connect(url)
+
+
+def test_a_folder_that_cannot_be_written(unprivileged: Path) -> None:
+    unprivileged.chmod(0o555)
+    drop_privileges()
+    with pytest.raises(StoreError, match="it cannot be opened; the folder must exist and"):
+        session.connect(f"sqlite:///{unprivileged / 'gpas.db'}")
+
+
+def test_a_mistake_of_ours_stays_what_it_is(connect: Connect, url: str) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    with connect(url).connect() as connection, pytest.raises(OperationalError, match="no such table"):
+        connection.execute(text("SELECT * FROM nowhere"))

@@ -1,0 +1,209 @@
+"""The whole way, in real processes: YAML to table, and everything that may be killed on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy, alive, kill, wait
+from safetensors.numpy import load_file
+
+LONG = 1500  # updates of a few milliseconds: long enough to be caught in the middle
+
+
+def final_checkpoints(toy: Toy) -> dict[str, bytes]:
+    """Stage key -> bytes of all tensors of its newest checkpoint."""
+    newest = {}
+    for path in sorted(toy.runs.glob("??/*/*/checkpoints/step-*.safetensors"), key=lambda p: p.name):
+        newest[path.parents[2].name] = b"".join(t.tobytes() for _, t in sorted(load_file(path).items()))
+    return newest
+
+
+def outcomes(toy: Toy) -> list[str]:
+    """The outcome of every attempt that told one."""
+    found = []
+    for path in toy.runs.glob("??/*/*/journal.jsonl"):
+        events = [json.loads(line[9:]) for line in path.read_text().splitlines()]
+        found += [event["outcome"] for event in events if event["kind"] == "outcome"]
+    return found
+
+
+def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "a project", norms="pre, mix", seeds="1, 2")
+    planned = json.loads(toy.gpas("plan", "--json").stdout)
+    assert [cell["action"] for cell in planned["cells"]] == ["new"] * 8
+    assert not toy.runs.exists()
+    toy.gpas("run", "grid")
+    assert set(toy.states().values()) == {"done"}
+    first = toy.attempts()
+    assert len(first) == 8
+    again = toy.gpas("run", "grid")
+    assert toy.attempts() == first
+    assert "no job to start" in again.stdout
+    made = json.loads(toy.gpas("table", "--format", "json").stdout)
+    assert made["schema"] == 1
+    assert len(made["rows"]) == 4
+    markdown = toy.gpas("table", "--format", "markdown").stdout
+    assert "Pre-LN" in markdown
+    assert "Mix-LN" in markdown
+    assert "±" in markdown
+    told = json.loads(toy.gpas("why", "pre-gpas-s1", "--json").stdout)["stages"][0]
+    assert told["attempts"][0]["facts"]["code"]
+    assert Path(told["attempts"][0]["checkpoint"]).is_file()
+    cell = toy.status()["pre-gpas-s1"]
+    assert told["attempts"][0]["metrics"]["perplexity"] == pytest.approx(cell["metrics"]["perplexity"])
+    check_database(toy)
+
+
+def check_database(toy: Toy) -> None:
+    """Deleted, it comes back; rebuilt, the table is the same; read-only, reading still works."""
+    before = toy.gpas("table", "--format", "json").stdout
+    for path in toy.folder.glob("gpas.db*"):
+        path.unlink()
+    assert toy.gpas("table", "--format", "json").stdout == before
+    toy.gpas("db", "rebuild", "--yes")
+    assert toy.gpas("table", "--format", "json").stdout == before
+    toy.gpas("db", "check")
+    assert toy.gpas("sync", "--json").stdout == toy.gpas("sync", "--json").stdout
+
+
+def test_sigkill_of_a_job_then_the_same_bits(tmp_path: Path) -> None:
+    straight, broken = (Toy(tmp_path / name, steps=LONG) for name in ("straight", "broken"))
+    straight.gpas("run", "grid")
+    chooser = random.Random(3)
+    for _ in range(3):
+        running = broken.start("run", "grid")
+        wait(lambda: bool(broken.stepping()))
+        time.sleep(chooser.random())
+        os.kill(broken.stepping()[0], signal.SIGKILL)
+        assert running.wait(120) == 3
+    assert sorted(broken.states().values()) == ["done", "interrupted"]
+    broken.gpas("run", "grid")
+    assert set(broken.states().values()) == {"done"}
+    assert len(broken.attempts()) == 2 + 3
+    assert final_checkpoints(broken) == final_checkpoints(straight)
+
+
+def test_sigkill_of_the_command_line_and_of_both(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy", steps=LONG)
+    first = toy.start("run", "grid")
+    wait(lambda: len(toy.stepping()) == 2)
+    kill(first)
+    jobs = toy.stepping()
+    assert len(jobs) == 2
+    assert set(toy.states().values()) == {"running"}
+    second = toy.start("run", "grid")
+    wait(lambda: len(list(toy.runs.glob(".submitters/*.json"))) >= 1)
+    assert len(toy.attempts()) == 2
+    kill(second)
+    for pid in jobs:
+        os.kill(pid, signal.SIGKILL)
+    wait(lambda: not any(map(alive, jobs)))
+    assert set(toy.states().values()) == {"interrupted"}
+    toy.gpas("run", "grid")
+    assert set(toy.states().values()) == {"done"}
+    assert len(toy.attempts()) == 4
+    assert outcomes(toy) == ["done", "done"]
+
+
+def test_two_command_lines_at_once_train_each_cell_once(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy", seeds="1, 2")
+    rivals = [toy.start("run", "grid") for _ in range(2)]
+    assert [rival.wait(240) for rival in rivals] == [0, 0]
+    assert set(toy.states().values()) == {"done"}
+    assert len(toy.attempts()) == 4
+
+
+def test_ctrl_c_saves_and_the_next_run_resumes(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy", steps=LONG, checkpoint_every=10**6)
+    running = toy.start("run", "grid")
+    wait(lambda: len(toy.stepping()) == 2)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 3
+    assert set(toy.states().values()) == {"interrupted"}
+    assert outcomes(toy) == ["interrupted", "interrupted"]
+    assert "resumes at step" in toy.gpas("plan").stdout
+    toy.gpas("run", "grid")
+    assert set(toy.states().values()) == {"done"}
+
+
+def test_cancel_stops_one_cell_and_retry_goes_on(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy", steps=LONG)
+    running = toy.start("run", "grid")
+    wait(lambda: len(toy.stepping()) == 2)
+    toy.gpas("cancel", "pre-gpas-s1")
+    assert running.wait(120) == 3
+    assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "cancelled"}
+    toy.gpas("run", "grid", expect=3)
+    assert toy.states()["pre-gpas-s1"] == "cancelled"
+    toy.gpas("retry", "pre-gpas-s1")
+    assert set(toy.states().values()) == {"done"}
+
+
+def test_a_failing_job_fails_alone(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy")
+    path = tmp_path / "toy/experiments.yaml"
+    path.write_text(
+        path.read_text().replace("gate: [none, gpas]", "data: [notes, {name: gone, source: files, path: none}]")
+    )
+    ran = toy.gpas("run", "grid", expect=4)
+    assert sorted(toy.states().values()) == ["done", "failed"]
+    assert "none" in ran.stdout
+    assert "Traceback" not in ran.stdout
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 600 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_no_cell(tmp_path: Path, small_disk: Path) -> None:
+    toy = Toy(tmp_path / "toy", steps=60, checkpoint_every=5)
+    environment = {**toy.environment(), "GPAS_RUNS_DIR": str(small_disk / "runs")}
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(60_000))
+
+    def gpas(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(toy.command(*words), cwd=toy.folder, env=environment, capture_output=True, text=True)
+
+    ran = gpas("run", "grid")
+    assert ran.returncode in (0, 3, 4), ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stdout + ran.stderr
+    filler.unlink()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    assert gpas("retry").returncode == 0
+    assert gpas("run", "grid").returncode == 0
+    cells = json.loads(gpas("status", "--json").stdout)["cells"]
+    assert {cell["state"] for cell in cells} == {"done"}
+
+
+@pytest.mark.parametrize("word", ["statsu", "run"])
+def test_usage_errors_are_short(tmp_path: Path, word: str) -> None:
+    toy = Toy(tmp_path / "toy")
+    done = toy.gpas(word, expect=2)
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_outside_a_project_the_remedy_is_named(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpas_cli", "status"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("`gpas init` writes one")
