@@ -64,12 +64,14 @@ def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> 
 
 
 def find_cells(words: Sequence[str]) -> list[Entry]:
-    """The cells that `words` name, in any grid."""
+    """The cells that `words` name: those of the default grid first, then those of any grid."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.select import find
 
+    usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
-    return [find(everything, word) for word in words]
+    named = {entry.name for entry in usual}
+    return [find(usual if word in named else everything, word) for word in words]
 
 
 @cache

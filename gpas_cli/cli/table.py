@@ -74,9 +74,9 @@ def _results(here: Project, keys: Sequence[str]) -> dict[str, Result]:
 
 def _print(made: Table, form: str) -> None:
     if form == "rich":
-        from gpas_cli.report.terminal import to_rich
+        from gpas_cli.report.terminal import Drawn
 
-        console().print(to_rich(made))
+        console().print(Drawn(made))
     else:
         from gpas_cli.report.render import render
 

@@ -6,8 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json, project
+from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpas_cli.grid.entry import Entry
     from gpas_cli.report.why import Provenance, Try
 
 
@@ -18,14 +22,16 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
     """
     from gpas_cli.launch.ingest import ingest
     from gpas_cli.report.why import explain_number
+    from gpas_cli.store.rundir import attempts
     from gpas_cli.store.session import connect
 
     here = project()
     found = find_cells(cells)
+    _require_attempts(found)
     problem = ingest(here)
     engine = connect(here.database, create=False)
     keys = dict.fromkeys(stage.key for entry in found for stage in entry.cell.stages)
-    stages = [explain_number(engine, here.runs, key) for key in keys]
+    stages = [explain_number(engine, here.runs, key) for key in keys if attempts(here.runs, key)]
     if as_json:
         print_json(stages=[_as_mapping(stage) for stage in stages], problem=problem or None)
         return
@@ -33,6 +39,14 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
         console().print(problem, style="yellow", markup=False)
     for stage in stages:
         _print(stage)
+
+
+def _require_attempts(found: Sequence[Entry]) -> None:
+    from gpas_cli.store.rundir import attempts
+
+    for entry in found:
+        if not attempts(project().runs, entry.cell.stages[0].key):
+            raise GpasError(f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it")
 
 
 def _print(stage: Provenance) -> None:

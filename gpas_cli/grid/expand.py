@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Experiments, Grid, Override, Where
+from gpas_cli.grid.declared import Axis, Experiments, Grid, Override, Value, Where
 from gpas_cli.grid.document import Node, mapping
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.names import cell_name
@@ -52,7 +52,8 @@ def with_teachers(entries: Sequence[Entry]) -> list[Entry]:
         teacher = entry.cell.teacher()
         if teacher is not None and teacher.key not in have:
             have.add(teacher.key)
-            added.append(replace(entry, cell=teacher, name=f"{entry.name}-teacher", notes=()))
+            axes = {**entry.axes, "gate": f"{entry.axes['gate']}-teacher"}
+            added.append(replace(entry, cell=teacher, name=f"{entry.name}-teacher", axes=axes, notes=()))
     return [*entries, *added]
 
 
@@ -197,13 +198,13 @@ def _product(drafts: Iterable[_Draft], axes: Sequence[Axis]) -> list[_Draft]:
     return [_with(draft, axes, points) for draft in drafts for points in product(*(axis.points for axis in axes))]
 
 
-def _with(draft: _Draft, axes: Sequence[Axis], points: Sequence[tuple[object, ...]]) -> _Draft:
+def _with(draft: _Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> _Draft:
     chosen = [pair for axis, point in zip(axes, points, strict=True) for pair in zip(axis.names, point, strict=True)]
     settings, labels = draft.settings, dict(draft.labels)
     # Whole sections first, so that `gate.activation` refines the `gate` of the same cell whatever the order.
     for name, value in sorted(chosen, key=lambda pair: pair[0].count(".")):
-        settings = put(settings, name.split("."), value.setting)  # type: ignore[attr-defined]
-    labels.update((name, value.label) for name, value in chosen)  # type: ignore[attr-defined]
+        settings = put(settings, name.split("."), value.setting)
+    labels.update((name, value.label) for name, value in chosen)
     return _Draft(labels, settings, draft.notes)
 
 

@@ -13,6 +13,7 @@ from gpas_cli.grid.schema import fault
 from gpas_cli.grid.settings import children
 
 MAX_CELLS = 100_000
+MAX_INCLUDES = 50
 # What a table may have across the page besides an axis: one column for each task of the downstream stage.
 COLUMNS = ("task",)
 
@@ -25,9 +26,8 @@ def sound(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[
     grids = {name: grid for name, grid in declared.items() if grid and _includes_known(grid, declared, problems)}
     kept: dict[str, Grid] = {}
     for name, grid in grids.items():
-        cycle = _cycle(grids, name)
-        if cycle:
-            message = f"includes itself: {' -> '.join(cycle)}"
+        message = _endless(grids, name)
+        if message:
             fault(problems, ("grids", name, "include"), message, grid.include[0].mark)
         elif _small_enough(grids, grid, problems) and _names_exist(grids, grid, problems):
             kept[name] = grid
@@ -47,8 +47,8 @@ def _includes_known(grid: Grid, declared: Mapping[str, Grid | None], problems: l
     return sound
 
 
-def _cycle(grids: Mapping[str, Grid], start: str) -> list[str]:
-    """A path of includes from `start` back to itself or into another cycle."""
+def _endless(grids: Mapping[str, Grid], start: str) -> str:
+    """What is wrong with the path of includes from `start`: a circle, or more steps than anyone can follow."""
     trail, pending = [start], [iter(grids[start].include)]
     finished: set[str] = set()
     while pending:
@@ -57,11 +57,13 @@ def _cycle(grids: Mapping[str, Grid], start: str) -> list[str]:
             finished.add(trail.pop())
             pending.pop()
         elif include.grid in trail:
-            return [*trail, include.grid]
+            return f"the includes run in a circle: {' -> '.join([*trail, include.grid])}"
         elif include.grid in grids and include.grid not in finished:
             trail.append(include.grid)
             pending.append(iter(grids[include.grid].include))
-    return []
+            if len(trail) > MAX_INCLUDES:
+                return f"the includes are more than {MAX_INCLUDES} grids deep"
+    return ""
 
 
 def _reached(grids: Mapping[str, Grid], grid: Grid) -> list[Grid]:

@@ -75,7 +75,7 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
     except OSError as error:
         # The outcome is not on disk, so it did not happen: the next attempt resumes from the last checkpoint.
         print(f"the journal could not be written: {error}", file=sys.stderr)
-        return EXIT_CODES["failed"]
+        return EXIT_CODES["interrupted"]
     print(f"{outcome['outcome']}{': ' if outcome.get('cause') else ''}{outcome.get('cause', '')}")
     return EXIT_CODES[outcome["outcome"]]
 

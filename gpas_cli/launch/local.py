@@ -245,8 +245,6 @@ class LocalScheduler:
         followed, alive = list(self._in("followed")), Liveness(self.project.runs)
         for task in followed:
             task.sighting = observe(self.project.runs, task.job.key, alive)
-        dropped = [task for task in followed if task.sighting.state in CLAIMABLE and self._drop_cancelled(task)]
-        followed = [task for task in followed if task not in dropped]
         orphans = [task.job.key for task in followed if task.sighting.state in CLAIMABLE]
         for key, sighting in self.claims.take(orphans, CLAIMABLE).items() if orphans else ():
             self._tasks[key].sighting = sighting

@@ -41,6 +41,7 @@ METRICS = {
         Metric("loss_batch_mean", "validation loss, mean of batch means", "lower", 3, "nats/token", kind="loss"),
         Metric("bits_per_byte", "validation bits per byte", digits=3),
         Metric("accuracy", "accuracy", better="higher", unit="%", stage="downstream"),
+        Metric("mean_importance", "mean rise without a layer", "higher", 4, "nats/token", stage="importance"),
         Metric("train_seconds", "training time", digits=0, unit="s"),
         Metric("tokens_per_second", "training throughput", better="higher", digits=0, unit="tokens/s"),
     )

@@ -213,7 +213,8 @@ def _published(table: Table) -> Iterator[Note]:
             yield Note("published", f"{data['short']}: {where}: {printed.what}")
             if printed.as_if:
                 yield Note(
-                    "published", f"{data['short']}: its {printed.as_if}; compare the differences, not the values"
+                    "published",
+                    f"{data['short']}: these are its {printed.as_if}; compare the differences, not the values",
                 )
         else:
             yield Note("published", f"{data['short']}: {where} has none of these cells")

@@ -1,4 +1,4 @@
-"""One `Table` -> rich, Markdown, LaTeX, CSV, JSON. The same table gives the same text on every machine."""
+"""One `Table` -> Markdown, LaTeX, CSV, JSON. The same table gives the same text on every machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.notes import full_title, gains, notes, significant
 from gpas_cli.report.papers import load
 from gpas_cli.report.table import Column, Printed, Row, Table, TableCell
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SCHEMA = 1  # of the JSON; grows when a reader of the old one would misread the new one
 
@@ -93,13 +90,6 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
         line.append(cell_text(cell, digits, style))
         line += [printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
     return line
-
-
-def to_rich(table: Table) -> RenderableType:
-    """The table with its notes, as something a rich console can print at its own width."""
-    from gpas_cli.report.terminal import Drawn
-
-    return Drawn(table)
 
 
 def to_markdown(table: Table) -> str:

@@ -257,8 +257,8 @@ def _marks(column: Sequence[TableCell], what: Metric) -> list[str]:
     numbers = sorted((n for n in shown if n is not None), reverse=what.better == "higher")
     if len(numbers) < 2:
         return [""] * len(shown)
-    second = numbers[1] if numbers[1] != numbers[0] else None
-    return ["" if n is None else "best" if n == numbers[0] else "second" if n == second else "" for n in shown]
+    names = {numbers[1]: "second", numbers[0]: "best"}  # where both are one number it is the best
+    return ["" if n is None else names.get(n, "") for n in shown]
 
 
 def _shown(cell: TableCell, what: Metric) -> float | None:

@@ -222,8 +222,12 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
     if value is None or value == "none":
         return None
     if isinstance(value, Mapping) and value.get("like") == "none":
-        dead = [name for name in value if name != "like"]
-        problems.append(Problem(("gate", dead[0]), f"has no effect: gate is none, so '{dead[0]}' changes nothing"))
+        for name in value:
+            if name != "like":
+                problems.append(Problem(("gate", name), f"has no effect: gate is none, so '{name}' changes nothing"))
+        return None
+    if isinstance(value, str) and value != "gpas":
+        problems.append(Problem(("gate",), f"unknown gate '{value}'; {nearest(value, ('none', 'gpas'))}"))
         return None
     gate: Gate | None = _section(Gate, "gate", value, {"gpas": Gate()}, problems)
     return gate

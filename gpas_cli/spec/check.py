@@ -80,6 +80,7 @@ def _check_gate(model: Model) -> Iterator[Problem]:
     starts = gate.starts(model.size.layers)
     if len(starts) != model.size.layers:
         yield Problem(("gate", "init"), f"has {len(starts)} values for {model.size.layers} layers")
+        return
     if any(act(a) >= 1 for a in starts):
         yield Problem(("gate", "init"), f"{gate.activation}({max(starts):g}) >= 1 turns the residual stream off")
     if not gate.learnable and not gate.from_trained and all(act(a) == 0 for a in starts):

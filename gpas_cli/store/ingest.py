@@ -243,10 +243,21 @@ def _put(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> N
         return
     points = [(*at, None if math.isnan(value) else value) for *at, value in rows]
     statement = _put_statement(table, connection.dialect)
-    if connection.dialect.name == "postgresql":  # the columns as arrays: one statement, twenty times as fast
-        connection.exec_driver_sql(statement, tuple(map(list, zip(*points, strict=True))))
+    if connection.dialect.name == "postgresql":  # the columns as arrays: one statement, ten times as fast
+        connection.exec_driver_sql(statement, tuple(map(_array, zip(*points, strict=True))))
     else:
         connection.exec_driver_sql(statement, points)
+
+
+def _array(values: Iterable[int | float | str | None]) -> str:
+    """A Postgres array as text; the driver, which looks at each element in turn, takes ten times as long."""
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: int | float | str | None) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "NULL" if value is None else repr(value)
 
 
 @cache

@@ -202,6 +202,7 @@ def test_teachers_are_added_where_they_are_missing() -> None:
         "predefined-s2-teacher",
     ]
     assert alone[0].cell.teacher() == alone[2].cell
+    assert alone[2].axes["gate"] == "predefined-teacher"
     together = grid(cells(gate=f"[gpas, {predefined}]"))
     assert with_teachers(together) == together
 

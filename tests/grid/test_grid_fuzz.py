@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from gpas_cli.grid.load import interpret
 from gpas_cli.packaged import packaged
 
 TEXT = packaged("experiments.yaml").read_text(encoding="utf-8")
-# Half a file is enough to meet every part of the language, and leaves time for more examples.
+# Without the comments, so that most changes hit something that means something.
 LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
-FUZZ = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FILES = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+TREES = settings(FILES, max_examples=150)
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 WORDS = sorted({*TEXT.replace(",", " ").replace(":", " ").replace("{", " ").replace("}", " ").split()})
 SCALARS = st.one_of(
@@ -40,17 +44,14 @@ VALUES = st.recursive(
 
 def survives(text: str) -> None:
     """Loads the text and expands all its grids; any error but a GpasError fails the test."""
-    try:
+    with contextlib.suppress(GpasError):
         experiments = interpret(parse_document(text, "e.yaml"), Path("e.yaml"))
         entries = expand(experiments, list(experiments.grids))
         event("valid")
         assert all(entry.key for entry in entries)
-    except GpasError as error:
-        event("refused")
-        assert str(error)
 
 
-@FUZZ
+@FILES
 @given(st.data())
 def test_the_shipped_file_with_characters_changed(data: st.DataObject) -> None:
     text = "".join(LINES)
@@ -63,7 +64,7 @@ def test_the_shipped_file_with_characters_changed(data: st.DataObject) -> None:
     survives(text)
 
 
-@FUZZ
+@FILES
 @given(st.data())
 def test_the_shipped_file_with_lines_moved(data: st.DataObject) -> None:
     lines = list(LINES)
@@ -74,13 +75,13 @@ def test_the_shipped_file_with_lines_moved(data: st.DataObject) -> None:
     survives("".join(lines))
 
 
-@FUZZ
+@FILES
 @given(st.data())
 def test_the_shipped_file_with_values_replaced(data: st.DataObject) -> None:
-    tree = yaml.safe_load("".join(LINES))
+    tree = yaml.load("".join(LINES), Loader=_LOADER)
     for _ in range(data.draw(st.integers(1, 2))):
         _replace(tree, data)
-    survives(yaml.safe_dump(tree, allow_unicode=True))
+    survives(yaml.dump(tree, Dumper=_DUMPER, allow_unicode=True))
 
 
 def _replace(tree: Any, data: st.DataObject) -> None:
@@ -95,13 +96,13 @@ def _replace(tree: Any, data: st.DataObject) -> None:
         tree = below
 
 
-@FUZZ
+@TREES
 @given(st.dictionaries(st.sampled_from(["version", "default", "sizes", "recipes", "grids"]), VALUES), VALUES)
 def test_random_trees(tree: dict[str, Any], grid: Any) -> None:
-    survives(yaml.safe_dump({**tree, "version": 1, "grids": {"g": grid}}, allow_unicode=True))
+    survives(yaml.dump({**tree, "version": 1, "grids": {"g": grid}}, Dumper=_DUMPER, allow_unicode=True))
 
 
-@FUZZ
+@TREES
 @given(st.text(max_size=60))
 def test_random_text(text: str) -> None:
     survives(text)

@@ -46,7 +46,7 @@ MISTAKES = {
     "override of nonsense": (BASE + "override: [{set: {sed: 1}, why: x}]", "6:23", "did you mean 'seed'?"),
     "when without axes": (BASE + "when: [{where: {}}]", "6:12", "needs 'axes'"),
     "unknown include": (BASE + "include: [h]", "6:15", "no grid 'h'"),
-    "include itself": (BASE + "include: [g]", "6:15", "includes itself: g -> g"),
+    "include itself": (BASE + "include: [g]", "6:15", "the includes run in a circle: g -> g"),
     "include without grid": (BASE + "include: [{where: {}}]", "6:15", "needs 'grid'"),
     "no cells": ("title: x", "4:3", "it has no cells"),
     "unknown stage": (
@@ -142,7 +142,7 @@ def test_all_mistakes_of_a_file_at_once() -> None:
 
 def test_cycles_of_includes_are_shown() -> None:
     text = HEAD + "  a: {include: [b]}\n  b: {include: [c]}\n  c: {include: [a]}\n"
-    assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: includes itself: a -> b -> c -> a"
+    assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: the includes run in a circle: a -> b -> c -> a"
 
 
 def test_conditions_of_includes_are_checked() -> None:
@@ -150,3 +150,9 @@ def test_conditions_of_includes_are_checked() -> None:
     assert complaints(text) == ["e.yaml:7:41: grids.b.include.where.seed: '2' is no value of this axis; valid: 1"]
     text = text.replace("seed: 2", "sead: 1")
     assert "grid 'g' has no axis 'sead'; did you mean 'seed'?" in complaints(text)[0]
+
+
+def test_endless_chains_of_includes_are_refused() -> None:
+    text = HEAD + "".join(f"  g{i}: {{include: [g{i + 1}]}}\n" for i in range(400))
+    text += "  g400: {base: {size: quickstart, data: quickstart}}\n"
+    assert complaints(text)[0] == "e.yaml:4:18: grids.g0.include: the includes are more than 50 grids deep"

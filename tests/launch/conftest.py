@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    """An empty project in a folder with an awkward name."""
+def project(tmp_path: Path) -> Iterator[Project]:
+    """An empty project in a folder with an awkward name. Afterwards no fake job is left waiting."""
     folder = tmp_path / "a project"
     folder.mkdir()
     (folder / "experiments.yaml").write_text("grids: {}\n")
-    return Project.find(folder / "experiments.yaml", environ={})
+    yield Project.find(folder / "experiments.yaml", environ={})
+    (folder / "go").touch()

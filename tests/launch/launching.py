@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,24 @@ def scheduler(project: Project, *entries: Entry, **more: Any) -> LocalScheduler:
 
 def run(project: Project, *entries: Entry, **more: Any) -> Summary:
     return scheduler(project, *entries, **more).run()
+
+
+class Background:
+    """A scheduler that runs in a thread of this process, so that a test can act meanwhile."""
+
+    def __init__(self, run: LocalScheduler):
+        self.scheduler = run
+        self.summary = Summary()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.summary = self.scheduler.run()
+
+    def result(self) -> Summary:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return self.summary
 
 
 def states(summary: Summary) -> dict[str, list[str]]:

@@ -1,10 +1,7 @@
-"""The local scheduler with real processes: normal runs, failures, kills of either side, two runs at once."""
+"""The local scheduler with real processes: outcomes, records, order, slots, and what fails alone."""
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,48 +9,28 @@ from pathlib import Path
 import pytest
 from launching import (
     COMMAND,
+    Background,
     entry,
     go,
     job_pid,
     key,
     kill,
-    other_run,
     ran,
     run,
     scheduler,
-    seen,
     states,
     until,
     working,
 )
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch.local import LocalScheduler
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import StageJob
-from gpas_cli.launch.summary import Board, Summary, exit_code
+from gpas_cli.launch.summary import Board, exit_code
 from gpas_cli.launch.watch import Sighting, observe
 from gpas_cli.project import Project
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
-
-
-class Background:
-    """A scheduler that runs in a thread of this process, so that a test can act meanwhile."""
-
-    def __init__(self, run: LocalScheduler):
-        self.scheduler = run
-        self.summary = Summary()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self.summary = self.scheduler.run()
-
-    def result(self) -> Summary:
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-        return self.summary
 
 
 def test_every_outcome_and_one_failure_fails_alone(project: Project) -> None:
@@ -185,123 +162,6 @@ def test_a_stage_that_has_no_job_yet_is_skipped_with_the_reason(project: Project
     assert summary.skipped[0].reason == "this version does not run finetune, importance"
     assert ran(project) == ["done-1 1"]
     assert exit_code(summary) == 3
-
-
-def test_a_killed_job_is_interrupted_and_the_next_run_makes_attempt_two(project: Project) -> None:
-    cell = entry("wait", 1)
-    first = Background(scheduler(project, cell))
-    kill(job_pid(until(working(project, cell))))
-    summary = first.result()
-    assert states(summary) == {"interrupted": ["wait-1"]}
-    assert "signal 9, exit.json" in summary.interrupted[0].reason
-    assert exit_code(summary) == 3
-    go(project)
-    assert states(run(project, cell)) == {"done": ["wait-1"]}
-    assert ran(project) == ["wait-1 1", "wait-1 2"]
-
-
-def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
-    cells = [entry("wait", 1), entry("wait", 2)]
-    first = Background(scheduler(project, *cells, limit=1))
-    until(working(project, cells[0]))
-    first.scheduler.stop()
-    summary = first.result()
-    assert states(summary) == {"interrupted": ["wait-1"], "skipped": ["wait-2"]}
-    assert summary.skipped[0].reason == "stopped before it started"
-    assert observe(project.runs, key(cells[0])).outcome == "interrupted"
-    go(project)
-    assert states(run(project, *cells)) == {"done": ["wait-1", "wait-2"]}
-
-
-def test_a_second_stop_kills(project: Project) -> None:
-    cell = entry("stubborn", 1)
-    first = Background(scheduler(project, cell))
-    until(working(project, cell))
-    first.scheduler.stop()
-    time.sleep(0.4)
-    assert observe(project.runs, key(cell)).state == "running"
-    first.scheduler.stop()
-    assert "signal 9" in first.result().interrupted[0].reason
-
-
-def test_ctrl_c_of_the_process_reaches_its_jobs_as_sigterm(project: Project) -> None:
-    cell = entry("wait", 1)
-    with other_run(project, "wait:1") as other:
-        until(working(project, cell))
-        other.send_signal(signal.SIGINT)
-        output, _ = other.communicate(timeout=10)
-    assert "{'interrupted': ['wait-1']}" in output
-    assert observe(project.runs, key(cell)).outcome == "interrupted"
-
-
-def test_two_racing_runs_start_each_stage_once(project: Project) -> None:
-    seeds = range(1, 9)
-    words = [f"done:{seed}" for seed in seeds]
-    with other_run(project, *words) as one, other_run(project, *words) as two:
-        outputs = [run.communicate(timeout=20)[0] for run in (one, two)]
-    everything = [f"done-{seed}" for seed in seeds]
-    assert outputs == [f"{ ({'done': everything}) }\n"] * 2
-    assert sorted(ran(project)) == [f"{name} 1" for name in everything]
-
-
-def test_jobs_outlive_a_killed_scheduler_and_are_followed(project: Project) -> None:
-    cells = [entry("wait", 1), entry("wait", 2)]
-    with other_run(project, "wait:1", "wait:2") as other:
-        for cell in cells:
-            until(working(project, cell))
-        kill(other.pid)
-        other.wait()
-    assert [observe(project.runs, key(cell)).state for cell in cells] == ["running", "running"]
-    second = scheduler(project, *cells)
-    assert second.submit() == {"followed": 2}
-    go(project)
-    assert states(second.follow()) == {"done": ["wait-1", "wait-2"]}
-    assert sorted(ran(project)) == ["wait-1 1", "wait-2 1"]
-
-
-def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> None:
-    cells = [entry("wait", 1), entry("done", 2)]
-    with other_run(project, "wait:1") as other:
-        until(working(project, cells[0]))
-        kill(other.pid)
-        other.wait()
-    one_slot = Machine(gpus=(), cores=(0,))
-    second = Background(scheduler(project, *cells, machine=one_slot))
-    until(seen(project, cells[1], "queued"))
-    time.sleep(0.5)
-    assert observe(project.runs, key(cells[1])).state == "queued"
-    go(project)
-    assert states(second.result()) == {"done": ["wait-1", "done-2"]}
-    assert ran(project) == ["wait-1 1", "done-2 1"]
-
-
-def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
-    cell = entry("wait", 1)
-    with other_run(project, "wait:1") as other:
-        sighting = until(working(project, cell))
-        kill(other.pid)
-        kill(job_pid(sighting))
-        other.wait()
-    found = until(seen(project, cell, "interrupted"))
-    assert "nobody saw how" in found.evidence
-    go(project)
-    assert states(run(project, cell)) == {"done": ["wait-1"]}
-    assert ran(project) == ["wait-1 1", "wait-1 2"]
-
-
-def test_a_queue_whose_owner_dies_is_taken_over(project: Project) -> None:
-    """The other run has one job running and more in its queue; this run follows, and finishes after its death."""
-    seeds = (1, 2, 3, 4, 5, 6)
-    cells = [entry("wait", seed) for seed in seeds]
-    with other_run(project, *[f"wait:{seed}" for seed in seeds]) as other:
-        until(lambda: sum(observe(project.runs, key(cell)).state == "running" for cell in cells) == 4)
-        second = scheduler(project, *cells)
-        assert second.submit() == {"followed": 6}
-        kill(other.pid)
-        other.wait()
-    go(project)
-    assert states(second.follow()) == {"done": [cell.name for cell in cells]}
-    assert sorted(ran(project)) == [f"wait-{seed} 1" for seed in seeds]
 
 
 def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:

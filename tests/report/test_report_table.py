@@ -68,6 +68,11 @@ def test_without_its_base_in_the_grid_a_method_stands_by_itself() -> None:
     assert note(table, "base") == "no difference, because the base has no number: Pre-LN + GPAS 71m"
 
 
+def test_nothing_is_missed_where_nothing_is_known() -> None:
+    table = build([entry("pre"), entry("pre", "gpas")], {}, {}, spec())
+    assert note(table, "base") == ""
+
+
 def test_a_base_without_a_number_gives_no_difference() -> None:
     base, gated = entry("pre"), entry("pre", "gpas")
     table = build([base, gated], {base.cell.key: ("running", 0.999)}, result(gated, 33.0), spec())
@@ -190,7 +195,7 @@ def test_a_stand_in_may_be_put_beside_the_papers_size() -> None:
     table = build(entries, {}, {}, spec(published={"gpas": "table2_perplexity@71m"}))
     assert [(c.printed or {})["gpas"].value for c in column(table)] == [34.23, 33.49]
     assert (column(table)[1].printed or {})["gpas"].delta == -0.74
-    assert "GPAS paper: its 71m; compare the differences, not the values" in note(table, "published")
+    assert "GPAS paper: these are its 71m; compare the differences, not the values" in note(table, "published")
     assert note(table, "budget") == ""
 
 

@@ -100,6 +100,8 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"gate": {"learnable": False}}, "the network without a gate"),
         ({"gate": {"activation": "identity", "init": 1}}, "turns the residual stream off"),
         ({"gate": {"init": [0.1, 0.2]}}, "2 values for 12 layers"),
+        ({"gate": {"activation": "relu", "init": []}}, "0 values for 12 layers"),
+        ({"gate": "nome"}, "did you mean 'none'?"),
         ({"gate": {"like": "none", "activation": "tanh"}}, "has no effect"),
         ({"norm": {"scheme": "mix", "post_fraction": 0.01}}, "this is the scheme 'pre'"),
         ({"norm": {"scheme": "mix", "post_fraction": 1}}, "this is the scheme 'post'"),

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import math
-import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import ingest, journal, session
+from gpas_cli.store import ingest, journal
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.maintenance import dump
 from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
@@ -242,67 +238,6 @@ def test_text_no_database_could_hold(engine: Engine, life: Life) -> None:
     assert (only(engine).host, only(engine).environment) == ("node\\0seven", {"note": "\0\ud800"})
 
 
-def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
-    engine = connect(url, busy_seconds=0.2)
-    life.whole()
-    other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    life.whole(OTHER)  # the job goes on meanwhile
-    with pytest.raises(StoreError, match=r"kept it for 0\.2 s; nothing is lost: run the command again"):
-        sync(engine, life.runs)
-    other.rollback()
-    other.close()
-    assert sync(engine, life.runs) == Ingested(attempts=2, events=52)
-
-
-def test_a_sync_that_dies_is_taken_up_where_it_was(
-    engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(3):
-        life.whole(f"{n:016x}")
-    with monkeypatch.context() as patch:
-        store, calls = ingest._store_points, iter(range(10))
-
-        def dies(*arguments: Any) -> None:
-            store(*arguments)
-            if next(calls) == 1:
-                raise KeyboardInterrupt
-
-        patch.setattr(ingest, "_store_points", dies)
-        with pytest.raises(KeyboardInterrupt):
-            sync(engine, life.runs)
-    assert len(dump(engine)["attempt"]) == 1
-    assert sync(engine, life.runs).attempts == 2
-    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
-    sync(fresh, life.runs)
-    assert dump(engine) == dump(fresh)
-
-
-def test_many_syncs_at_once_read_everything_once(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
-    engines = [connect(url) for _ in range(4)]
-    for n in range(12):
-        life.whole(f"{n:016x}")
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda engine: sync(engine, life.runs), engines))
-    assert sum(each.events for each in done) == 12 * 26
-    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
-    sync(fresh, life.runs)
-    assert dump(engines[0]) == dump(fresh)
-
-
-def test_two_processes_at_once(url: str, life: Life, connect: Connect) -> None:
-    for n in range(6):
-        life.whole(f"{n:016x}")
-    code = (
-        "import sys, pathlib; from gpas_cli.store import ingest, session\n"
-        "print(ingest.sync(session.connect(sys.argv[1]), pathlib.Path(sys.argv[2])).events)"
-    )
-    command = [sys.executable, "-c", code, url, str(life.runs)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sum(int(process.communicate()[0]) for process in processes) == 6 * 26
-    assert sync(connect(url), life.runs) == Ingested()
-
-
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 6000), max_size=6).map(sorted))
 def test_reading_a_journal_as_it_grows_gives_what_reading_it_whole_gives(
@@ -361,9 +296,3 @@ def test_it_is_fast(engine: Engine, life: Life) -> None:
     before = time.monotonic()
     sync(engine, life.runs)
     assert time.monotonic() - before < 1
-
-
-def test_a_connection_that_only_reads_takes_no_write_lock(engine: Engine, life: Life) -> None:
-    life.whole()
-    with session.for_writing(engine).begin(), engine.connect() as reader:
-        assert reader.execute(text("SELECT count(*) FROM attempt")).scalar() == 0

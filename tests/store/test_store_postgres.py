@@ -118,7 +118,7 @@ def test_the_content_is_that_of_sqlite(connect: Connect, url: str, life: Life, t
         assert sync(engine, life.runs) == Ingested()
     life.start(attempt)
     life.steps(attempt, range(5, 12))
-    life.end(attempt, "diverged", loss=math.nan, perplexity=math.inf, bits=-math.inf)
+    life.end(attempt, "diverged", loss=math.nan, perplexity=math.inf, **{'bits "{x},\\y': -math.inf})
     life.whole(OTHER, cell={"asked": [None, 1e-3, "Grüße"]})
     for engine in (server, file):
         assert sync(engine, life.runs).attempts == 2

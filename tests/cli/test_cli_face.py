@@ -1,0 +1,126 @@
+"""The face without training: fast, without torch, one message for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+NO_TORCH = 'raise ImportError("torch is not installed here")\n'
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh project made by `gpas init`, and a folder in which importing torch fails."""
+    folder = tmp_path_factory.mktemp("face")
+    (folder / "block").mkdir()
+    (folder / "block/torch.py").write_text(NO_TORCH)
+    gpas(folder, "init", "here")
+    return folder
+
+
+def gpas(folder: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+    environment = {**clean, "PYTHONPATH": f"{folder / 'block'}{os.pathsep}{REPOSITORY}"}
+    where = folder / "here" if (folder / "here").is_dir() else folder
+    return subprocess.run(
+        [sys.executable, "-m", "gpas_cli", *words],
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        input=stdin,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("plan", "--json"),
+        ("plan", "table2"),
+        ("status",),
+        ("status", "--all", "--json"),
+        ("table", "--paper"),
+        ("table", "table2", "--paper", "--format", "latex"),
+        ("explain", "mix-gpas-s1"),
+        ("run", "grid", "--dry-run"),
+        ("run", "grid", "--help"),
+        ("doctor",),
+    ],
+    ids=" ".join,
+)
+def test_it_works_where_torch_is_not_installed(project: Path, words: tuple[str, ...]) -> None:
+    done = gpas(project, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+    assert not (project / "here/runs").exists()
+
+
+def test_status_as_json_has_the_promised_form(project: Path) -> None:
+    told = json.loads(gpas(project, "status", "--json").stdout)
+    assert told["schema"] == 1
+    assert len(told["cells"]) == 22
+    cell = told["cells"][0]
+    assert {"key", "name", "grid", "axes", "state", "outcome", "evidence"} <= cell.keys()
+    assert (cell["grid"], cell["name"], cell["state"], cell["outcome"]) == ("quickstart", "pre-s1", "missing", None)
+
+
+def test_published_numbers_stand_beside_ours(project: Path) -> None:
+    text = gpas(project, "table", "table2", "--paper", "--format", "markdown").stdout
+    assert "33.49" in text
+    assert "-0.74" in text or "−0.74" in text
+
+
+def test_explain_prints_the_equations(project: Path) -> None:
+    text = gpas(project, "explain", "mix-gpas-s1").stdout
+    assert "x <- N(G(x) + f(x))" in text
+    assert "x <- G(x + f(N(x)))" in text
+    told = json.loads(gpas(project, "explain", "deepnorm-gpas-s1", "--json").stdout)
+    assert told["cells"][0]["layers"] == [{"first": 1, "last": 12, "equation": "N(2.213 G(x) + f(x))"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "grid", "tabel2"), "table2"),
+        (("plan", "--where", "gate=gpsa"), "gpas"),
+        (("explain", "mix-gpas-s9"), "mix-gpas-s"),
+        (("table", "--format", "latx"), "did you mean 'latex'?"),
+        (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
+        (("run", "grid", "--executor", "slurm"), "does not submit to SLURM"),
+        (("init",), "is already there"),
+        (("cancel", "pre-s1"), "nothing was cancelled"),
+        (("retry", "pre-s1"), "nothing to retry"),
+        (("why", "pre-s1"), "quickstart/pre-s1 has not been run"),
+        (("-c", "nowhere.yaml", "plan"), "nowhere.yaml does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[str, ...], message: str) -> None:
+    done = gpas(project, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (project / "here/runs").exists()
+
+
+def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
+    broken = project / "here/broken.yaml"
+    text = (project / "here/experiments.yaml").read_text()
+    broken.write_text(text.replace("norm: [pre, deepnorm,", "norm: [per, deepnorm,").replace("lr: 1.5e-3", "lr: -1"))
+    done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes")
+    broken.unlink()
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) >= 2
+    assert all("broken.yaml:" in line for line in lines)
+    assert any("did you mean 'pre'?" in line for line in lines)
+    assert any("lr" in line for line in lines)

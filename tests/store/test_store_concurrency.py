@@ -1,0 +1,95 @@
+"""Syncs that wait for, race with, or come after the death of another."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import ingest, session
+from gpas_cli.store.ingest import Ingested, sync
+from gpas_cli.store.maintenance import dump
+
+Connect = Callable[..., Engine]
+Life = Any  # of conftest
+OTHER = "fedcba9876543210"
+
+
+@pytest.fixture
+def engine(connect: Connect, url: str) -> Engine:
+    return connect(url)
+
+
+def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engine = connect(url, busy_seconds=0.2)
+    life.whole()
+    other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    life.whole(OTHER)  # the job goes on meanwhile
+    with pytest.raises(StoreError, match=r"kept it for 0\.2 s; nothing is lost: run the command again"):
+        sync(engine, life.runs)
+    other.rollback()
+    other.close()
+    assert sync(engine, life.runs) == Ingested(attempts=2, events=52)
+
+
+def test_a_sync_that_dies_is_taken_up_where_it_was(
+    engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        life.whole(f"{n:016x}")
+    with monkeypatch.context() as patch:
+        store, calls = ingest._store_points, iter(range(10))
+
+        def dies(*arguments: Any) -> None:
+            store(*arguments)
+            if next(calls) == 1:
+                raise KeyboardInterrupt
+
+        patch.setattr(ingest, "_store_points", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sync(engine, life.runs)
+    assert len(dump(engine)["attempt"]) == 1
+    assert sync(engine, life.runs).attempts == 2
+    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
+    sync(fresh, life.runs)
+    assert dump(engine) == dump(fresh)
+
+
+def test_many_syncs_at_once_read_everything_once(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engines = [connect(url) for _ in range(4)]
+    for n in range(12):
+        life.whole(f"{n:016x}")
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda engine: sync(engine, life.runs), engines))
+    assert sum(each.events for each in done) == 12 * 26
+    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
+    sync(fresh, life.runs)
+    assert dump(engines[0]) == dump(fresh)
+
+
+def test_two_processes_at_once(url: str, life: Life, connect: Connect) -> None:
+    for n in range(6):
+        life.whole(f"{n:016x}")
+    code = (
+        "import sys, pathlib; from gpas_cli.store import ingest, session\n"
+        "print(ingest.sync(session.connect(sys.argv[1]), pathlib.Path(sys.argv[2])).events)"
+    )
+    command = [sys.executable, "-c", code, url, str(life.runs)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sum(int(process.communicate()[0]) for process in processes) == 6 * 26
+    assert sync(connect(url), life.runs) == Ingested()
+
+
+def test_a_connection_that_only_reads_takes_no_write_lock(engine: Engine, life: Life) -> None:
+    life.whole()
+    with session.for_writing(engine).begin(), engine.connect() as reader:
+        assert reader.execute(text("SELECT count(*) FROM attempt")).scalar() == 0
