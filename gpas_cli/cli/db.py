@@ -50,8 +50,10 @@ def rebuild(yes: Yes = False) -> None:
     from gpas_cli.store import maintenance
 
     confirm(f"Replace {project().database} by one made from {project().runs}?", yes)
-    maintenance.rebuild(project().database, project().runs)
-    console().print(f"Rebuilt from {project().runs}.")
+    result = maintenance.rebuild(project().database, project().runs)
+    console().print(f"Rebuilt from {result.attempts} attempts in {project().runs}.")
+    for problem in result.problems:
+        console().print(f"- {problem}", markup=False, style="yellow")
 
 
 @app.command()

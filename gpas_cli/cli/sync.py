@@ -16,6 +16,9 @@ def sync(as_json: AsJson = False) -> None:
     here = project()
     result = ingest(connect(here.database), here.runs)
     if as_json:
-        print_json(attempts=result.attempts, events=result.events, damaged=result.damaged)
-    else:
-        console().print(f"{result.attempts} attempts, {result.events} new events, {result.damaged} damaged lines")
+        counts = {"attempts": result.attempts, "events": result.events, "damaged": result.damaged}
+        print_json(**counts, problems=list(result.problems))
+        return
+    console().print(f"{result.attempts} attempts, {result.events} new events, {result.damaged} damaged lines")
+    for problem in result.problems:
+        console().print(f"- {problem}", markup=False, style="yellow")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpas_cli.report.result import Result
     from gpas_cli.report.table import Table
 
-FORMATS = ("rich", "markdown", "latex", "csv", "json")
+FORMATS = ("rich", "markdown", "latex", "csv", "json")  # report.render's, and the terminal's own
 
 
 def table(
