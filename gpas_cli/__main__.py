@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import EXIT_USAGE, GpasError
 
 
 def main() -> None:
@@ -21,6 +21,10 @@ def main() -> None:
         # The reader (`head`, a pager) has gone: not an error, but the interpreter must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        # A full disk, a folder without permission: facts of the machine, not errors of the program.
+        print(f"gpas: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ GRID = """\
 version: 1
 default: small
 sizes:
-  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}}
+  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 4, vocab: 280}}
 corpora:
   notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
 recipes:
@@ -70,11 +70,12 @@ class Toy:
         return done
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command in a session of its own and leave it running."""
-        return subprocess.Popen(
-            self.command(*words), cwd=self.folder, env=self.environment(), text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        """Start a command in a session of its own and leave it running; what it prints is added to said.txt."""
+        with (self.folder / "said.txt").open("ab") as said:
+            return subprocess.Popen(
+                self.command(*words), cwd=self.folder, env=self.environment(), text=True, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+            )  # fmt: skip
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Name -> cell of `gpas status --json`."""

@@ -40,15 +40,14 @@ class PlainReporter:
         self.console = console
         self.began = time.monotonic()
         self.next = self.began + PLAIN_SECONDS
-        self.ended = 0
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
-        self.say(f"started   {job.id} ({job.kind}{again})")
+        self.say(f"started     {job.id} ({job.kind}{again})")
 
     def finished(self, job: StageJob, sighting: Sighting) -> None:
-        self.ended += 1
-        self.say(f"{sighting.state:<9} {job.id}{_result(sighting)}")
+        if sighting.state != "missing":  # one that was never started is told in the end, with its like
+            self.say(f"{sighting.state:<11} {job.id}{_result(sighting)}")
 
     def tick(self, board: Board) -> None:
         if time.monotonic() < self.next:
@@ -134,6 +133,8 @@ def _result(sighting: Sighting) -> str:
     perplexity = sighting.metrics.get("perplexity")
     if perplexity is not None:
         return f": perplexity {float(perplexity):.2f}"
+    if sighting.state == "interrupted" and sighting.outcome and sighting.progress:
+        return f": saved at step {sighting.progress.step}"
     return f": {sighting.cause or sighting.evidence}" if sighting.state != "done" else ""
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpas_cli.cli.console import Names, Where, Yes, confirm, console, entries, project
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator, Sequence
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.summary import Summary
+    from gpas_cli.launch.summary import Item, Summary
 
 app = typer.Typer(help="Run cells.", no_args_is_help=True)
 
 ASK_ABOVE_HOURS = 1.0
+NAMED = 3  # cells named in one line of the conclusion
 Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most so many jobs at once on this machine.")]
 
@@ -87,13 +87,27 @@ def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summa
 def _conclude(summary: Summary) -> None:
     from gpas_cli.launch.summary import ENDINGS, exit_code
 
-    lists: dict[str, list[Any]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
-    for name, items in lists.items():
-        if name not in ("done", "skipped") or (name == "skipped" and items):
-            for item in items:
-                console().print(f"{name}: {item.entry.id}: {item.reason}", markup=False)
+    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
+    for name in (*ENDINGS[1:], "skipped"):
+        for line in _reasons(lists[name]):
+            console().print(f"{name}: {line}", markup=False)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
     grids = " ".join(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
     console().print(f"[bold]{counts or 'nothing to do'}[/bold]. Table: [bold]gpas table {grids} --paper[/bold]")
-    sys.stdout.flush()
+    if summary.interrupted:
+        console().print(f"[bold]gpas run grid {grids}[/bold] goes on from the last checkpoints.")
+    if summary.failed or summary.cancelled:
+        console().print(
+            "Failed and cancelled cells run again with [bold]gpas retry[/bold]; see [bold]gpas logs CELL[/bold]."
+        )
     raise typer.Exit(exit_code(summary))
+
+
+def _reasons(items: Sequence[Item]) -> Iterator[str]:
+    """One line per reason, with the cells it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for item in items:
+        by_reason.setdefault(item.reason, []).append(item.entry.id)
+    for reason, ids in by_reason.items():
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        yield f"{', '.join(ids[:NAMED])}{more}: {reason}"

@@ -121,11 +121,12 @@ def _disk(project: Project) -> Finding:
 
 
 def _files(project: Project) -> Iterator[Finding]:
+    from gpas_cli.store.session import network_file_system
+
     folder = _existing(project.runs)
-    kind = _file_system(folder)
-    network = any(kind.startswith(name) for name in NETWORK_FILE_SYSTEMS)
+    network = network_file_system(folder)
     advice = "keep the database on a local disk or PostgreSQL: set GPAS_DB" if network else ""
-    yield Finding("file system", "note" if network else "ok", f"{kind or 'unknown'} at {folder}", advice)
+    yield Finding("file system", "note" if network else "ok", f"{network or 'local'}: {folder}", advice)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,8 +149,3 @@ def _database(project: Project) -> Finding:
 
 def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def _file_system(folder: Path) -> str:
-    mounts = [part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)]
-    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""
