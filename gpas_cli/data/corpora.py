@@ -21,7 +21,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.errors import DataError
-from gpas_cli.spec.data import Data
 
 Notify = Callable[[str], None]
 
@@ -137,16 +136,3 @@ def cached_survey(source: Source, cache: Path) -> Survey:
     survey = source.survey()
     disk.write_json(path, asdict(survey))
     return survey
-
-
-def open_source(data: Data, cache: Path, root: Path) -> Source:
-    """The `Source` that `data` names; relative paths start from `root`. Reads nothing yet."""
-    from gpas_cli.data.files import Files
-    from gpas_cli.data.hub import C4, HfDataset
-    from gpas_cli.data.stdlib import Stdlib
-
-    if data.source == "files":
-        return Files(data.path, data.text_field, root)
-    if data.source == "hf":
-        return HfDataset(data.path, data.text_field, root)
-    return C4(cache) if data.source == "c4" else Stdlib()

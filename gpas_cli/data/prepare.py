@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpas_cli.data.corpora import Notify, Survey, cached_survey, open_source
+from gpas_cli.data.corpora import Notify, Survey, cached_survey
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import Enough, Shard, TokenCache, Totals
+from gpas_cli.data.sources import open_source
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data

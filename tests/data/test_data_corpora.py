@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.data import corpora, stdlib
-from gpas_cli.data.corpora import cached_survey, open_source, side
+from gpas_cli.data.corpora import cached_survey, side
 from gpas_cli.data.files import Files
+from gpas_cli.data.sources import open_source
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import SOURCES, Data
