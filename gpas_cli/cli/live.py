@@ -40,6 +40,7 @@ class PlainReporter:
         self.console = console
         self.began = time.monotonic()
         self.next = self.began + PLAIN_SECONDS
+        self.noticed: set[str] = set()
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
@@ -57,7 +58,9 @@ class PlainReporter:
         self.say(f"{headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
 
     def notice(self, message: str) -> None:
-        self.say(message)
+        if message not in self.noticed:
+            self.noticed.add(message)
+            self.say(message)
 
     def say(self, text: str) -> None:
         elapsed = int(time.monotonic() - self.began)

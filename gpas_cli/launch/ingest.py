@@ -6,6 +6,10 @@ from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
 
 
+# A scheduler waits while this runs, and what is not read in now is read in next time.
+BUSY_SECONDS = 3.0
+
+
 def ingest(project: Project) -> str:
     """Ask the store to read the run directories. Returns what went wrong, "" when nothing did; never raises for it."""
     from sqlalchemy.exc import SQLAlchemyError
@@ -14,7 +18,7 @@ def ingest(project: Project) -> str:
     from gpas_cli.store.session import connect
 
     try:
-        engine = connect(project.database)
+        engine = connect(project.database, busy_seconds=BUSY_SECONDS)
         try:
             sync(engine, project.runs)
         finally:
