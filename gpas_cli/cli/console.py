@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
 
 if TYPE_CHECKING:
@@ -32,8 +33,38 @@ class _State:
 
 STATE = _State()
 
-Names = Annotated[list[str] | None, typer.Argument(help="Grids of experiments.yaml; none means its default grid.")]
-Cells = Annotated[list[str], typer.Argument(help="Cells: grid/name, a unique name, or the start of a key.")]
+
+def complete_grid(incomplete: str) -> list[str]:
+    """Grids that begin so, for the shell; nothing where the file cannot be read."""
+    try:
+        return [name for name in experiments().grids if name.startswith(incomplete)]
+    except GpasError:
+        return []
+
+
+def complete_cell(incomplete: str) -> list[str]:
+    """Cells that begin so: names of the default grid, and grid/name of all."""
+    from gpas_cli.grid.expand import expand
+
+    try:
+        everything = expand(experiments(), list(experiments().grids))
+        usual = [entry.name for entry in everything if entry.grid == experiments().default]
+    except GpasError:
+        return []
+    return [word for word in (*usual, *(entry.id for entry in everything)) if word.startswith(incomplete)]
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Grids of experiments.yaml; none means its default grid.", autocompletion=complete_grid),
+]
+Cell = Annotated[
+    str, typer.Argument(help="grid/name, a unique name, or the start of a key.", autocompletion=complete_cell)
+]
+Cells = Annotated[
+    list[str],
+    typer.Argument(help="Cells: grid/name, a unique name, or the start of a key.", autocompletion=complete_cell),
+]
 Where = Annotated[
     list[str] | None,
     typer.Option("--where", "-w", help="Only cells with these labels, e.g. gate=gpas or seed!=2; repeat to narrow."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import console, find_cells, project
+from gpas_cli.cli.console import Cell, console, find_cells, project
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.5
 
 
 def logs(
-    cell: Annotated[str, typer.Argument(help="grid/name, a unique name, or the start of a key.")],
+    cell: Cell,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the cell ends.")] = False,
     events: Annotated[
         bool, typer.Option("--events", help="The journal's events as JSON lines instead of the log.")

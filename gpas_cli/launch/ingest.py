@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
 
-
 # A scheduler waits while this runs, and what is not read in now is read in next time.
 BUSY_SECONDS = 3.0
 

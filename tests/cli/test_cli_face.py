@@ -124,3 +124,14 @@ def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
     assert all("broken.yaml:" in line for line in lines)
     assert any("did you mean 'pre'?" in line for line in lines)
     assert any("lr" in line for line in lines)
+
+
+def test_the_shell_completes_grids_and_cells(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpas_cli.cli import console
+
+    monkeypatch.setattr(console.STATE, "config", project / "here/experiments.yaml")
+    console.experiments.cache_clear()
+    assert console.complete_grid("table4") == ["table4-activation", "table4-position"]
+    assert console.complete_cell("mix-gpas") == ["mix-gpas-s1", "mix-gpas-s2"]
+    assert "table2/71m-pre-gpas" in console.complete_cell("table2/71m")
+    console.experiments.cache_clear()
