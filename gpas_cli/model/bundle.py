@@ -58,7 +58,8 @@ class _Module:
             self.definitions[statement.name] = statement
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            self.definitions.update((t.id, statement) for t in targets if isinstance(t, ast.Name))
+            names = (node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+            self.definitions.update((name.id, statement) for name in names if isinstance(name.ctx, ast.Store))
 
     def _import(self, module: str, alias: ast.alias) -> None:
         bound = alias.asname or alias.name

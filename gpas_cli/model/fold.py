@@ -27,6 +27,7 @@ from gpas_cli.model.norm import RMSNorm
 from gpas_cli.model.wiring import Residual
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import Norm, Wiring
 from gpas_cli.spec.parse import plain
 
 
@@ -34,12 +35,17 @@ def obstacle(model: Model) -> str:
     """Why `model` cannot be a plain LLaMA; empty where it can."""
     llama = plain_model(model)
     for layer in range(1, model.size.layers + 1):
-        wiring = model.wiring(layer)
-        if wiring.in_norm is None or wiring.branch_norm or wiring.out_norm:
+        if _without_factors(model.wiring(layer)) != llama.wiring(layer):
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
     if replace(model, scheme=llama.scheme, norm=llama.norm, gate=None, embed=llama.embed, init=llama.init) != llama:
         return "it has parts, other than norms, gates and embedding stages, that LLaMA lacks"
     return ""
+
+
+def _without_factors(wiring: Wiring) -> Wiring:
+    """The wiring without what folds: factors, and where a norm's weight starts. Whatever else it holds stays."""
+    norm = wiring.in_norm and replace(wiring.in_norm, init=Norm().init, scale=Norm().scale)
+    return replace(wiring, in_norm=norm, skip=Wiring().skip, home=Wiring().home)
 
 
 def plain_model(model: Model) -> Model:
