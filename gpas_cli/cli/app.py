@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpas_cli import __version__
-from gpas_cli.cli import cancel, db, doctor, explain, init, logs, plan, retry, run, status, sync, table, why
+from gpas_cli.cli import cancel, db, doctor, explain, export, init, logs, plan, retry, run, status, sync, table, why
 from gpas_cli.cli.console import STATE
 
 app = typer.Typer(
@@ -53,6 +53,7 @@ app.command("retry")(retry.retry)
 app.command("why")(why.why)
 app.command("explain")(explain.explain)
 app.command("table")(table.table)
+app.command("export")(export.export)
 app.command("sync")(sync.sync)
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)

@@ -7,6 +7,7 @@ Ids are always below the model's vocabulary, special tokens never come from the 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -88,6 +89,28 @@ class Tokenizer:
                 # Words that the tokenizer drops, such as control characters, made the head too short.
                 heads[i], encodings[i] = texts[i], self.backend.encode(texts[i], add_special_tokens=False)
         return [self._cut(e, head, limit) for e, head in zip(encodings, heads, strict=True)]
+
+    def special_ids(self) -> dict[str, int]:
+        """The ids that `transformers` has names for; it fills short rows with the end token where there is no other."""
+        pad, ids = self._fitting(PAD), {"eos_token": self.eos_id}
+        ids["pad_token"] = self.eos_id if pad is None else pad
+        return ids if self.unk_id is None else {**ids, "unk_token": self.unk_id}
+
+    def transformers_files(self, length: int) -> dict[str, str]:
+        """The files by which `transformers.AutoTokenizer` reads text as this tokenizer does, in rows of `length`."""
+        words = {name: self.backend.id_to_token(identity) for name, identity in self.special_ids().items()}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": length,
+            "padding_side": "right",
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,
+            **words,
+        }
+        return {
+            "tokenizer.json": self.backend.to_str(pretty=True),
+            "tokenizer_config.json": json.dumps(config, indent=2),
+        }
 
     def _whole(self, encoding: Encoding, text: str) -> Encoded:
         return Encoded([*self._below(encoding.ids), self.eos_id], _size(text))

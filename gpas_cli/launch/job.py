@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence
@@ -122,12 +123,10 @@ def _importance(
 
 def _last_checkpoint(runs: Path, key: str) -> Path:
     """The newest checkpoint of the stage `key`, which this one builds on. Raises GpasError when there is none."""
-    from gpas_cli.train.checkpoint import list_newest_first
-
-    found = list_newest_first(a.checkpoints for a in attempts(runs, key))
-    if not found:
+    found = newest_checkpoint(runs, key)
+    if found is None:
         raise GpasError(f"stage {key}, which this one builds on, has no checkpoint in {runs}")
-    return found[0]
+    return found
 
 
 def _facts(attempt: dict[str, Any], cell: Cell) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""`gpas export`: a trained cell as a folder that `transformers` loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import AsJson, console, find_cells, print_json, project
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.evaluate.export import Exported
+    from gpas_cli.grid.entry import Entry
+
+CellName = Annotated[
+    str, typer.Argument(metavar="CELL", help="A cell: grid/name, a unique name, or the start of a key.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must be new or empty.")]
+MaxError = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Refuse to fold gates into plain LLaMA weights if a logit changes by more of the largest one."
+    ),
+]
+Bundled = Annotated[
+    bool,
+    typer.Option("--bundled", help="Export the network with its own code, also where plain LLaMA weights would do."),
+]
+
+
+def export(
+    cell: CellName, folder: Folder, max_error: MaxError = 1e-3, bundled: Bundled = False, as_json: AsJson = False
+) -> None:
+    """Write a trained cell as a folder for transformers: weights, config, tokenizer, and code where it takes any.
+
+    Pre-LN and LNS become a plain LLaMA, gates folded into its weights; other schemes bring their own code.
+
+    Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
+    """
+    from gpas_cli.evaluate.export import Wish
+    from gpas_cli.evaluate.export import export as write
+    from gpas_cli.launch.trained import tokenizer_of
+
+    entry, here = find_cells([cell])[0], project()
+    trained = _checkpoint(entry)
+    wish = Wish(folder=folder, max_error=max_error, bundled=bundled)
+    written = write(
+        entry.cell,
+        trained,
+        wish,
+        cache=here.cache,
+        root=here.config.parent,
+        tokenizer=tokenizer_of(trained),
+        notify=lambda message: console().print(f"{message} ...", style="dim", markup=False) if not as_json else None,
+    )
+    if as_json:
+        print_json(cell=entry.id, folder=str(folder), **_facts(written))
+    else:
+        _print(entry, folder, written, max_error)
+
+
+def _checkpoint(entry: Entry) -> Path:
+    """The newest checkpoint of the cell's last training stage. Raises GpasError with the remedy when there is none."""
+    from gpas_cli.launch.stages import RUNNABLE
+    from gpas_cli.launch.trained import newest_checkpoint
+
+    stage, runs = entry.cell.trained, project().runs
+    found = newest_checkpoint(runs, stage.key)
+    if found is not None:
+        return found
+    remedy = f"`gpas run grid {entry.grid}` trains it"
+    if stage.kind not in RUNNABLE:
+        remedy = f"this version has no job for the stage {stage.kind}"
+    raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
+
+
+def _facts(written: Exported) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {**asdict(written), "checkpoint": str(written.checkpoint)}
+
+
+def _print(entry: Entry, folder: Path, written: Exported, max_error: float) -> None:
+    measured, code = written.measured, written.form == "bundled"
+    form = (
+        f"its own code, modeling_gpas.py: {written.reason}"
+        if code
+        else "plain LLaMA; scales, gates and embedding stages are folded into its weights"
+    )
+    lines = {
+        "form": form,
+        "weights": f"{written.parameters:,} in {written.dtype}, after update {written.step} of {written.steps}",
+        "random ids": _error(measured.random_error, max_error),
+        "held-out": _error(measured.held_out_error, max_error),
+        "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
+        "load with": f'AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
+    }
+    console().print(f"[bold]{entry.id}[/bold] -> {folder}")
+    for name, text in lines.items():
+        if text:
+            console().print(f"  {name:<11} {text}", markup=False)
+    unfinished = [] if written.step == written.steps else ["training has not ended: this is the newest checkpoint"]
+    for note in (*unfinished, *written.notes):
+        console().print(f"  {note}", style="yellow", markup=False)
+
+
+def _error(error: float | None, bound: float) -> str:
+    return "" if error is None else f"logits differ by {error:.1e} of the largest one (bound {bound:g})"
+
+
+def _perplexity(ours: float | None, exported: float | None, tokens: int) -> str:
+    if ours is None:
+        return ""
+    beside = "" if exported is None else f" here, {exported:.6g} exported"
+    return f"{ours:.6g}{beside}, over {tokens:,} held-out tokens"

@@ -1,0 +1,221 @@
+"""A cell's checkpoint as a folder for `transformers`, with the error of folding measured before anything is written."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpas_cli import __version__
+from gpas_cli.data.loader import Batch, validation_batches
+from gpas_cli.data.prepare import Corpus
+from gpas_cli.errors import DataError, GpasError
+from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
+from gpas_cli.model.fold import fold, logit_difference, obstacle
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.parse import plain
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import DamagedCheckpoint
+from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.loop import micro_batch_rows
+from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.run import prepare_text
+
+MAX_ERROR = 1e-3
+HELD_OUT_TOKENS = 4096
+RANDOM_ROWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How the exported network compares with the cell's, both in float32.
+
+    The errors are max |difference| / max |logit|; None where there was nothing to compare: no held-out text, or a
+    network exported as it is. A perplexity is None without held-out text and where it is no finite number.
+    """
+
+    random_error: float | None = None
+    held_out_error: float | None = None
+    held_out_tokens: int = 0
+    perplexity: float | None = None
+    exported_perplexity: float | None = None
+
+    @property
+    def worst(self) -> float:
+        """The larger error; not a number if one is not."""
+        return _largest(error for error in (0.0, self.random_error, self.held_out_error) if error is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates."""
+
+    form: str
+    reason: str
+    checkpoint: Path
+    step: int
+    steps: int
+    parameters: int
+    dtype: str
+    measured: Measured
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is asked of an export: where to, the largest error of folding, and whether to bundle in any case."""
+
+    folder: Path
+    max_error: float = MAX_ERROR
+    bundled: bool = False
+
+
+def export(
+    cell: Cell,
+    trained: Path,
+    wish: Wish,
+    *,
+    cache: Path,
+    root: Path,
+    tokenizer: str | None,
+    notify: Callable[[str], None],
+) -> Exported:
+    """Write the network of `trained`, the checkpoint of the cell's last training stage, to `wish.folder`.
+
+    `tokenizer` is the identity of the one it was trained with, if known. Raises GpasError when the checkpoint is
+    damaged, the folder in the way, or the error of folding above `wish.max_error`; nothing is written then.
+    """
+    check_target(wish.folder)
+    corpus, notes = _text(cell, cache, root, tokenizer, notify)
+    network, step = _load(cell, trained)
+    reason = "--bundled asks for it" if wish.bundled else obstacle(cell.model)
+    if reason:
+        make_files, measured = bundled_files, _measure(cell, network, None, corpus)
+    else:
+        # Weights kept in bfloat16 are folded and compared in float32, lest rounding them again hide what folding does.
+        ours = network.float()
+        network = fold(ours)
+        make_files, measured = llama_files, _measure(cell, ours, network, corpus)
+        _refuse_above(wish.max_error, measured)
+    written = Exported(
+        form="bundled" if reason else "llama",
+        reason=reason,
+        checkpoint=trained,
+        step=step,
+        steps=cell.optim.steps,
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        dtype=str(network.lm_head.weight.dtype).removeprefix("torch."),
+        measured=measured,
+        notes=tuple(notes),
+    )
+    tokens, tokenizer_files = _tokens(cell, corpus)
+    origin = {"gpas.json": _origin(cell, written)}
+    write_folder(wish.folder, network, {**make_files(network, tokens), **tokenizer_files, **origin})
+    return written
+
+
+def _text(
+    cell: Cell, cache: Path, root: Path, tokenizer: str | None, notify: Callable[[str], None]
+) -> tuple[Corpus | None, list[str]]:
+    """The text the cell was trained on, if it can be had, and what has to be said about it."""
+    try:
+        corpus = prepare_text(cell, cache, root, notify=notify)
+    except DataError as error:
+        return None, [f"no held-out text, no tokenizer exported: {error}"]
+    if tokenizer is not None and corpus.tokenizer.identity != tokenizer:
+        # Ids of another tokenizer mean other words: better none than a wrong one.
+        names = f"{tokenizer[:12]}, not with {corpus.tokenizer.identity[:12]}, which the text here gives"
+        return None, [f"no held-out text, no tokenizer exported: the cell was trained with tokenizer {names}"]
+    return corpus, []
+
+
+def _load(cell: Cell, trained: Path) -> tuple[Llama, int]:
+    """The trained network in the dtype it was trained in, and the updates it has had."""
+    precision = Precision(cell.precision, choose_device())
+    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    try:
+        return network, checkpoint.load(trained, cell.trained.key, network, None).step
+    except DamagedCheckpoint as error:
+        raise GpasError(f"{error}; delete it, and an older one is exported") from error
+
+
+def _measure(cell: Cell, ours: Llama, exported: Llama | None, corpus: Corpus | None) -> Measured:
+    """Both networks on random ids and on the head of the held-out text; `exported` is None where it is `ours`."""
+    error = None if exported is None else logit_difference(ours, exported, _random_ids(cell, ours))
+    if corpus is None:
+        return Measured(random_error=error)
+    score, others = _score(cell, ours, corpus), None if exported is None else _score(cell, exported, corpus)
+    return Measured(
+        random_error=error,
+        held_out_error=None if exported is None else _held_out_error(cell, ours, exported, corpus),
+        held_out_tokens=int(score["tokens"]),
+        perplexity=_finite(score["perplexity"]),
+        exported_perplexity=_finite(others["perplexity"]) if others else None,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _random_ids(cell: Cell, network: Llama) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (RANDOM_ROWS, cell.data.length - 1)
+    return torch.randint(cell.model.size.vocab, shape, generator=generator).to(network.lm_head.weight.device)
+
+
+def _batches(cell: Cell, corpus: Corpus) -> Iterator[Batch]:
+    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab)
+    return validation_batches(corpus.validation, rows, min(HELD_OUT_TOKENS, cell.data.eval_tokens))
+
+
+def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
+    weight = network.lm_head.weight
+    precision = Precision("pure_bf16" if weight.dtype == torch.bfloat16 else "fp32", weight.device)
+    return evaluate(network, _batches(cell, corpus), precision, corpus.validation_bytes_per_token)
+
+
+def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:
+    device = ours.lm_head.weight.device
+    tokens = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus))
+    return _largest([logit_difference(ours, exported, ids) for ids in tokens])
+
+
+def _largest(errors: Iterable[float]) -> float:
+    """The largest error, or not a number if one is not."""
+    return max(errors, key=lambda error: (error != error, error))
+
+
+def _refuse_above(bound: float, measured: Measured) -> None:
+    # Written so that an error that is not a number is refused too.
+    if not measured.worst <= bound:
+        raise GpasError(
+            f"as plain LLaMA weights this network's logits change by {measured.worst:.2g} of the largest one, more "
+            f"than --max-error {bound:g}: its gates scale the stream so far that the norms' eps counts; "
+            "--bundled exports it exactly, with its own code"
+        )
+
+
+def _tokens(cell: Cell, corpus: Corpus | None) -> tuple[dict[str, int | None], dict[str, str]]:
+    """What config.json says of token ids and row length, and the tokenizer's files. A row has no start token."""
+    length = cell.data.length
+    if corpus is None:
+        ids, files = dict[str, int](), dict[str, str]()
+    else:
+        ids, files = corpus.tokenizer.special_ids(), corpus.tokenizer.transformers_files(length)
+    named = {f"{name}_id": ids.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+    return {"max_position_embeddings": length, **named}, files
+
+
+def _origin(cell: Cell, written: Exported) -> str:
+    """gpas.json: where the network comes from and how well it was folded."""
+    # A path below `runs`: the folder is made to be given away.
+    facts = {**asdict(written), "checkpoint": "/".join(written.checkpoint.parts[-5:])}
+    whole = {"gpas_cli": __version__, "stage": cell.trained.key, **facts, "cell": cell.to_mapping()}
+    return json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,107 @@
+"""A network as a folder that `transformers` loads: plain LLaMA where the weights can say it all, else our own code.
+
+config.json          what it is; of a network with its own code also the wiring of every layer
+model.safetensors    the weights, under the names of Hugging Face LLaMA, with clear names for what LLaMA lacks
+modeling_gpas.py     the code, where it is not plain LLaMA (`trust_remote_code=True`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from gpas_cli.errors import GpasError
+from gpas_cli.model.bundle import Bundle
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.parse import plain
+
+CODE, CLASS = "modeling_gpas", "GpasForCausalLM"
+
+
+def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
+    """The text files beside the weights of `network`, which must be a plain LLaMA (`fold.fold` makes one)."""
+    size = network.spec.size
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "intermediate_size": size.ffn,
+        "num_key_value_heads": size.heads,
+        "head_dim": size.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": size.eps,
+        "rope_theta": size.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **_common(network, shared),
+    }
+    return {"config.json": _json(config)}
+
+
+def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
+    """The text files beside the weights of any network: its specification and its code."""
+    model = network.spec
+    config = {
+        "architectures": [CLASS],
+        "model_type": "gpas",
+        "auto_map": {"AutoConfig": f"{CODE}.GpasConfig", "AutoModelForCausalLM": f"{CODE}.{CLASS}"},
+        **_common(network, shared),
+        "network": model.to_mapping(),
+        "wiring": _wiring(model),
+    }
+    return {"config.json": _json(config), f"{CODE}.py": Bundle("gpas_cli.model.remote").text()}
+
+
+def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
+    size = network.spec.size
+    return {
+        "vocab_size": size.vocab,
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(network.lm_head.weight.dtype).removeprefix("torch."),
+        **shared,
+    }
+
+
+def _wiring(model: Model) -> list[dict[str, Any]]:
+    return [plain(model.wiring(layer)) for layer in range(1, model.size.layers + 1)]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def check_target(folder: Path) -> None:
+    """Raises GpasError unless `folder` is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise GpasError(f"{folder} is already there and not an empty folder; name a new one")
+
+
+def write_folder(folder: Path, network: Llama, files: Mapping[str, str]) -> None:
+    """Make `folder` of the weights of `network` and `files`, name -> text: whole or not at all.
+
+    Raises GpasError when it is there already or cannot be written.
+    """
+    check_target(folder)
+    aside = folder.parent / f".{folder.name}.{os.getpid()}"
+    try:
+        aside.mkdir(parents=True)
+        for name, text in files.items():
+            (aside / name).write_text(text, encoding="utf-8")
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
+        # transformers asks for this word before it reads the tensors.
+        save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
+        (aside / "model.safetensors").chmod(0o644)  # safetensors makes private files
+        aside.replace(folder)
+    except OSError as error:
+        raise GpasError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,115 @@
+"""Folding: a Pre-LN or LNS network, its gates and its embedding stages as the weights of a plain LLaMA.
+
+Let c be a gate's factor 1 - act(alpha), and C the running product of all factors the stream x has met. RMSNorm ignores
+the size of its input, so that z = x / C obeys Pre-LN without a gate once every output projection is divided by the C of
+its sum:
+
+    x <- c (x + f(N(x)))        becomes        z <- z + f(N(z)) / C        (C before this gate)
+
+The final norm absorbs the last C. What is between the lookup and the first layer depends on the token alone and goes
+into the table. The one thing that does not fold is the norms' eps, which weighs less against z than against x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gpas_cli.errors import GpasError
+from gpas_cli.model.gate import Gate
+from gpas_cli.model.llama import Block, Llama
+from gpas_cli.model.norm import RMSNorm
+from gpas_cli.model.wiring import Residual
+from gpas_cli.spec.cell import parse_model
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import Norm, Wiring
+from gpas_cli.spec.parse import plain
+
+
+def obstacle(model: Model) -> str:
+    """Why `model` cannot be a plain LLaMA; empty where it can."""
+    llama = plain_model(model)
+    for layer in range(1, model.size.layers + 1):
+        if _without_factors(model.wiring(layer)) != llama.wiring(layer):
+            return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
+    if replace(model, scheme=llama.scheme, norm=llama.norm, gate=None, embed=llama.embed, init=llama.init) != llama:
+        return "it has parts, other than norms, gates and embedding stages, that LLaMA lacks"
+    return ""
+
+
+def _without_factors(wiring: Wiring) -> Wiring:
+    """The wiring without what folds: factors, and where a norm's weight starts. Whatever else it holds stays."""
+    norm = wiring.in_norm and replace(wiring.in_norm, init=Norm().init, scale=Norm().scale)
+    return replace(wiring, in_norm=norm, skip=Wiring().skip, home=Wiring().home)
+
+
+def plain_model(model: Model) -> Model:
+    """Pre-LN of the same shape: what LLaMA is."""
+    return parse_model({"size": plain(model.size)})
+
+
+@torch.no_grad()
+def fold(network: Llama) -> Llama:
+    """The plain LLaMA that computes what `network` does, up to eps, in float32 on the same device.
+
+    `network`, whose model must have no `obstacle`, is in float32. Raises GpasError when a gate turns the stream off.
+    """
+    weights = {name: w for name, w in network.state_dict().items() if not _is_gone(name)}
+    weights["model.embed_tokens.weight"] = network.model.embed_stages(network.model.embed_tokens.weight)
+    stream = 1.0
+    for number, layer in enumerate(network.model.layers):
+        stream = _fold_layer(cast(Block, layer), f"model.layers.{number}", weights, stream)
+    weights["model.norm.weight"] = network.model.norm.weight * math.copysign(1, stream)
+    with torch.device("meta"):
+        folded = Llama(plain_model(network.spec))
+    folded.load_state_dict({name: w.detach().float() for name, w in weights.items()}, assign=True)
+    return folded
+
+
+def _is_gone(name: str) -> bool:
+    return name.endswith(".alpha") or "embed_stages" in name
+
+
+def _fold_layer(layer: Block, prefix: str, weights: dict[str, Tensor], stream: float) -> float:
+    """Put one layer's factors into its `weights`; `stream` is C before it, the result C after it."""
+    for residual, norm, output in _sublayers(layer):
+        factor = {slot: _factor(gate) for slot, gate in residual.gates.items()}
+        stream *= factor["entry"]
+        own = _scaled_norm(residual.in_norm) * factor["in"] * math.copysign(1, stream)
+        weights[f"{prefix}.{norm}.weight"] = own
+        stream *= factor["skip"] * residual.skip
+        if stream == 0:
+            raise GpasError(
+                f"a gate up to {prefix} multiplies the residual stream by 0: this network is not LLaMA; "
+                "export it with its own code (--bundled)"
+            )
+        name = f"{prefix}.{output}.weight"
+        weights[name] = weights[name].double() * (factor["branch"] / stream)
+        stream *= factor["sum"] * factor["out"]
+    return stream
+
+
+def _sublayers(layer: Block) -> Iterator[tuple[Residual, str, str]]:
+    yield layer._attention, "input_layernorm", "self_attn.o_proj"
+    yield layer._feed_forward, "post_attention_layernorm", "mlp.down_proj"
+
+
+def _factor(gate: nn.Module) -> float:
+    return 1 - gate.activation(gate.alpha.double()).item() if isinstance(gate, Gate) else 1.0
+
+
+def _scaled_norm(norm: nn.Module) -> Tensor:
+    assert isinstance(norm, RMSNorm)
+    return norm.weight.double() * norm.scale
+
+
+@torch.no_grad()
+def logit_difference(ours: Llama, folded: Llama, tokens: Tensor) -> float:
+    """max |folded - ours| / max |ours| over the logits of `tokens`, (batch, time) int64; not a number if one is not."""
+    wanted, got = ours(tokens).double(), folded(tokens).double()
+    return float(((got - wanted).abs().max() / wanted.abs().max()).item())

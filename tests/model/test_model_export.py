@@ -1,0 +1,264 @@
+"""`gpas export`: what `transformers` loads from the folder is the network that was trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from end_to_end import WORDS, Toy
+from safetensors.torch import load_file
+
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.export import Exported, Wish, export
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.model.gate import Gate
+from gpas_cli.model.llama import build
+from gpas_cli.model.norm import RMSNorm
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.run import Cadence
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.optim import make_adam
+from gpas_cli.train.precision import Precision
+from gpas_cli.train.run import Places, prepare_text, train
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (the extra `export`)"
+)
+CPU = Precision("fp32", torch.device("cpu"))
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280, "rope_theta": 500.0}
+
+# Loads every folder in a process where gpas_cli cannot be imported; prints name -> what was found.
+LOADER = """
+import json, math, sys
+sys.modules["gpas_cli"] = None
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+torch.set_num_threads(1)
+logging.set_verbosity_error()
+found = {}
+for folder in sys.argv[3:]:
+    network, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    rows = torch.tensor(json.load(open(sys.argv[1])))
+    with torch.no_grad():
+        loss = network(input_ids=rows, labels=rows).loss.item()
+    problems = [sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")]
+    words = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    found[folder] = {"class": type(network).__name__, "perplexity": math.exp(loss), "problems": sum(problems, []),
+                     "ids": words("gate norm</s> stream").input_ids,
+                     "eos": words.eos_token_id, "pad": words.pad_token_id}
+json.dump(found, open(sys.argv[2], "w"))
+"""
+
+
+class Room:
+    """A folder with text, checkpoints of networks that were never quite trained, and their exports."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        chooser = random.Random(1)
+        for i in range(60):
+            (folder / f"{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
+
+    def cell(self, **values: object) -> Cell:
+        data = {
+            "source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 500,
+        }  # fmt: skip
+        optim = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
+        return cell_from({"size": SIZE, "init": {"std": 0.2}, "data": data, "optim": optim, **values})
+
+    def checkpoint(self, cell: Cell, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15)) -> Path:
+        """A checkpoint with gates at `alphas` and norms that differ from channel to channel."""
+        precision = Precision(cell.precision, torch.device("cpu"))
+        network = build(cell.model, seed=3, dtype=precision.weights)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for module in network.modules():
+                if isinstance(module, RMSNorm):
+                    module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
+            for gate, alpha in zip(network.gates(), alphas, strict=False):
+                assert isinstance(gate, Gate)
+                gate.alpha.fill_(alpha)
+        folder = self.folder / "checkpoints" / cell.key
+        return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
+
+    def export(
+        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **wish: Any
+    ) -> Exported:
+        return export(
+            cell, self.checkpoint(cell, alphas), Wish(folder=self.folder / "out" / name, **wish),
+            cache=self.folder / "cache", root=self.folder, tokenizer=None, notify=lambda _: None,
+        )  # fmt: skip
+
+    def perplexity(self, cell: Cell) -> tuple[float, list[list[int]]]:
+        """Ours on the held-out rows, and those rows."""
+        network = build(cell.model)
+        checkpoint.load(self.checkpoint(cell), cell.key, network, None)
+        corpus = prepare_text(cell, self.folder / "cache", self.folder, lambda _: None)
+        batches = list(_whole(corpus.validation))
+        rows = [[*inputs, targets[-1]] for batch in batches for inputs, targets in _rows(batch)]
+        return evaluate(network, batches, CPU, 1.0)["perplexity"], rows
+
+
+def _whole(rows: Any) -> Any:
+    from gpas_cli.data.loader import validation_batches
+
+    return validation_batches(rows, 64, 10**9)
+
+
+def _rows(batch: Any) -> Any:
+    return zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    return Room(tmp_path_factory.mktemp("export"))
+
+
+GPAS = {f"{norm}{'-gpas' if gate else ''}": {"norm": norm, "gate": gate} for norm in SCHEMES for gate in (None, "gpas")}
+OTHERS: dict[str, Mapping[str, object]] = {
+    "post-detach": {"norm": "post", "embed": "detach"},
+    "mix-sublayers": {"norm": "mix", "gate": {"share": "sublayer", "activation": "tanh"}, "embed": "layernorm"},
+    "sandwich-in": {"norm": "sandwich", "gate": {"site": "after-norm"}, "embed": "scaled"},
+    "deepnorm-fixed": {"norm": "deepnorm", "gate": {"learnable": False, "init": (0.1, 0.2, 0.3, -0.1)}},
+    "lns-scale": {"norm": {"scheme": "lns", "apply": "scale"}, "gate": "gpas", "embed": "rmsnorm"},
+}
+
+
+@needs_transformers
+def test_perplexity_through_transformers_is_ours(room: Room) -> None:
+    cells = {name: room.cell(**values) for name, values in {**GPAS, **OTHERS}.items()}
+    forms = {name: room.export(cell, name).form for name, cell in cells.items()}
+    cells["pre-own-code"] = cells["pre-gpas"]
+    forms["pre-own-code"] = room.export(cells["pre-gpas"], "pre-own-code", bundled=True).form
+    ours = {name: room.perplexity(cell) for name, cell in cells.items()}
+    found = load_all(room.folder, ours["pre"][1], list(cells))
+    corpus = prepare_text(cells["pre"], room.folder / "cache", room.folder, lambda _: None)
+    for name, seen in found.items():
+        assert seen["problems"] == [], name
+        assert seen["perplexity"] == pytest.approx(ours[name][0], rel=1e-4), name
+        plain = name.startswith(("pre", "lns")) and name != "pre-own-code"
+        assert (forms[name], seen["class"]) == (
+            ("llama", "LlamaForCausalLM") if plain else ("bundled", "GpasForCausalLM")
+        )
+        assert seen["ids"] == corpus.tokenizer.encode("gate norm</s> stream")
+        assert (seen["eos"], seen["pad"]) == (1, 0)
+    # Different networks, so that loading one for another would have shown.
+    assert len({round(ours[name][0], 3) for name in GPAS}) == len(GPAS)
+
+
+def load_all(folder: Path, rows: list[list[int]], names: list[str]) -> dict[str, dict[str, Any]]:
+    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "loader.py").write_text(LOADER)
+    environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    folders = {name: str(folder / "out" / name) for name in names}
+    command = [sys.executable, folder / "loader.py", folder / "rows.json", folder / "found.json", *folders.values()]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "found.json").read_text())
+    return {name: found[path] for name, path in folders.items()}
+
+
+def test_an_error_above_the_bound_is_refused_and_nothing_is_written(room: Room) -> None:
+    cell, alphas = room.cell(gate="gpas", seed=5), (1.25, 1.25, 1.25, 1.25)
+    with pytest.raises(GpasError, match=r"logits change by .* more than --max-error 0\.001.*--bundled"):
+        room.export(cell, "refused", alphas)
+    assert not (room.folder / "out/refused").exists()
+    assert room.export(cell, "allowed", alphas, max_error=2.0).measured.worst > 1e-3
+    assert room.export(cell, "exact", alphas, bundled=True).measured.worst == 0
+
+
+def test_what_was_measured_is_told_and_kept(room: Room) -> None:
+    written = room.export(room.cell(gate="gpas", seed=6), "told")
+    measured = written.measured
+    assert 0 < measured.random_error < 1e-4
+    assert 0 < measured.held_out_error < 1e-4
+    assert measured.exported_perplexity == pytest.approx(measured.perplexity, rel=1e-5)
+    assert measured.held_out_tokens >= 500
+    kept = json.loads((room.folder / "out/told/gpas.json").read_text())
+    assert kept["measured"]["random_error"] == measured.random_error
+    assert kept["cell"]["gate"]["activation"] == "silu"
+    with pytest.raises(GpasError, match="is already there and not an empty folder"):
+        room.export(room.cell(gate="gpas", seed=6), "told")
+
+
+def test_weights_in_bfloat16_are_folded_in_float32_and_bundled_as_they_are(room: Room) -> None:
+    plain, own = (room.cell(norm=norm, gate="gpas", precision="pure_bf16") for norm in ("pre", "sandwich"))
+    assert (room.export(plain, "bf16-pre").dtype, room.export(own, "bf16-own").dtype) == ("float32", "bfloat16")
+    tensors = load_file(room.folder / "out/bf16-own/model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert json.loads((room.folder / "out/bf16-own/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_writing_needs_no_transformers(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in ("pre", "sandwich"):
+        room.export(room.cell(norm=name), f"alone-{name}")
+        assert (room.folder / f"out/alone-{name}/model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_another_tokenizer_is_not_passed_off_as_the_cells(room: Room) -> None:
+    cell = room.cell(gate="gpas", seed=7)
+    folder = room.folder / "out/other"
+    written = export(
+        cell, room.checkpoint(cell), Wish(folder=folder), cache=room.folder / "cache", root=room.folder,
+        tokenizer="0" * 64, notify=lambda _: None,
+    )  # fmt: skip
+    assert "trained with tokenizer 000000000000" in written.notes[0]
+    assert not (folder / "tokenizer.json").exists()
+    assert (written.measured.held_out_error, written.measured.perplexity) == (None, None)
+    assert written.measured.random_error is not None
+
+
+def test_a_damaged_checkpoint_is_named_with_the_remedy(room: Room) -> None:
+    cell = room.cell(gate="gpas", seed=8)
+    trained = room.checkpoint(cell)
+    content = bytearray(trained.read_bytes())
+    content[-1] ^= 1
+    trained.write_bytes(bytes(content))
+    with pytest.raises(GpasError, match=r"checksum.*delete it"):
+        export(
+            cell, trained, Wish(folder=room.folder / "out/damaged"), cache=room.folder / "cache", root=room.folder,
+            tokenizer=None, notify=lambda _: None,
+        )  # fmt: skip
+
+
+def test_the_command_exports_what_a_run_left(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy")
+    refusal = toy.gpas("export", "pre-gpas-s1", "out", expect=2).stderr
+    assert "small/pre-gpas-s1 has no checkpoint of its pretrain" in refusal
+    assert "`gpas run grid small` trains it" in refusal
+    assert not (toy.folder / "out").exists()
+    experiments = load(toy.folder / "experiments.yaml")
+    cell = next(entry.cell for entry in expand(experiments, ["small"]) if entry.name == "pre-gpas-s1")
+    attempt = create_attempt(toy.runs, cell.key, {})
+    places = Places(attempt.checkpoints, [], toy.folder / "cache", toy.folder)
+    journal = Journal(attempt.journal_path)
+    train(
+        cell, places, journal, cadence=Cadence(checkpoint_every=10), stop=iter([None] * 10 + ["interrupted"]).__next__
+    )
+    journal.close()
+    text = toy.gpas("export", "pre-gpas-s1", "out").stdout
+    assert "plain LLaMA" in text
+    assert "after update 10 of 20" in text
+    assert "training has not ended" in text
+    told = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
+    assert (told["schema"], told["form"], told["step"]) == (1, "bundled", 10)
+    assert {path.name for path in (toy.folder / "again").iterdir()} == {
+        "config.json", "gpas.json", "model.safetensors", "modeling_gpas.py", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
