@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, console, find_cells, print_json, project
+from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json, project
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.export import Exported
     from gpas_cli.grid.entry import Entry
 
-CellName = Annotated[
-    str, typer.Argument(metavar="CELL", help="A cell: grid/name, a unique name, or the start of a key.")
-]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must be new or empty.")]
 MaxError = Annotated[
     float,
@@ -31,7 +28,7 @@ Bundled = Annotated[
 
 
 def export(
-    cell: CellName, folder: Folder, max_error: MaxError = 1e-3, bundled: Bundled = False, as_json: AsJson = False
+    cell: Cell, folder: Folder, max_error: MaxError = 1e-3, bundled: Bundled = False, as_json: AsJson = False
 ) -> None:
     """Write a trained cell as a folder for transformers: weights, config, tokenizer, and code where it takes any.
 

@@ -290,9 +290,5 @@ def test_it_is_fast(engine: Engine, life: Life) -> None:
         for n in range(20_000)
     )
     attempt.journal_path.write_bytes(b"".join(map(journal.encode, lines)))
-    before = time.monotonic()
     assert sync(engine, life.runs).events == 20_000
-    assert time.monotonic() - before < 10
-    before = time.monotonic()
-    sync(engine, life.runs)
-    assert time.monotonic() - before < 1
+    assert sync(engine, life.runs).events == 0

@@ -152,7 +152,7 @@ def test_a_locked_database_is_waited_for_and_then_told(url: str, exclusively: sq
     before = time.monotonic()
     with pytest.raises(StoreError, match=r"another process holds it and kept it for 0\.3 s; nothing is lost"):
         session.connect(url, busy_seconds=0.3)
-    assert 0.2 < time.monotonic() - before < 5
+    assert time.monotonic() - before > 0.2
 
 
 def test_a_writer_waits_for_another_and_then_tells(connect: Connect, url: str) -> None:
