@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from gpas_cli.cli.bounds import as_mapping, print_theory, theory_of
 from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
 
 if TYPE_CHECKING:
@@ -11,7 +14,17 @@ if TYPE_CHECKING:
     from gpas_cli.spec.model import Model
 
 
-def explain(cells: Cells, as_json: AsJson = False) -> None:
+Bounds = Annotated[
+    bool,
+    typer.Option(
+        "--bounds",
+        help="Also compute, at initialisation and in float64, the upper bounds of Spike No More and what GPAS "
+        "preserves of the gradient, beside their measured values. Needs torch.",
+    ),
+]
+
+
+def explain(cells: Cells, bounds: Bounds = False, as_json: AsJson = False) -> None:
     """Print the equation of every layer of a cell, how it starts, and its whole configuration.
 
     f is attention, then the feed-forward network; N a norm; G(x) = x - act(alpha) sg(x).
@@ -20,10 +33,16 @@ def explain(cells: Cells, as_json: AsJson = False) -> None:
     """
     found = find_cells(cells)
     if as_json:
-        print_json(cells=[_facts(entry) for entry in found])
+        print_json(cells=[{**_facts(entry), **(_bounds(entry) if bounds else {})} for entry in found])
         return
     for entry in found:
         _print(entry)
+        if bounds:
+            print_theory(theory_of(entry.cell))
+
+
+def _bounds(entry: Entry) -> dict[str, object]:
+    return {"bounds": as_mapping(theory_of(entry.cell))}
 
 
 def _facts(entry: Entry) -> dict[str, object]:
