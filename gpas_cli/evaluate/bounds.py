@@ -25,8 +25,8 @@ How the text is read where it leaves a choice:
   without absolute values. log is the natural logarithm, and 2.1 = 1.1 (largest slope of SiLU) + 1.
 - (20) leaves ||J^Z|| to appendix G. Its equation (75) assumes that every token attends to all L alike (A = 1/L), and
   one sigma for Q, K and V. Ours are measured one by one: sigma^3 -> sigma_Q sigma_K sigma_V, sigma -> sigma_V. Our
-  attention is causal: token t attends to t tokens, and averaging then has a norm of up to 2 instead of 1. The sum over
-  heads and the first term of (75) are larger than what this lacks.
+  attention is causal: token t attends to t tokens, and averaging then has a norm of up to 2 instead of 1. The room left
+  by the sum over heads and by the products of norms is larger than what this lacks.
 - In (65) and (66) index l is left over behind a sum over l, and the factor delta_kj of the last part is lost. Both only
   make the bound larger; the lost delta is why (75) grows with sqrt(L).
 - (68) adds up D_l v_l^T as if D_l and v_l were independent, although both are linear in x_l. That does up to L of a

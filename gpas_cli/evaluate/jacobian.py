@@ -40,22 +40,23 @@ def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = LANCZOS
 
 def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int) -> float:
     """Lanczos with full reorthogonalisation for a symmetric operator on tensors shaped like `like`."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-    basis, diagonal, beside = [start / start.norm()], list[Tensor](), list[Tensor]()
-    for _ in range(min(steps, like.numel())):
-        w = apply(basis[-1])
-        diagonal.append((w * basis[-1]).sum())
+    steps = min(steps, like.numel())
+    basis = like.new_zeros(steps + 1, like.numel())
+    start = torch.randn(like.numel(), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
+    basis[0] = (start / start.norm()).to(like.device)
+    matrix = torch.zeros(steps + 1, steps + 1, dtype=like.dtype)
+    for k in range(steps):
+        w = apply(basis[k].view_as(like)).flatten()
+        matrix[k, k] = w @ basis[k]
         for _ in range(2):
-            for q in basis:
-                w = w - (w * q).sum() * q
-        beside.append(w.norm())
-        if beside[-1] <= 1e-12 * diagonal[0].abs():
+            w = w - basis[: k + 1].T @ (basis[: k + 1] @ w)
+        length = w.norm()
+        if length <= 1e-12 * matrix[0, 0].abs():
+            steps = k + 1
             break
-        basis.append(w / beside[-1])
-    off = torch.stack(beside[: len(diagonal) - 1]) if len(diagonal) > 1 else torch.zeros(0, dtype=like.dtype)
-    matrix = torch.diag(torch.stack(diagonal)) + torch.diag(off, 1) + torch.diag(off, -1)
-    return float(torch.linalg.eigvalsh(matrix)[-1])
+        matrix[k, k + 1] = matrix[k + 1, k] = length
+        basis[k + 1] = w / length
+    return float(torch.linalg.eigvalsh(matrix[:steps, :steps])[-1])
 
 
 @contextmanager
