@@ -10,6 +10,7 @@ from gpas_cli.cli.bounds import as_mapping, print_theory, theory_of
 from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
 
 if TYPE_CHECKING:
+    from gpas_cli.evaluate.theory import Theory
     from gpas_cli.grid.entry import Entry
     from gpas_cli.spec.model import Model
 
@@ -32,17 +33,18 @@ def explain(cells: Cells, bounds: Bounds = False, as_json: AsJson = False) -> No
     Example: [bold]gpas explain mix-gpas-s1[/bold]
     """
     found = find_cells(cells)
+    theories = [theory_of(entry.cell) if bounds else None for entry in found]
     if as_json:
-        print_json(cells=[{**_facts(entry), **(_bounds(entry) if bounds else {})} for entry in found])
+        print_json(cells=[{**_facts(entry), **_bounds(theory)} for entry, theory in zip(found, theories, strict=True)])
         return
-    for entry in found:
+    for entry, theory in zip(found, theories, strict=True):
         _print(entry)
-        if bounds:
-            print_theory(theory_of(entry.cell))
+        if theory is not None:
+            print_theory(theory)
 
 
-def _bounds(entry: Entry) -> dict[str, object]:
-    return {"bounds": as_mapping(theory_of(entry.cell))}
+def _bounds(theory: Theory | None) -> dict[str, object]:
+    return {} if theory is None else {"bounds": as_mapping(theory)}
 
 
 def _facts(entry: Entry) -> dict[str, object]:

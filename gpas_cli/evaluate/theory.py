@@ -163,9 +163,10 @@ def _refuse(message: str) -> None:
 
 def random_text(cell: Cell) -> Sample:
     """Uniform random tokens of the cell's length; never the vocabulary's last row, which may be held at zero."""
-    length, vocab = min(cell.data.length, TOKENS + 1), cell.model.size.vocab
+    # A packed row has a successor for its last token, a padded one has not.
+    width = min(cell.data.length + (cell.data.layout == "pack"), TOKENS + 1)
     generator = torch.Generator().manual_seed(cell.seed)
-    row = torch.randint(0, vocab - 1, (1, length), generator=generator)
+    row = torch.randint(0, cell.model.size.vocab - 1, (1, width), generator=generator)
     return Sample(row[:, :-1], row[:, 1:], "random tokens: the cell's text is not prepared here")
 
 

@@ -8,6 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+import yaml
+
+from gpas_cli.cli.bounds import print_theory
+from gpas_cli.evaluate.theory import examine
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.spec.gate import ACTIVATIONS
+from gpas_cli.store.rundir import create_attempt
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.optim import make_adam
+
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENTS = """
 version: 1
@@ -34,8 +50,20 @@ def gpas(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_bounds_as_tables_and_as_json(tmp_path: Path) -> None:
+def keep_trained_gates(folder: Path, alpha: float) -> None:
+    """A run directory with the checkpoint of the one cell's last update, its gates at `alpha`."""
+    cell = expand(load(folder / "experiments.yaml"), ["small"])[0].cell
+    network = build(cell.model)
+    with torch.no_grad():
+        for gate in network.gates():
+            gate.alpha.fill_(alpha)
+    attempt = create_attempt(folder / "runs", cell.key, {})
+    checkpoint.save(attempt.checkpoints, cell.key, network, make_adam(network, cell.optim), Position(step=4))
+
+
+def test_bounds_as_json(tmp_path: Path) -> None:
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
+    keep_trained_gates(tmp_path, 0.7)
     told = json.loads(gpas(tmp_path, "explain", "opened", "--bounds", "--json"))["cells"][0]["bounds"]
     assert [layer["layer"] for layer in told["layers"]] == [1, 2]
     for layer in told["layers"]:
@@ -43,9 +71,19 @@ def test_bounds_as_tables_and_as_json(tmp_path: Path) -> None:
         assert layer["bound"] == layer["attention"]["bound"] * layer["feed_forward"]["bound"]
     assert [row["layer"] for row in told["preserved"]] == [1, 2, 3]
     assert all(row["error"] < 1e-9 for row in told["preserved"])
-    text = gpas(tmp_path, "explain", "opened", "--bounds")
-    assert "(20)" in text
-    assert "(44)" in text
-    assert "random tokens: the cell's text is not prepared here" in text
-    assert f"{told['preserved'][0]['predicted']:.6g}" in text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml"]
+    assert told["gates"] == "as trained (step-00000004.safetensors)"
+    assert told["preserved"][0]["predicted"] == pytest.approx((1 - ACTIVATIONS["silu"][0](0.7)) ** 4, rel=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml", "runs"]
+
+
+@pytest.mark.parametrize(("gate", "said"), [(0.3, "0.469"), (0.0, "1 everywhere"), (None, "")])
+def test_bounds_as_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str], gate: float | None, said: str) -> None:
+    values = yaml.safe_load(EXPERIMENTS)["grids"]["small"]["base"]
+    values["optim"]["lr"] = 1e-3  # in YAML 1.1 a word
+    norm = "pre" if gate is not None else "post"
+    cell = cell_from({**values, "norm": norm, "gate": None if gate is None else {"init": gate}})
+    print_theory(examine(cell, tmp_path, tmp_path))
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("(20)", "(44)", "||J||", "random tokens", "equation 7", said))
+    assert ("appendix B" in text) == (gate is not None)
+    assert ("not the paper's" in text) == (norm == "post")
