@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from gpas_cli.cli.bounds import as_mapping, print_theory, theory_of
 from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
 
 if TYPE_CHECKING:
+    from gpas_cli.evaluate.theory import Theory
     from gpas_cli.grid.entry import Entry
     from gpas_cli.spec.model import Model
 
 
-def explain(cells: Cells, as_json: AsJson = False) -> None:
+Bounds = Annotated[
+    bool,
+    typer.Option(
+        "--bounds",
+        help="Also compute, at initialisation and in float64, the upper bounds of Spike No More and what GPAS "
+        "preserves of the gradient, beside their measured values. Needs torch.",
+    ),
+]
+
+
+def explain(cells: Cells, bounds: Bounds = False, as_json: AsJson = False) -> None:
     """Print the equation of every layer of a cell, how it starts, and its whole configuration.
 
     f is attention, then the feed-forward network; N a norm; G(x) = x - act(alpha) sg(x).
@@ -19,11 +33,18 @@ def explain(cells: Cells, as_json: AsJson = False) -> None:
     Example: [bold]gpas explain mix-gpas-s1[/bold]
     """
     found = find_cells(cells)
+    theories = [theory_of(entry.cell) if bounds else None for entry in found]
     if as_json:
-        print_json(cells=[_facts(entry) for entry in found])
+        print_json(cells=[{**_facts(entry), **_bounds(theory)} for entry, theory in zip(found, theories, strict=True)])
         return
-    for entry in found:
+    for entry, theory in zip(found, theories, strict=True):
         _print(entry)
+        if theory is not None:
+            print_theory(theory)
+
+
+def _bounds(theory: Theory | None) -> dict[str, object]:
+    return {} if theory is None else {"bounds": as_mapping(theory)}
 
 
 def _facts(entry: Entry) -> dict[str, object]:

@@ -6,7 +6,8 @@ DeepNorm), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,19 @@ from gpas_cli.model.norm import RMSNorm, norm_slot
 from gpas_cli.model.rope import Rope
 from gpas_cli.model.wiring import Residual, gates_in
 from gpas_cli.spec.model import Model
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """One sub-layer of a layer, to be looked at or applied alone: its module and the residual formula around it."""
+
+    residual: Residual
+    module: nn.Module
+    f: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (batch, time, hidden) -> same shape."""
+        return self.residual(x, self.f)
 
 
 class Block(nn.Module):
@@ -62,6 +76,11 @@ class Block(nn.Module):
         """x: (batch, time, hidden) -> same shape."""
         x = self._attention(x, lambda h: self.self_attn(h, tables))
         return self._feed_forward(x, self.mlp)
+
+    def sublayers(self, tables: tuple[Tensor, Tensor]) -> tuple[SubLayer, SubLayer]:
+        """Attention and the feed-forward network, each as a function of the stream; one after the other: `forward`."""
+        attention = SubLayer(self._attention, self.self_attn, lambda h: self.self_attn(h, tables))
+        return attention, SubLayer(self._feed_forward, self.mlp, self.mlp)
 
 
 class Decoder(nn.Module):

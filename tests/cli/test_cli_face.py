@@ -94,6 +94,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("plan", "--where", "gate=gpsa"), "gpas"),
         (("explain", "mix-gpas-s9"), "mix-gpas-s"),
         (("table", "--format", "latx"), "did you mean 'latex'?"),
+        (("explain", "mix-gpas-s1", "--bounds"), "torch is not installed here"),
         (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
         (("run", "grid", "--executor", "slurm"), "does not submit to SLURM"),
         (("init",), "is already there"),

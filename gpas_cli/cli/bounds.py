@@ -1,0 +1,104 @@
+"""`gpas explain --bounds`: the papers' theory for a cell, as a table and as plain data. Computing it needs torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import console, project
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from gpas_cli.evaluate.theory import LayerBounds, Preserved, Theory
+    from gpas_cli.spec.cell import Cell
+
+
+def theory_of(cell: Cell) -> Theory:
+    """The bounds of a cell and what its gates preserve. Raises GpasError without torch or without enough memory."""
+    try:
+        from gpas_cli.evaluate.theory import examine
+    except ImportError as error:
+        raise GpasError(f"--bounds computes with torch, which cannot be imported here: {error}") from error
+    here = project()
+    return examine(cell, here.cache, here.config.parent, _checkpoints(cell))
+
+
+def _checkpoints(cell: Cell) -> list[Path]:
+    """The cell's checkpoints, the one with the most updates first; then those that its gates are taken from."""
+    from gpas_cli.store.rundir import attempts
+
+    teacher, found = cell.teacher(), list["Path"]()
+    for key in [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]:
+        own = [path for attempt in attempts(project().runs, key) for path in attempt.checkpoints.glob("step-*")]
+        found.extend(sorted(own, key=lambda path: path.name, reverse=True))
+    return found
+
+
+def as_mapping(theory: Theory) -> dict[str, Any]:
+    """JSON-ready data: the fields of `Theory`, with the products of equation (7)."""
+    layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
+    totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
+    return {**asdict(theory), "layers": layers, **totals}
+
+
+def print_theory(theory: Theory) -> None:
+    """The tables, and in words what they are of."""
+    say = console().print
+    say(f"  Bounds at initialisation (Spike No More), {theory.length} tokens, {theory.sample}; float64")
+    say(_bounds_table(theory.layers))
+    say(
+        f"  gradient at layer 1 over gradient after the last: 10^{theory.log10_gradient_ratio:.2f}, "
+        f"bounded by 10^{theory.log10_bound:.2f}, the product of all bounds (equation 7)"
+    )
+    if not all(layer.equation for layer in theory.layers):
+        say("  * not the paper's x + f(N(x)): the same reasoning for this layer's equation, part by part")
+    if theory.preserved:
+        _print_preserved(theory)
+
+
+def _print_preserved(theory: Theory) -> None:
+    say = console().print
+    say(f"  Gradient under naive scaling over gradient under GPAS (GPAS, appendix B), gates {theory.gates}")
+    if all(row.predicted == row.measured == 1 for row in theory.preserved):
+        say("  1 everywhere: every gate is at act(alpha) = 0; once the cell is trained, its gates are used")
+        return
+    say(_preserved_table(theory.preserved))
+    if any(row.predicted is None for row in theory.preserved):
+        say("  - a later gate scales only a part of the sum, for which appendix B gives no product")
+
+
+def _bounds_table(layers: tuple[LayerBounds, ...]) -> Table:
+    swiglu = layers[0].feed_forward.swiglu
+    second = ("(15)", "(44)") if swiglu else ("(15)",)
+    table = _table("layer", "sigma_x", "(20)", "worst token", "||J||", "sigma_x'", *second, "worst token", "||J||",
+                   "gradient in/out")  # fmt: skip
+    for layer in layers:
+        attention, network = layer.attention, layer.feed_forward
+        bounds = (network.identity, network.bound) if swiglu else (network.bound,)
+        numbers = (attention.stream_std, attention.bound, attention.worst, attention.norm, network.stream_std, *bounds,
+                   network.worst, network.norm, layer.gradient_ratio)  # fmt: skip
+        mark = "" if layer.equation else "*"
+        table.add_row(f"{layer.layer}{mark}", *(f"{number:.4g}" for number in numbers))
+    return table
+
+
+def _preserved_table(rows: tuple[Preserved, ...]) -> Table:
+    table = _table("entering layer", "product of 1 - act(alpha)", "by autograd", "difference")
+    for row in rows:
+        predicted = "-" if row.predicted is None else f"{row.predicted:.6g}"
+        name = "final norm" if row is rows[-1] else str(row.layer)
+        table.add_row(name, predicted, f"{row.measured:.6g}", "" if row.error is None else f"{row.error:.1e}")
+    return table
+
+
+def _table(*heads: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table

@@ -1,0 +1,250 @@
+"""The papers' theory for one cell at initialisation, in float64: bounds beside what they bound, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from gpas_cli.data.loader import Batches
+from gpas_cli.errors import DataError, GpasError
+from gpas_cli.evaluate.bounds import FeedForward
+from gpas_cli.evaluate.jacobian import (
+    Reading,
+    attention_numbers,
+    deviation,
+    feed_forward_numbers,
+    readings,
+    spectral_norm,
+    stream_gradients,
+    sublayer_inputs,
+)
+from gpas_cli.evaluate.preserved import both_gradients, gate_alphas, naive_over_preserved
+from gpas_cli.model.llama import Llama, SubLayer, build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.model import Model
+from gpas_cli.train import checkpoint
+from gpas_cli.train.precision import choose_device
+from gpas_cli.train.run import prepare_text
+
+# Tokens that are measured: the reference's row. Attention's bound and its Jacobian depend on their number.
+TOKENS = 256
+# Built in float32, then turned into float64 beside it.
+BYTES_PER_PARAMETER = 12
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row of text: tokens and their successors, shape (1, time), and where they come from."""
+
+    tokens: Tensor
+    targets: Tensor
+    origin: str
+
+
+@dataclass(frozen=True)
+class SubLayerBound:
+    """One sub-layer. `bound`: equation (20), (44), or (15) for a feed-forward network without a gate, for a stream of
+    standard deviation `stream_std`; `worst`: the same for the token it is largest for; `norm`: the measured spectral
+    norm of the Jacobian, over all tokens together."""
+
+    stream_std: float
+    bound: float
+    worst: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class FeedForwardBound(SubLayerBound):
+    """`identity`: equation (15), as in Figure 2. `swiglu`: whether `bound` and `worst` are (44)."""
+
+    identity: float
+    swiglu: bool
+
+
+@dataclass(frozen=True)
+class LayerBounds:
+    """One layer, counted from 1. `gradient_ratio`: ||dL/d input|| / ||dL/d output||, at most `norm`s' product."""
+
+    layer: int
+    equation: bool
+    attention: SubLayerBound
+    feed_forward: FeedForwardBound
+    gradient_ratio: float
+
+    @property
+    def bound(self) -> float:
+        """The layer's factor in equation (7)."""
+        return self.attention.bound * self.feed_forward.bound
+
+
+@dataclass(frozen=True)
+class Preserved:
+    """The stream entering layer `layer`, L + 1 being the final norm: the gradient's norm under naive scaling over that
+    under GPAS, predicted from the gates (None where no product of them is it) and by autograd.
+
+    `error`: largest difference from the prediction in any element, relative to the largest element.
+    """
+
+    layer: int
+    predicted: float | None
+    measured: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Theory:
+    """What `gpas explain --bounds` prints about a cell. `gates`: where the gates' values come from, "" if none."""
+
+    sample: str
+    length: int
+    layers: tuple[LayerBounds, ...]
+    gates: str
+    preserved: tuple[Preserved, ...]
+
+    @property
+    def log10_bound(self) -> float:
+        """Equation (7): log10 of the bound of ||dL/dx_1|| / ||dL/dy_L||. The paper's product ends at N - 1, which
+        leaves out a layer; this is over all of them."""
+        return sum(math.log10(layer.bound) for layer in self.layers)
+
+    @property
+    def log10_gradient_ratio(self) -> float:
+        """log10 of ||dL/dx_1|| / ||dL/dy_L||, measured."""
+        return sum(math.log10(layer.gradient_ratio) for layer in self.layers)
+
+
+def examine(cell: Cell, cache: Path, root: Path, trained: Sequence[Path] = ()) -> Theory:
+    """Bounds and measurements of `cell`'s network as it starts, and what its gates preserve.
+
+    trained: checkpoints to take the gates' values from, best first; only the gates, and only for what they preserve.
+    Raises GpasError when the network does not fit into memory.
+    """
+    device = choose_device()
+    _check_memory(cell.model, device)
+    sample = _on(device, own_text(cell, cache, root) or random_text(cell))
+    network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
+    layers = tuple(bounds_of(network, sample))
+    gates, preserved = "", list[Preserved]()
+    if cell.model.gate is not None:
+        gates = _take_gates(network, trained)
+        preserved = preserved_gradients(network, sample)
+    return Theory(sample.origin, sample.tokens.shape[1], layers, gates, tuple(preserved))
+
+
+def own_text(cell: Cell, cache: Path, root: Path) -> Sample | None:
+    """The first row of the cell's first batch, without filling; None unless its text lies in the cache already."""
+    if not any((cache / "tokens").glob(f"{cell.data.source}-*")):
+        return None
+    try:
+        corpus = prepare_text(cell, cache, root, notify=_refuse)
+    except (DataError, _NotPrepared):
+        return None
+    batch = Batches(corpus.train, cell.optim.batch, cell.seed).at(0)
+    inputs, targets = batch.inputs[:1, :TOKENS], batch.targets[:1, :TOKENS]
+    real = int((targets >= 0).sum())
+    tokens = torch.from_numpy(inputs[:, :real].copy()), torch.from_numpy(targets[:, :real].copy())
+    return Sample(*tokens, "the first row of the cell's first batch")
+
+
+class _NotPrepared(Exception):
+    """Tokenising would have to begin first."""
+
+
+def _refuse(message: str) -> None:
+    # `prepare` tells what takes time before it begins; an explanation does not begin it.
+    raise _NotPrepared(message)
+
+
+def random_text(cell: Cell) -> Sample:
+    """Uniform random tokens of the cell's length; never the vocabulary's last row, which may be held at zero."""
+    # A packed row has a successor for its last token, a padded one has not.
+    width = min(cell.data.length + (cell.data.layout == "pack"), TOKENS + 1)
+    generator = torch.Generator().manual_seed(cell.seed)
+    row = torch.randint(0, cell.model.size.vocab - 1, (1, width), generator=generator)
+    return Sample(row[:, :-1], row[:, 1:], "random tokens: the cell's text is not prepared here")
+
+
+def _on(device: torch.device, sample: Sample) -> Sample:
+    return Sample(sample.tokens.to(device), sample.targets.to(device), sample.origin)
+
+
+def _check_memory(model: Model, device: torch.device) -> None:
+    needed = BYTES_PER_PARAMETER * sum(p.numel() for p in build(model, device="meta").parameters())
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needed > free:
+        raise GpasError(
+            f"the bounds need this network in float64, about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are "
+            "free; ask for a smaller cell of the same scheme"
+        )
+
+
+def bounds_of(network: Llama, sample: Sample) -> Iterator[LayerBounds]:
+    """Every layer of a float64 network, first layer first."""
+    gradients = [g.norm().item() for g in stream_gradients(network, sample.tokens, sample.targets)]
+    for index, (attention, feed_forward, x, middle) in enumerate(sublayer_inputs(network, sample.tokens)):
+        yield LayerBounds(
+            layer=index + 1,
+            equation=_is_papers(network.spec, index + 1),
+            attention=_attention_bound(attention, x, network.spec),
+            feed_forward=_feed_forward_bound(feed_forward, middle, network.spec),
+            gradient_ratio=gradients[index] / gradients[index + 1],
+        )
+
+
+def _is_papers(model: Model, layer: int) -> bool:
+    """Whether the paper's equations are meant for this layer: x + f(N(x)), gates whose Jacobian is 1 aside."""
+    wiring = model.wiring(layer)
+    bare = wiring.in_norm is not None and wiring.branch_norm is None and wiring.out_norm is None and wiring.skip == 1
+    return bare and (model.gate is None or model.gate.stop_gradient)
+
+
+def _attention_bound(sublayer: SubLayer, x: Tensor, model: Model) -> SubLayerBound:
+    numbers = attention_numbers(sublayer.module, model.size, x.shape[1])
+    mean, worst = (reading.around.bound(numbers.jacobian(reading.s)) for reading in readings(sublayer, x))
+    return SubLayerBound(deviation(x), mean, worst, spectral_norm(sublayer, x))
+
+
+def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> FeedForwardBound:
+    numbers = feed_forward_numbers(sublayer.module, model.size)
+    mean, worst = readings(sublayer, x)
+    return FeedForwardBound(
+        stream_std=deviation(x),
+        bound=_of_feed_forward(numbers, mean),
+        worst=_of_feed_forward(numbers, worst),
+        norm=spectral_norm(sublayer, x),
+        identity=mean.around.bound(numbers.identity()),
+        swiglu=numbers.sigma_v is not None,
+    )
+
+
+def _of_feed_forward(numbers: FeedForward, reading: Reading) -> float:
+    swiglu = numbers.swiglu(reading.s)
+    return reading.around.bound(numbers.identity() if swiglu is None else swiglu)
+
+
+def _take_gates(network: Llama, trained: Sequence[Path]) -> str:
+    """Fill the gates from the first checkpoint that can be read; where the values come from, in words."""
+    for path in trained:
+        try:
+            checkpoint.load_gates(path, network)
+        except checkpoint.DamagedCheckpoint:
+            continue
+        return f"as trained ({path.name})"
+    return "as they start" + (f"; none of {len(trained)} checkpoints can be read" if trained else "")
+
+
+def preserved_gradients(network: Llama, sample: Sample) -> list[Preserved]:
+    """GPAS, appendix B, for the stream entering every layer and the final norm."""
+    predicted = naive_over_preserved(network.spec, gate_alphas(network))
+    naive, preserved = both_gradients(network, sample.tokens, sample.targets)
+    rows = []
+    for layer, (ratio, n, p) in enumerate(zip(predicted, naive, preserved, strict=True), start=1):
+        error = None if ratio is None else ((n - ratio * p).abs().max() / n.abs().max()).item()
+        rows.append(Preserved(layer, ratio, (n.norm() / p.norm()).item(), error))
+    return rows

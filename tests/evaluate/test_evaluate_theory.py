@@ -1,0 +1,82 @@
+"""The theory of a whole cell: which text it is measured on, which gates, and what it says when it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpas_cli.data.loader import Batches
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import theory
+from gpas_cli.evaluate.theory import examine, own_text
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.optim import make_adam
+from gpas_cli.train.run import prepare_text
+
+
+def cell(**values: object) -> Cell:
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
+    data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 12, "eval_tokens": 500}
+    optim = {"lr": 0.01, "warmup": 3, "steps": 8, "batch": 4}
+    return cell_from({"size": size, "gate": "gpas", "data": data, "optim": optim, **values})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number in range(60):
+        (tmp_path / f"{number:02d}.txt").write_text(f"gate {number} norm\n" if number % 2 else "gate norm " * 30)
+    return tmp_path
+
+
+def test_random_tokens_stand_in_for_text_that_is_not_prepared_and_nothing_is_written(root: Path) -> None:
+    told = examine(cell(), root / "cache", root)
+    assert "random tokens" in told.sample
+    assert (told.length, len(told.layers), len(told.preserved)) == (11, 2, 3)
+    assert not (root / "cache").exists()
+
+
+def test_prepared_text_is_used_without_its_filling(root: Path) -> None:
+    prepare_text(cell(), root / "cache", root, notify=lambda _: None)
+    for seed in range(4):
+        text = own_text(cell(seed=seed), root / "cache", root)
+        assert text is not None
+        corpus = prepare_text(cell(), root / "cache", root, notify=lambda _: None)
+        batch = Batches(corpus.train, 4, seed).at(0)
+        length = int((batch.targets[0] >= 0).sum())
+        assert text.tokens.tolist() == [batch.inputs[0, :length].tolist()]
+        assert text.targets.tolist() == [batch.targets[0, :length].tolist()]
+    assert "first row of the cell's first batch" in examine(cell(), root / "cache", root).sample
+
+
+def test_text_of_another_cell_does_not_start_tokenising(root: Path) -> None:
+    prepare_text(cell(), root / "cache", root, notify=lambda _: None)
+    other = {"source": "files", "path": "*1.txt", "tokenizer": "bpe", "layout": "pad", "length": 12}
+    assert own_text(cell(data=other), root / "cache", root) is None
+
+
+def test_gates_come_from_the_first_checkpoint_that_can_be_read(root: Path) -> None:
+    trained = build(cell().model)
+    with torch.no_grad():
+        for gate in trained.gates():
+            gate.alpha.fill_(0.7)
+    path = checkpoint.save(root / "kept", cell().key, trained, make_adam(trained, cell().optim), Position(step=8))
+    broken = root / "step-00000009.safetensors"
+    broken.write_bytes(b"torn")
+    told = examine(cell(), root / "cache", root, [broken, path])
+    assert told.gates == "as trained (step-00000008.safetensors)"
+    assert told.preserved[0].predicted == pytest.approx((1 - 0.7 / (1 + 2.718281828459045**-0.7)) ** 4, rel=1e-6)
+    assert told.preserved[0].error is not None
+    assert told.preserved[0].error < 1e-12
+    assert "none of 1" in examine(cell(), root / "cache", root, [broken]).gates
+    assert examine(cell(gate=None), root / "cache", root, [path]).preserved == ()
+
+
+def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "BYTES_PER_PARAMETER", 10**15)
+    with pytest.raises(GpasError, match="GiB are free"):
+        examine(cell(), root / "cache", root)
