@@ -27,9 +27,13 @@ def canonical_model(model: Model) -> Model:
 
 
 def canonical_optim(optim: Optim, model: Model) -> Optim:
-    """Without a trainable gate there is nothing to clip: the spelling without it."""
+    """Without a trainable gate there is nothing of its own to clip, and one mean over all rows is the usual mean."""
     gated = model.gate is not None and model.gate.learnable
-    return optim if gated else replace(optim, clip_gates=0.0)
+    if not gated:
+        optim = replace(optim, clip_gates=0.0)
+    if not gated or optim.clip == 0:
+        optim = replace(optim, clip_over="all")
+    return replace(optim, mean_rows=0) if optim.mean_rows == optim.batch else optim
 
 
 def _canonical_gate(model: Model) -> Gate:
@@ -124,3 +128,9 @@ def _check_data(cell: Cell) -> Iterator[Problem]:
 def _check_optim(cell: Cell) -> Iterator[Problem]:
     if cell.optim.warmup >= cell.optim.steps:
         yield Problem(("optim", "warmup"), f"{cell.optim.warmup} is not shorter than the {cell.optim.steps} steps")
+    if cell.optim.mean_rows and cell.optim.batch % cell.optim.mean_rows:
+        yield Problem(("optim", "mean_rows"), f"{cell.optim.mean_rows} does not divide the batch of {cell.optim.batch}")
+    elif cell.optim.mean_rows and cell.data.layout == "pack":
+        yield Problem(
+            ("optim", "mean_rows"), "has no effect with data.layout: pack, whose rows have equally many tokens"
+        )
