@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gpas_cli.model.init import initialise, matrix_rules
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.probe import activation_variance, gate_values
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.gate import ACTIVATIONS, SITES
-from gpas_cli.spec.init import PRESETS, Init
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.size import SIZES
 
@@ -69,27 +66,6 @@ def test_schemes_with_one_seed_share_their_matrices() -> None:
         for name in (n for n in state if "_proj" in n or "embed" in n or "head" in n):
             assert torch.equal(state[name], states["pre"][name]), name
     assert not torch.equal(states["pre"]["lm_head.weight"], network("pre", seed=6).state_dict()["lm_head.weight"])
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_initial_standard_deviations(preset: str) -> None:
-    size = {"hidden": 64, "ffn": 96, "heads": 2, "layers": 4, "vocab": 300}
-    model = parse_model({"size": size, "init": preset})
-    state = build(model).state_dict()
-    body = matrix_rules(Init(preset=preset), 64, 4)
-    for part, shape in {"q_proj": (64, 64), "o_proj": (64, 64), "down_proj": (64, 96)}.items():
-        name = f"self_attn.{part}.weight" if part != "down_proj" else f"mlp.{part}.weight"
-        expected = next(std for pattern, std in body if re.search(pattern, name))(torch.empty(shape))
-        assert state[f"model.layers.1.{name}"].std().item() == pytest.approx(expected, rel=0.05)
-    assert state["model.embed_tokens.weight"][:-1].std().item() == pytest.approx(0.4**0.5, rel=0.03)
-    assert state["model.embed_tokens.weight"][-1].abs().max() == 0
-
-
-def test_a_parameter_that_no_rule_claims_is_an_error() -> None:
-    model = network("pre")
-    model.extra = torch.nn.Linear(2, 2)
-    with pytest.raises(LookupError, match=r"no initialisation rule claims extra\.weight"):
-        initialise(model, model.spec, seed=1)
 
 
 @pytest.mark.parametrize(
