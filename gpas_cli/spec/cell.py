@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from gpas_cli.spec import parse
 from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.embed import EMBEDS, Embed
+from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
@@ -23,7 +25,7 @@ from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.spec.stage import Downstream, Finetune, Importance
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
-MODEL_PARTS = ("size", "norm", "gate", "embed", "init")
+MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
 KEY_VERSION = "gpas-cell-1"
 
 
@@ -138,7 +140,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
 
 
 def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Model:
-    """The network part of a cell from a plain mapping {size, norm, gate, embed, init}.
+    """The network part of a cell from a plain mapping {size, norm, gate, embed, init, family}; only size is required.
 
     Raises InvalidExperiments with every problem found.
     """
@@ -174,12 +176,14 @@ def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: 
     size = _section(Size, "size", values.get("size", "71m"), catalogue.sizes, problems)
     norm = _parse_norm(values.get("norm", "pre"), catalogue, problems)
     gate = _parse_gate(values.get("gate"), problems)
-    embed = _section(Embed, "embed", values.get("embed", "plain"), EMBEDS, problems)
-    init = _parse_init(values.get("init", {}), norm, problems)
-    if size is None or norm is None or embed is None or init is None or len(problems) > before:
+    family = _section(Family, "family", values.get("family", "llama"), FAMILIES, problems)
+    embed = _section(Embed, "embed", values.get("embed", norm.embedding if norm else "plain"), EMBEDS, problems)
+    init = _parse_init(values.get("init", {}), norm, family, size, problems)
+    if not size or not norm or not embed or not init or not family or len(problems) > before:
         return None
     scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
-    model = canonical_model(Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init))
+    whole = Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init, family=family)
+    model = canonical_model(whole)
     problems.extend(check_model(model))
     return model
 
@@ -233,10 +237,18 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
     return gate
 
 
-def _parse_init(value: Any, norm: Scheme | None, problems: list[Problem]) -> Init | None:
+def _parse_init(
+    value: Any, norm: Scheme | None, family: Family | None, size: Size | None, problems: list[Problem]
+) -> Init | None:
     values = dict(value) if isinstance(value, Mapping) else {"preset": value}
     if "like" in values:
         values["preset"] = values.pop("like")
     if norm is not None:
         values.setdefault("preset", norm.init_preset)
+    if family is not None and family.tied and size is not None:
+        # The table is the head as well: it starts as small as one, and its last row is trained like any other.
+        values.setdefault("zero_last_row", False)
+        if values["preset"] == "small":
+            values.setdefault("embed_std", math.sqrt(2 / (5 * size.hidden)))
+        values.setdefault("embed_std", values.get("std", Init().std))
     return parse.build(Init, values, ("init",), problems)

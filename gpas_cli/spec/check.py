@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.embed import Embed
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import Mix
+from gpas_cli.spec.norm import Mix, Peri
 from gpas_cli.spec.optim import Optim
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ def canonical_model(model: Model) -> Model:
     gate = _canonical_gate(model) if model.gate else None
     embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
     init = replace(model.init, std=Init().std) if model.init.preset == "small" else model.init
-    return replace(model, gate=gate, embed=embed, init=init)
+    family = model.family
+    if family.positions == "rotary":
+        family = replace(family, context=Family().context)
+    return replace(model, gate=gate, embed=embed, init=init, family=family)
 
 
 def canonical_optim(optim: Optim, model: Model) -> Optim:
@@ -53,14 +57,20 @@ def _canonical_gate(model: Model) -> Gate:
 
 def check_model(model: Model) -> list[Problem]:
     """Every rule that a network breaks."""
-    return [*_check_size(model), *_check_scheme(model), *_check_gate(model), *_check_embed(model)]
+    return [
+        *_check_size(model),
+        *_check_scheme(model),
+        *_check_gate(model),
+        *_check_embed(model),
+        *_check_family(model),
+    ]
 
 
 def _check_size(model: Model) -> Iterator[Problem]:
     size = model.size
     if size.hidden % size.heads:
         yield Problem(("size", "heads"), f"hidden {size.hidden} is not divisible by {size.heads} heads")
-    elif size.head_dim % 2:
+    elif size.head_dim % 2 and model.family.positions == "rotary":
         yield Problem(("size", "heads"), f"rotary positions need an even head dimension, not {size.head_dim}")
 
 
@@ -74,6 +84,8 @@ def _check_scheme(model: Model) -> Iterator[Problem]:
                 f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers: "
                 f"this is the scheme '{same}'; write norm: {same}",
             )
+    if isinstance(model.norm, Peri) and not {"rmsnorm", "layernorm"} & set(model.embed.stages):
+        yield Problem(("embed",), "Peri-LN without a norm after the embedding is Sandwich; write norm: sandwich")
 
 
 def _check_gate(model: Model) -> Iterator[Problem]:
@@ -108,6 +120,11 @@ def _check_embed(model: Model) -> Iterator[Problem]:
         yield Problem(("embed", "detach_gamma"), "1 leaves the gradient as it is; leave the stage 'detach' out")
 
 
+def _check_family(model: Model) -> Iterator[Problem]:
+    if model.family.tied and model.init.zero_last_row:
+        yield Problem(("init", "zero_last_row"), "a tied head trains the last row too; leave it out or set it to false")
+
+
 def check_cell(cell: Cell) -> list[Problem]:
     """Every rule that spans network, text and recipe."""
     return [*_check_data(cell), *_check_optim(cell)]
@@ -121,6 +138,9 @@ def _check_data(cell: Cell) -> Iterator[Problem]:
         yield Problem(("data", "path"), f"has no effect with source: {data.source}")
     if data.tokenizer == "bpe" and vocab < 260:
         yield Problem(("size", "vocab"), f"{vocab} is too small for a byte-level BPE; at least 260")
+    family = cell.model.family
+    if family.positions == "learned" and family.context < data.length:
+        yield Problem(("family", "context"), f"{family.context} is shorter than a row of {data.length} tokens")
     if data.tokenizer == "t5" and vocab < 32_000:
         yield Problem(("size", "vocab"), f"{vocab} is smaller than T5's 32000 pieces; set data.tokenizer: bpe")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpas_cli.spec import parse
 from gpas_cli.spec.embed import Embed
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.norm import Scheme, Wiring
@@ -15,7 +16,7 @@ from gpas_cli.spec.size import Size
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder: shape, normalisation scheme, gate, embedding, initialisation."""
+    """A decoder: shape, normalisation scheme, gate, embedding, initialisation, and the family of its parts."""
 
     size: Size
     scheme: str
@@ -23,6 +24,7 @@ class Model:
     gate: Gate | None
     embed: Embed
     init: Init
+    family: Family = field(default_factory=Family)
 
     def wiring(self, layer: int) -> Wiring:
         """The wiring of layer `layer` = 1..layers."""
@@ -33,6 +35,10 @@ class Model:
         return slot(self.wiring(layer), self.gate.site) if self.gate else None
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
-        """The five sections as JSON-ready data; `parse_model` of it gives an equal model."""
+        """The sections as JSON-ready data; `parse_model` of it gives an equal model."""
         parts = {name: parse.plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
-        return {**parts, "norm": {"scheme": self.scheme, **parse.plain(self.norm, for_key=for_key)}}
+        family = parse.plain(self.family, for_key=for_key)
+        # Keys are older than families: LLaMA's, all of whose fields are late, is not in them.
+        rest = {"family": family} if family or not for_key else {}
+        scheme = (self.norm.same_as if for_key else "") or self.scheme
+        return {**parts, "norm": {"scheme": scheme, **parse.plain(self.norm, for_key=for_key)}, **rest}
