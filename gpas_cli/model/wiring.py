@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
+from gpas_cli.spec.norm import GATE_SLOTS
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def facts(entry: Entry) -> dict[str, Label]:
 
 def describe_norm(model: Model) -> str:
     """The scheme's name where its settings are the published ones. LNS is published in both of its forms."""
-    published = isinstance(model.norm, LNS) or model.norm == SCHEMES[model.scheme]()
+    own = SCHEMES.get(model.scheme)
+    published = isinstance(model.norm, LNS) or (own is not None and model.norm == own())
     return model.scheme if published else NO_MATCH
 
 

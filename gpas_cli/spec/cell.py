@@ -12,15 +12,16 @@ from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
-from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model
+from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model, check_wiring
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.embed import EMBEDS, Embed
 from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import SCHEMES, Scheme
+from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.plugins import known_schemes
 from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.spec.stage import Downstream, Finetune, Importance
 
@@ -107,10 +108,10 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The named parts a specification may refer to; experiments.yaml may add sizes and corpora."""
+    """The named parts a specification may refer to; experiments.yaml may add sizes, corpora and schemes."""
 
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
-    schemes: Mapping[str, type[Scheme]] = field(default_factory=lambda: SCHEMES)
+    schemes: Mapping[str, type[Scheme]] = field(default_factory=known_schemes)
     corpora: Mapping[str, Data] = field(default_factory=lambda: CORPORA)
 
 
@@ -174,7 +175,7 @@ def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: 
     if "size" not in values:
         problems.append(Problem(("size",), f"is required; {nearest('', catalogue.sizes)}"))
     size = _section(Size, "size", values.get("size", "71m"), catalogue.sizes, problems)
-    norm = _parse_norm(values.get("norm", "pre"), catalogue, problems)
+    norm, digest = _parse_norm(values.get("norm", "pre"), catalogue, problems)
     gate = _parse_gate(values.get("gate"), problems)
     family = _section(Family, "family", values.get("family", "llama"), FAMILIES, problems)
     embed = _section(Embed, "embed", values.get("embed", norm.embedding if norm else "plain"), EMBEDS, problems)
@@ -183,6 +184,9 @@ def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: 
         return None
     scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
     whole = Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init, family=family)
+    problems.extend(check_wiring(whole, digest))
+    if len(problems) > before:
+        return None
     model = canonical_model(whole)
     problems.extend(check_model(model))
     return model
@@ -212,14 +216,17 @@ def _optional(cls: type, name: str, value: Any, problems: list[Problem]) -> Any:
     return parse.build(cls, value, (name,), problems)
 
 
-def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> Scheme | None:
+def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tuple[Scheme | None, str | None]:
+    """The scheme and, of a recorded cell with a scheme that is not ours, the digest of the wiring it was run with."""
     values = dict(value) if isinstance(value, Mapping) else {"scheme": value}
     scheme = values.pop("scheme", values.pop("like", None))
     if not isinstance(scheme, str) or scheme not in catalogue.schemes:
         path = ("norm", "scheme") if isinstance(value, Mapping) and "scheme" in value else ("norm",)
         problems.append(Problem(path, f"unknown scheme {scheme!r}; {nearest(scheme, catalogue.schemes)}"))
-        return None
-    return parse.build(catalogue.schemes[scheme], values, ("norm",), problems)
+        return None, None
+    cls = catalogue.schemes[scheme]
+    digest = values.pop("wiring", None) if cls.origin else None
+    return parse.build(cls, values, ("norm",), problems), digest
 
 
 def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:

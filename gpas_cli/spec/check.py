@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpas_cli.errors import Problem
+from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.embed import Embed
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import Mix, Peri
+from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.optim import Optim
 
 if TYPE_CHECKING:
@@ -53,6 +54,42 @@ def _canonical_gate(model: Model) -> Gate:
         # A fixed value is the same for both sub-layers whether they share a parameter or not.
         gate = replace(gate, share="layer")
     return gate
+
+
+def check_wiring(model: Model, recorded: str | None = None) -> Iterator[Problem]:
+    """What is wrong with the wiring of a scheme that is not the package's own. `recorded`: the digest it must have."""
+    if model.norm.origin is None:
+        return
+    depth, name = model.size.layers, model.norm.origin.name
+    for layer in range(1, depth + 1):
+        fault = _wiring_fault(model, layer)
+        if fault:
+            yield Problem(("norm",), f"{name}: wiring({layer}, {depth}) of '{model.scheme}' {fault}")
+            return
+    for known, cls in SCHEMES.items():
+        if all(cls().wiring(layer, depth) == model.wiring(layer) for layer in range(1, depth + 1)):
+            yield Problem(("norm",), f"in {depth} layers '{model.scheme}' is the scheme '{known}'; write norm: {known}")
+            return
+    if recorded not in (None, model.wiring_digest):
+        yield Problem(("norm",), f"{name}: '{model.scheme}' does not wire the layers as it did when this cell was made")
+
+
+def _wiring_fault(model: Model, layer: int) -> str:
+    try:
+        wiring: object = model.wiring(layer)
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}"
+    if not isinstance(wiring, Wiring):
+        return f"is {wiring!r}, not a Wiring"
+    norms = [norm for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm) if norm is not None]
+    if not all(isinstance(norm, Norm) for norm in norms):
+        return "has a norm that is neither None nor a Norm"
+    numbers = [wiring.skip, *(number for norm in norms for number in (norm.init, norm.scale))]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return "has a number that is not finite"
+    if wiring.home not in GATE_SLOTS:
+        return f"has the home {wiring.home!r}; {nearest(wiring.home, GATE_SLOTS)}"
+    return ""
 
 
 def check_model(model: Model) -> list[Problem]:

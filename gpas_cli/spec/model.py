@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpas_cli.spec import parse
@@ -10,7 +12,7 @@ from gpas_cli.spec.embed import Embed
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.init import Init
-from gpas_cli.spec.norm import Scheme, Wiring
+from gpas_cli.spec.norm import Norm, Scheme, Wiring
 from gpas_cli.spec.size import Size
 
 
@@ -40,5 +42,30 @@ class Model:
         family = parse.plain(self.family, for_key=for_key)
         # Keys are older than families: LLaMA's, all of whose fields are late, is not in them.
         rest = {"family": family} if family or not for_key else {}
-        scheme = (self.norm.same_as if for_key else "") or self.scheme
-        return {**parts, "norm": {"scheme": scheme, **parse.plain(self.norm, for_key=for_key)}, **rest}
+        return {**parts, "norm": self._norm(for_key), **rest}
+
+    def _norm(self, for_key: bool) -> dict[str, Any]:
+        if self.norm.origin is None:
+            scheme = (self.norm.same_as if for_key else "") or self.scheme
+            return {"scheme": scheme, **parse.plain(self.norm, for_key=for_key)}
+        # Of a scheme that is not ours, nothing but its wiring can be trusted to stay what it is.
+        named = {"scheme": "plugin"} if for_key else {"scheme": self.scheme, **parse.plain(self.norm)}
+        return {**named, "wiring": self.wiring_digest}
+
+    @property
+    def wiring_digest(self) -> str:
+        """16 hexadecimal digits that stand for the wiring of all layers."""
+        layers = [_changed(self.wiring(layer)) for layer in range(1, self.size.layers + 1)]
+        return hashlib.sha256(json.dumps(layers, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def _changed(part: Wiring | Norm) -> dict[str, Any]:
+    """The fields that differ from their defaults, so that later fields leave old digests alone."""
+    values = {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Norm):
+        return _changed(value)
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

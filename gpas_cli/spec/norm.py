@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from gpas_cli.spec.parse import setting
 
@@ -47,21 +47,35 @@ class Wiring:
     bottom: bool = False
 
 
-class Scheme(Protocol):
+# Where the gate may sit: the names in capitals above.
+GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a scheme that is not the package's own came from: a file's name and text, or an installed package."""
+
+    name: str
+    source: str = ""
+
+
+class Scheme:
     """What a normalisation scheme is: a frozen dataclass that wires each layer.
 
     `title` heads its rows of tables; `init_preset` and `embedding` are what it brings where a cell says nothing of
-    `init` and `embed`. `same_as` names the scheme whose wiring, and so whose key, this one shares.
+    `init` and `embed`. `same_as` names the scheme whose wiring, and so whose key, this one shares. `origin` is set by
+    `gpas_cli.spec.plugins`.
     """
 
     title: ClassVar[str]
     init_preset: ClassVar[str] = "normal"
     embedding: ClassVar[str] = "plain"
     same_as: ClassVar[str] = ""
+    origin: ClassVar[Origin | None] = None
 
     def wiring(self, layer: int, depth: int) -> Wiring:
-        """The wiring of layer `layer` (1 = first) in a network of `depth` layers."""
-        ...
+        """The wiring of layer `layer` (1 = first) in a network of `depth` layers: a pure function of the fields."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
