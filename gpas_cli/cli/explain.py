@@ -76,14 +76,14 @@ def _print(entry: Entry) -> None:
 
 
 def _equation_lines(model: Model) -> list[str]:
-    from gpas_cli.spec.equation import equations, norm_starts
+    from gpas_cli.spec.equation import embedding, equations, family, norm_starts
 
-    lines = []
+    lines = [f"{'embedding':<14} x <- {embedding(model)}"] if embedding(model) != "E[t]" else []
     for first, last, text in equations(model):
         where = f"layers {first}-{last}" if last > first else f"layer {first}"
         lines.append(f"{where:<14} x <- {text}")
     starts = norm_starts(model.wiring(model.size.layers))
-    return [*lines, f"last layer: {starts}"] if starts else lines
+    return [*lines, *([f"last layer: {starts}"] if starts else []), *([family(model)] if family(model) else [])]
 
 
 def _gate_line(model: Model) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json, project
+from gpas_cli.cli.console import AsJson, Cells, console, experiments, find_cells, print_json, project
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
     problem = ingest(here)
     engine = connect(here.database, create=False)
     keys = dict.fromkeys(stage.key for entry in found for stage in entry.cell.stages)
-    stages = [explain_number(engine, here.runs, key) for key in keys if attempts(here.runs, key)]
+    catalogue = experiments().catalogue
+    stages = [explain_number(engine, here.runs, key, catalogue=catalogue) for key in keys if attempts(here.runs, key)]
     if as_json:
         print_json(stages=[_as_mapping(stage) for stage in stages], problem=problem or None)
         return

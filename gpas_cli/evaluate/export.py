@@ -19,6 +19,7 @@ from gpas_cli.model.export import bundled_files, check_target, llama_files, writ
 from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.parse import plain
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint
@@ -92,6 +93,8 @@ def export(
     damaged, the folder in the way, or the error of folding above `wish.max_error`; nothing is written then.
     """
     check_target(wish.folder)
+    if cell.model.family != Family():
+        raise GpasError("networks of another family than llama cannot be exported by this version")
     corpus, notes = _text(cell, cache, root, tokenizer, notify)
     network, step = _load(cell, trained)
     reason = "--bundled asks for it" if wish.bundled else obstacle(cell.model)
@@ -110,7 +113,7 @@ def export(
         step=step,
         steps=cell.optim.steps,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        dtype=str(network.lm_head.weight.dtype).removeprefix("torch."),
+        dtype=str(network.model.embed_tokens.weight.dtype).removeprefix("torch."),
         measured=measured,
         notes=tuple(notes),
     )
@@ -167,7 +170,7 @@ def _finite(value: float) -> float | None:
 def _random_ids(cell: Cell, network: Llama) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = (RANDOM_ROWS, cell.data.length - 1)
-    return torch.randint(cell.model.size.vocab, shape, generator=generator).to(network.lm_head.weight.device)
+    return torch.randint(cell.model.size.vocab, shape, generator=generator).to(network.model.embed_tokens.weight.device)
 
 
 def _batches(cell: Cell, corpus: Corpus) -> Iterator[Batch]:
@@ -176,13 +179,13 @@ def _batches(cell: Cell, corpus: Corpus) -> Iterator[Batch]:
 
 
 def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
-    weight = network.lm_head.weight
+    weight = network.model.embed_tokens.weight
     precision = Precision("pure_bf16" if weight.dtype == torch.bfloat16 else "fp32", weight.device)
     return evaluate(network, _batches(cell, corpus), precision, corpus.validation_bytes_per_token)
 
 
 def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:
-    device = ours.lm_head.weight.device
+    device = ours.model.embed_tokens.weight.device
     tokens = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus))
     return _largest([logit_difference(ours, exported, ids) for ids in tokens])
 

@@ -146,7 +146,7 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
     with torch.no_grad(), seen_by([*decoder.layers, decoder.norm]) as seen:
         decoder(tokens)
         entering = [seen[place] for place in (*decoder.layers, decoder.norm)]
-        tables = decoder.rope(tokens.shape[1], entering[0].device, entering[0].dtype)
+        tables = decoder.tables(entering[0])
     for layer, x, y in zip(decoder.layers, entering, entering[1:], strict=False):
         assert isinstance(layer, Block)
         attention, feed_forward = layer.sublayers(tables)

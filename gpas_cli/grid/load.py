@@ -12,15 +12,17 @@ from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
 from gpas_cli.grid.links import sound
 from gpas_cli.grid.read import read_grid
-from gpas_cli.grid.schema import built, entries, fault, word
+from gpas_cli.grid.schema import built, entries, fault, items, word
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.plugins import known_schemes, schemes_in
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.size import SIZES, Size
 
 T = TypeVar("T")
-TOP = ("version", "default", "sizes", "corpora", "recipes", "resources", "grids")
+TOP = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
 VERSION = 1
 
 
@@ -39,6 +41,7 @@ def interpret(root: Node, path: Path) -> Experiments:
     parts = entries(root, (), problems, TOP)
     _check_version(parts.get("version"), root, problems)
     catalogue = Catalogue(
+        schemes=_schemes(parts.get("plugins"), path.parent, problems),
         sizes={**SIZES, **_named(Size, "sizes", parts.get("sizes"), SIZES, problems)},
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
@@ -64,6 +67,34 @@ def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> No
             fault(problems, ("version",), f"is required; write version: {VERSION}", root)
     elif node.value != VERSION or isinstance(node.value, bool):
         fault(problems, ("version",), f"{node.plain()!r} is unknown; this program reads version {VERSION}", node)
+
+
+def _schemes(node: Node | None, folder: Path, problems: list[Problem]) -> dict[str, type[Scheme]]:
+    """The schemes of the package, of installed packages, and of the files named under `plugins`, which are run."""
+    found = known_schemes()
+    for item in items(node, ("plugins",), problems):
+        name = word(item, ("plugins",), problems)
+        for scheme, cls in _schemes_of(name, folder, item, problems).items() if name else ():
+            if scheme in found:
+                other = found[scheme].origin
+                message = f"{name}: '{scheme}' is a scheme of {other.name if other else 'gpas_cli'} already"
+                fault(problems, ("plugins",), message, item)
+            else:
+                found[scheme] = cls
+    return found
+
+
+def _schemes_of(name: str, folder: Path, item: Node, problems: list[Problem]) -> Mapping[str, type[Scheme]]:
+    try:
+        return schemes_in(name, (folder / name).read_text("utf-8"))
+    except OSError as error:
+        fault(problems, ("plugins",), f"{name}: {error.strerror}", item)
+    except UnicodeDecodeError:
+        fault(problems, ("plugins",), f"{name}: is not UTF-8 text", item)
+    except InvalidExperiments as error:
+        for problem in error.problems:
+            fault(problems, ("plugins",), problem.message, item)
+    return {}
 
 
 def _named(

@@ -17,7 +17,7 @@ from gpas_cli.spec.cell import MODEL_PARTS, Cell
 
 # The key by which a section's mapping names the word it starts from.
 WORD_KEYS = {"norm": "scheme", "init": "preset"}
-WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "data")
+WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data")
 # What may follow pretraining; absent unless a grid asks for it.
 STAGE_SECTIONS = tuple(f.name for f in fields(Cell) if f.default is None)
 # Everything a grid may set.

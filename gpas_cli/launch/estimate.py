@@ -73,7 +73,8 @@ def estimate(
 def flops_per_token(cell: Cell) -> float:
     """FLOPs of one training update, per token."""
     size = cell.model.size
-    per_layer = 4 * size.hidden**2 + 3 * size.hidden * size.ffn
+    matrices = 3 if cell.model.family.ffn == "swiglu" else 2
+    per_layer = 4 * size.hidden**2 + matrices * size.hidden * size.ffn
     attention = 6 * size.layers * cell.data.length * size.hidden
     return 6.0 * (size.vocab * size.hidden + size.layers * per_layer) + attention
 

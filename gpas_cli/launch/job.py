@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.spec.plugins import known_schemes, schemes_in
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, attempts
@@ -59,7 +60,7 @@ def run_attempt(directory: Path) -> int:
     journal, flag = Journal(here.journal_path), StopFlag(directory / "cancel.json")
     flag.install()
     try:
-        cell = cell_from(attempt["cell"])
+        cell = recorded_cell(attempt)
         outcome = _run_stage(here, attempt, cell, journal, flag)
     except GpasError as error:
         outcome = {"outcome": "failed", "cause": str(error)}
@@ -67,6 +68,16 @@ def run_attempt(directory: Path) -> int:
         traceback.print_exc()
         outcome = {"outcome": "failed", "cause": f"{type(error).__name__}: {error}"}
     return _leave(journal, outcome)
+
+
+def recorded_cell(attempt: dict[str, Any]) -> Cell:
+    """The cell of an attempt.json. A plugin file that its scheme needs is run from the text recorded there.
+
+    Raises InvalidExperiments when the scheme is not to be had, or wires the layers in another way than recorded.
+    """
+    plugin = attempt.get("plugin") or {}
+    brought = schemes_in(plugin["name"], plugin["source"]) if plugin.get("source") else {}
+    return cell_from(attempt["cell"], Catalogue(schemes={**known_schemes(), **brought}))
 
 
 def _leave(journal: Journal, outcome: dict[str, Any]) -> int:

@@ -35,8 +35,10 @@ class StageJob:
         return f"{self.grid}/{self.name}"
 
     def facts(self) -> dict[str, Any]:
-        """The part of attempt.json that says what is to be run."""
+        """The part of attempt.json that says what is to be run, the text of a plugin that it needs included."""
+        origin = self.cell.model.norm.origin
         return {
+            **({"plugin": plain(origin)} if origin else {}),
             "stage": self.kind,
             "key": self.key,
             "parents": list(self.parents),

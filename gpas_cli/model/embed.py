@@ -1,4 +1,4 @@
-"""What happens to an embedding after the lookup: ordered stages (Spike No More, section 4.2 and baselines)."""
+"""What happens to an embedding after the lookup: ordered stages (Spike No More, section 4), positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.model.norm import RMSNorm
+from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.embed import STAGES, Embed
 from gpas_cli.spec.size import Size
 
@@ -35,12 +35,6 @@ class Detach(nn.Module):
         return self.gamma * x + (1 - self.gamma) * x.detach()
 
 
-class LayerNorm(nn.LayerNorm):
-    """LayerNorm with weight and bias and its usual eps of 1e-5; initialisation fills the weight with `start`."""
-
-    start = 1.0
-
-
 def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
     """The stages after the lookup, in order; named as in the spec."""
     make: dict[str, Callable[[], nn.Module]] = {
@@ -61,3 +55,18 @@ def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
     padding = size.vocab - 1 if zero_last_row else None
     weight = torch.empty(size.vocab, size.hidden)
     return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)
+
+
+class LearnedPositions(nn.Module):
+    """One vector for each of `context` positions, added to the embedding (Radford et al. 2018); weight (context, d)."""
+
+    def __init__(self, context: int, hidden: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, time, hidden) -> same shape. Raises ValueError for more time than there are positions."""
+        context, time = len(self.weight), x.shape[1]
+        if time > context:
+            raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
+        return x + self.weight[:time]

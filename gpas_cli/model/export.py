@@ -66,7 +66,7 @@ def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
         "tie_word_embeddings": False,
-        "torch_dtype": str(network.lm_head.weight.dtype).removeprefix("torch."),
+        "torch_dtype": str(network.model.embed_tokens.weight.dtype).removeprefix("torch."),
         **shared,
     }
 

@@ -64,7 +64,7 @@ def fold(network: Llama) -> Llama:
     stream = 1.0
     for number, layer in enumerate(network.model.layers):
         stream = _fold_layer(cast(Block, layer), f"model.layers.{number}", weights, stream)
-    weights["model.norm.weight"] = network.model.norm.weight * math.copysign(1, stream)
+    weights["model.norm.weight"] = cast(Tensor, network.model.norm.weight) * math.copysign(1, stream)
     with torch.device("meta"):
         folded = Llama(plain_model(network.spec))
     folded.load_state_dict({name: w.detach().float() for name, w in weights.items()}, assign=True)

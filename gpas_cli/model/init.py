@@ -14,9 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.model.embed import LayerNorm
 from gpas_cli.model.gate import Gate
-from gpas_cli.model.norm import RMSNorm
+from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
 
@@ -33,18 +32,23 @@ def _xavier(gain: float) -> Std:
 
 
 def matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, Std]]:
-    """(pattern of the parameter's name, standard deviation) for every matrix of the network."""
+    """(pattern of the parameter's name, standard deviation) for every matrix and bias of the network."""
     outputs, inputs, head = r"(o_proj|down_proj)\.weight$", r"_proj\.weight$", r"^lm_head\.weight$"
+    positions, biases = r"embed_positions\.weight$", r"_proj\.bias$"
     small = math.sqrt(2 / (5 * hidden))
     residual = math.sqrt(2 * layers)
     body: dict[str, list[tuple[str, Std]]] = {
         "normal": [(inputs, _constant(init.std))],
         "scaled": [(outputs, _constant(init.std / residual)), (inputs, _constant(init.std))],
-        "small": [(outputs, _constant(small / residual)), (inputs, _constant(small)), (head, _constant(small))],
+        "small": [
+            (outputs, _constant(small / residual)),
+            *((pattern, _constant(small)) for pattern in (inputs, head, positions)),
+        ],
         "xavier": [(inputs, _xavier(1.0))],
         "deepnorm": [(r"[qk]_proj\.weight$", _xavier(1.0)), (inputs, _xavier((8 * layers) ** -0.25))],
     }
-    return [*body[init.preset], (head, _constant(init.std)), (r"embed_tokens\.weight$", _constant(init.embed_std))]
+    rest = [(head, init.std), (positions, init.std), (biases, 0.0), (r"embed_tokens\.weight$", init.embed_std)]
+    return [*body[init.preset], *((pattern, _constant(std)) for pattern, std in rest)]
 
 
 def initialise(network: nn.Module, model: Model, seed: int) -> None:

@@ -1,7 +1,9 @@
 """The decoder, assembled: LLaMA with the residual wiring of a cell. Parameter names are Hugging Face LLaMA's.
 
 What LLaMA lacks is called: `attn_branch_norm`, `mlp_branch_norm` (Sandwich), `attn_out_norm`, `mlp_out_norm` (Post,
-DeepNorm), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and `mlp_gate.alpha`.
+DeepNorm), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and `mlp_gate.alpha`,
+`model.embed_positions.weight` (learned positions). A feed-forward network of two matrices has `up_proj` and
+`down_proj`; a network with a tied head has no `lm_head`.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.model.attention import Attention
-from gpas_cli.model.embed import embed_stages, lookup
+from gpas_cli.model.embed import LearnedPositions, embed_stages, lookup
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.init import initialise
-from gpas_cli.model.mlp import MLP
-from gpas_cli.model.norm import RMSNorm, norm_slot
+from gpas_cli.model.mlp import feed_forward
+from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.rope import Rope
 from gpas_cli.model.wiring import Residual, gates_in
 from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,16 @@ class Block(nn.Module):
 
     def __init__(self, model: Model, layer: int):
         super().__init__()
-        size, wiring = model.size, model.wiring(layer)
-        self.self_attn = Attention(size)
-        self.mlp = MLP(size)
-        self.input_layernorm = norm_slot(wiring.in_norm, size.hidden, size.eps)
-        self.attn_branch_norm = norm_slot(wiring.branch_norm, size.hidden, size.eps)
-        self.attn_out_norm = norm_slot(wiring.out_norm, size.hidden, size.eps)
-        self.post_attention_layernorm = norm_slot(wiring.in_norm, size.hidden, size.eps)
-        self.mlp_branch_norm = norm_slot(wiring.branch_norm, size.hidden, size.eps)
-        self.mlp_out_norm = norm_slot(wiring.out_norm, size.hidden, size.eps)
+        wiring = model.wiring(layer)
+        self.bottom = wiring.bottom
+        self.self_attn = Attention(model.size, model.family)
+        self.mlp = feed_forward(model.size, model.family)
+        self.input_layernorm = _norm(model, wiring.in_norm)
+        self.attn_branch_norm = _norm(model, wiring.branch_norm)
+        self.attn_out_norm = _norm(model, wiring.out_norm)
+        self.post_attention_layernorm = _norm(model, wiring.in_norm)
+        self.mlp_branch_norm = _norm(model, wiring.branch_norm)
+        self.mlp_out_norm = _norm(model, wiring.out_norm)
         gates, slot = self._add_gates(model, layer), model.gate_slot(layer)
         self._attention = Residual(
             self.input_layernorm, self.attn_branch_norm, self.attn_out_norm, wiring.skip, gates_in(slot, gates[0])
@@ -72,15 +77,20 @@ class Block(nn.Module):
         self.attn_gate, self.mlp_gate = Gate(model.gate, start), Gate(model.gate, start)
         return self.attn_gate, self.mlp_gate
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
+        bottom = x if self.bottom else None
         x = self._attention(x, lambda h: self.self_attn(h, tables))
-        return self._feed_forward(x, self.mlp)
+        return self._feed_forward(x, self.mlp, bottom)
 
-    def sublayers(self, tables: tuple[Tensor, Tensor]) -> tuple[SubLayer, SubLayer]:
+    def sublayers(self, tables: tuple[Tensor, Tensor] | None) -> tuple[SubLayer, SubLayer]:
         """Attention and the feed-forward network, each as a function of the stream; one after the other: `forward`."""
         attention = SubLayer(self._attention, self.self_attn, lambda h: self.self_attn(h, tables))
         return attention, SubLayer(self._feed_forward, self.mlp, self.mlp)
+
+
+def _norm(model: Model, norm: Norm | None) -> nn.Module:
+    return norm_slot(norm, model.size.hidden, model.size.eps, model.family.norm)
 
 
 class Decoder(nn.Module):
@@ -88,35 +98,45 @@ class Decoder(nn.Module):
 
     def __init__(self, model: Model):
         super().__init__()
-        size = model.size
+        size, family = model.size, model.family
+        rotary = family.positions == "rotary"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
         self.embed_stages = embed_stages(model.embed, size)
+        self.embed_positions = nn.Identity() if rotary else LearnedPositions(family.context, size.hidden)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # Every architecture ends with it, Post-LN and DeepNorm too (two norms in a row there), as the reference.
-        self.norm = RMSNorm(size.hidden, size.eps)
-        self.rope = Rope(size.head_dim, size.rope_theta)
+        self.norm = _norm(model, Norm())
+        self.rope = Rope(size.head_dim, size.rope_theta) if rotary else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (batch, time) int64 -> (batch, time, hidden)."""
-        x = self.embed_stages(self.embed_tokens(tokens))
-        tables = self.rope(tokens.shape[1], x.device, x.dtype)
+        x = self.embed_positions(self.embed_stages(self.embed_tokens(tokens)))
+        tables = self.tables(x)
         for layer in self.layers:
             x = layer(x, tables)
         return self.norm(x)  # type: ignore[no-any-return]
 
+    def tables(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The rotary tables of the stream x (batch, time, hidden); None where positions are learned."""
+        return self.rope(x.shape[1], x.device, x.dtype) if self.rope else None
+
 
 class Llama(nn.Module):
-    """The language model: decoder and untied head."""
+    """The language model: decoder and head. `lm_head` is None where the head is the embedding table."""
 
     def __init__(self, model: Model):
         super().__init__()
         self.spec = model
         self.model = Decoder(model)
-        self.lm_head = nn.Linear(model.size.hidden, model.size.vocab, bias=False)
+        tied = model.family.tied
+        self.lm_head = None if tied else nn.Linear(model.size.hidden, model.size.vocab, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (batch, time) int64 -> logits (batch, time, vocab)."""
-        return self.lm_head(self.model(tokens))  # type: ignore[no-any-return]
+        hidden = self.model(tokens)
+        if self.lm_head is None:
+            return F.linear(hidden, self.model.embed_tokens.weight)
+        return self.lm_head(hidden)  # type: ignore[no-any-return]
 
     def gates(self) -> Iterator[Gate]:
         """Every gate, first layer first."""

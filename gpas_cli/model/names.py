@@ -24,19 +24,24 @@ _LAYER_NAMES = {
 }
 _NAMES = {
     "model.embed_tokens.weight": "embed",
+    "model.embed_positions.weight": "positions",
     "model.embed_stages.layernorm.weight": "embed_norm",
     "model.embed_stages.layernorm.bias": "embed_norm_bias",
     "model.embed_stages.rmsnorm.weight": "embed_norm",
     "model.norm.weight": "final_norm",
+    "model.norm.bias": "final_norm_bias",
     "lm_head.weight": "lm_head",
 }
 
 
 def canonical_name(name: str) -> str:
-    """`model.layers.0.self_attn.q_proj.weight` -> `layers.0.attn.q`; layers count from 0, as in the state dict."""
+    """`model.layers.0.self_attn.q_proj.weight` -> `layers.0.attn.q`, its bias -> `layers.0.attn.q_bias`; layers count
+    from 0, as in the state dict."""
     if name in _NAMES:
         return _NAMES[name]
     _, _, layer, rest = name.split(".", 3)
+    if rest.endswith(".bias"):
+        return f"layers.{layer}.{_LAYER_NAMES[rest.removesuffix('.bias') + '.weight']}_bias"
     return f"layers.{layer}.{_LAYER_NAMES[rest]}"
 
 

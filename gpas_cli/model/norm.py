@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.spec.norm import Norm
@@ -31,6 +32,31 @@ class RMSNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
 
 
-def norm_slot(norm: Norm | None, hidden: int, eps: float) -> nn.Module:
-    """The module of a norm slot; the identity where the scheme has none."""
-    return RMSNorm(hidden, eps, norm.init, norm.scale) if norm else nn.Identity()
+class LayerNorm(nn.Module):
+    """scale * (weight * (x - mean(x)) / sqrt(var(x) + eps) + bias) (Ba et al. 2016).
+
+    `weight` and `bias` have shape (hidden,) and start at `start` and 0; `scale` as in RMSNorm.
+    """
+
+    def __init__(self, hidden: int, eps: float = 1e-5, start: float = 1.0, scale: float = 1.0):
+        super().__init__()
+        self.eps, self.start, self.scale = eps, start, scale
+        self.weight = nn.Parameter(torch.empty(hidden))
+        self.bias = nn.Parameter(torch.empty(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> same shape and dtype."""
+        normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return normed if self.scale == 1 else normed * self.scale
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
+
+
+# A family's name for its norm -> the module.
+NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm") -> nn.Module:
+    """The module of a norm slot, of `kind` in NORMS; the identity where the scheme has none."""
+    return NORMS[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()

@@ -6,6 +6,7 @@
 
     y = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
 
+With a bottom-to-top connection (B2T) the layer's input joins the sum (+) of the layer's last sub-layer.
 A slot that is absent holds `nn.Identity`; the gate, if any, sits in exactly one of ENTRY IN BRANCH SKIP SUM OUT.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
+from gpas_cli.spec.norm import GATE_SLOTS
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,17 @@ class Residual:
     skip: float
     gates: dict[str, nn.Module]
 
-    def __call__(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """The sub-layer around `f`; x and the result are the residual stream, shape (batch, time, hidden)."""
+    def __call__(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
+        """The sub-layer around `f`; x, `bottom` and the result are the residual stream, (batch, time, hidden)."""
         gate = self.gates
         x = gate["entry"](x)
         branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
         kept = gate["skip"](x)
         # torch.add folds the skip factor into the addition; 1 * x would cost a pass over memory.
-        total = gate["sum"](torch.add(branch, kept, alpha=self.skip))
-        return gate["out"](self.out_norm(total))  # type: ignore[no-any-return]
+        total = torch.add(branch, kept, alpha=self.skip)
+        if bottom is not None:
+            total = total + bottom
+        return gate["out"](self.out_norm(gate["sum"](total)))  # type: ignore[no-any-return]
 
 
 def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:

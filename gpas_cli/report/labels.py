@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.spec.embed import EMBEDS
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import LNS, SCHEMES
@@ -20,7 +21,7 @@ RowKey = tuple[Label | None, ...]
 
 NO_MATCH = "-"  # the label of what no paper names
 # Axes whose words say by themselves what they are; other labels are shown with the name of their axis.
-SPEAKING_AXES = ("norm", "gate", "embed", "init", "size", "task", "data", "activation", "site")
+SPEAKING_AXES = ("norm", "gate", "embed", "init", "family", "size", "task", "data", "activation", "site")
 PROPER_NAMES = {"gpas": "GPAS"}
 
 
@@ -33,7 +34,7 @@ def facts(entry: Entry) -> dict[str, Label]:
     model = entry.cell.model
     return {
         **entry.axes,
-        "size": _name_in(SIZES, model.size),
+        "size": _name_in(SIZES, model.size) if model.family == Family() else NO_MATCH,
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),
@@ -45,7 +46,8 @@ def facts(entry: Entry) -> dict[str, Label]:
 
 def describe_norm(model: Model) -> str:
     """The scheme's name where its settings are the published ones. LNS is published in both of its forms."""
-    published = isinstance(model.norm, LNS) or model.norm == SCHEMES[model.scheme]()
+    own = SCHEMES.get(model.scheme)
+    published = isinstance(model.norm, LNS) or (own is not None and model.norm == own())
     return model.scheme if published else NO_MATCH
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.report import query
-from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.store.rundir import AttemptDir
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.")
@@ -67,26 +67,30 @@ class Provenance:
     decisive: int | None
 
 
-def explain_number(engine: Engine, runs: Path, key: str, base: Cell | None = None) -> Provenance:
+def explain_number(
+    engine: Engine, runs: Path, key: str, base: Cell | None = None, catalogue: Catalogue | None = None
+) -> Provenance:
     """The provenance of the result of stage `key`; `runs` is the project's folder of run directories.
 
-    `base` is the cell to compare with: by default the same cell without a gate. Raises UnknownCell when the database
-    has no attempt at the stage.
+    `base` is the cell to compare with: by default the same cell without a gate. `catalogue`: of the experiments, for
+    schemes that plugins bring. Raises UnknownCell when the database has no attempt at the stage.
     """
     stage = query.stage(engine, key)
     tries = query.attempts(engine, key)
     if stage is None or not tries:
         raise UnknownCell(f"{key}: the database has no attempt at it; `gpas sync` reads new ones in")
-    base = base or _ungated(stage["cell"])
+    # Read as a cell, so that one recorded by an older version shows the settings that came later.
+    own = cell_from(stage["cell"], catalogue)
+    base = base or _ungated(own, catalogue)
     result = query.results(engine, [key]).get(key)
     return Provenance(
         key=key,
         stage=stage["kind"],
         parents=tuple(stage["parents"]),
         name=f"{tries[-1]['grid']}/{tries[-1]['name']}",
-        cell=stage["cell"],
+        cell=own.to_mapping(),
         base_key=_key_of(base, stage["kind"]),
-        differences=differences(base.to_mapping(), stage["cell"]) if base else (),
+        differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
         tries=tuple(_try(runs, row) for row in tries),
         decisive=result.number if result else None,
     )
@@ -99,9 +103,9 @@ def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Differ
     return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
 
 
-def _ungated(cell: Mapping[str, Any]) -> Cell | None:
+def _ungated(cell: Cell, catalogue: Catalogue | None) -> Cell | None:
     """The same cell without a gate, None for a cell that has none."""
-    return cell_from({**cell, "gate": None}) if cell.get("gate") else None
+    return cell_from({**cell.to_mapping(), "gate": None}, catalogue) if cell.model.gate else None
 
 
 def _key_of(base: Cell | None, kind: str) -> str | None:

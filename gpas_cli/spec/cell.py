@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,19 +12,21 @@ from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
-from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model
+from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model, check_wiring
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.embed import EMBEDS, Embed
+from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import SCHEMES, Scheme
+from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.plugins import known_schemes
 from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.spec.stage import Downstream, Finetune, Importance
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
-MODEL_PARTS = ("size", "norm", "gate", "embed", "init")
+MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
 KEY_VERSION = "gpas-cell-1"
 
 
@@ -105,10 +108,10 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The named parts a specification may refer to; experiments.yaml may add sizes and corpora."""
+    """The named parts a specification may refer to; experiments.yaml may add sizes, corpora and schemes."""
 
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
-    schemes: Mapping[str, type[Scheme]] = field(default_factory=lambda: SCHEMES)
+    schemes: Mapping[str, type[Scheme]] = field(default_factory=known_schemes)
     corpora: Mapping[str, Data] = field(default_factory=lambda: CORPORA)
 
 
@@ -138,7 +141,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
 
 
 def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Model:
-    """The network part of a cell from a plain mapping {size, norm, gate, embed, init}.
+    """The network part of a cell from a plain mapping {size, norm, gate, embed, init, family}; only size is required.
 
     Raises InvalidExperiments with every problem found.
     """
@@ -172,14 +175,19 @@ def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: 
     if "size" not in values:
         problems.append(Problem(("size",), f"is required; {nearest('', catalogue.sizes)}"))
     size = _section(Size, "size", values.get("size", "71m"), catalogue.sizes, problems)
-    norm = _parse_norm(values.get("norm", "pre"), catalogue, problems)
+    norm, digest = _parse_norm(values.get("norm", "pre"), catalogue, problems)
     gate = _parse_gate(values.get("gate"), problems)
-    embed = _section(Embed, "embed", values.get("embed", "plain"), EMBEDS, problems)
-    init = _parse_init(values.get("init", {}), norm, problems)
-    if size is None or norm is None or embed is None or init is None or len(problems) > before:
+    family = _section(Family, "family", values.get("family", "llama"), FAMILIES, problems)
+    embed = _section(Embed, "embed", values.get("embed", norm.embedding if norm else "plain"), EMBEDS, problems)
+    init = _parse_init(values.get("init", {}), norm, family, size, problems)
+    if not size or not norm or not embed or not init or not family or len(problems) > before:
         return None
     scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
-    model = canonical_model(Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init))
+    whole = Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init, family=family)
+    problems.extend(check_wiring(whole, digest))
+    if len(problems) > before:
+        return None
+    model = canonical_model(whole)
     problems.extend(check_model(model))
     return model
 
@@ -208,14 +216,17 @@ def _optional(cls: type, name: str, value: Any, problems: list[Problem]) -> Any:
     return parse.build(cls, value, (name,), problems)
 
 
-def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> Scheme | None:
+def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tuple[Scheme | None, str | None]:
+    """The scheme and, of a recorded cell with a scheme that is not ours, the digest of the wiring it was run with."""
     values = dict(value) if isinstance(value, Mapping) else {"scheme": value}
     scheme = values.pop("scheme", values.pop("like", None))
     if not isinstance(scheme, str) or scheme not in catalogue.schemes:
         path = ("norm", "scheme") if isinstance(value, Mapping) and "scheme" in value else ("norm",)
         problems.append(Problem(path, f"unknown scheme {scheme!r}; {nearest(scheme, catalogue.schemes)}"))
-        return None
-    return parse.build(catalogue.schemes[scheme], values, ("norm",), problems)
+        return None, None
+    cls = catalogue.schemes[scheme]
+    digest = values.pop("wiring", None) if cls.origin else None
+    return parse.build(cls, values, ("norm",), problems), digest
 
 
 def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
@@ -233,10 +244,18 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
     return gate
 
 
-def _parse_init(value: Any, norm: Scheme | None, problems: list[Problem]) -> Init | None:
+def _parse_init(
+    value: Any, norm: Scheme | None, family: Family | None, size: Size | None, problems: list[Problem]
+) -> Init | None:
     values = dict(value) if isinstance(value, Mapping) else {"preset": value}
     if "like" in values:
         values["preset"] = values.pop("like")
     if norm is not None:
         values.setdefault("preset", norm.init_preset)
+    if family is not None and family.tied and size is not None:
+        # The table is the head as well: it starts as small as one, and its last row is trained like any other.
+        values.setdefault("zero_last_row", False)
+        if values["preset"] == "small":
+            values.setdefault("embed_std", math.sqrt(2 / (5 * size.hidden)))
+        values.setdefault("embed_std", values.get("std", Init().std))
     return parse.build(Init, values, ("init",), problems)

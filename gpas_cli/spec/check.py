@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpas_cli.errors import Problem
+from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.embed import Embed
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import Mix
+from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.optim import Optim
 
 if TYPE_CHECKING:
@@ -23,13 +25,20 @@ def canonical_model(model: Model) -> Model:
     gate = _canonical_gate(model) if model.gate else None
     embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
     init = replace(model.init, std=Init().std) if model.init.preset == "small" else model.init
-    return replace(model, gate=gate, embed=embed, init=init)
+    family = model.family
+    if family.positions == "rotary":
+        family = replace(family, context=Family().context)
+    return replace(model, gate=gate, embed=embed, init=init, family=family)
 
 
 def canonical_optim(optim: Optim, model: Model) -> Optim:
-    """Without a trainable gate there is nothing to clip: the spelling without it."""
+    """Without a trainable gate there is nothing of its own to clip, and one mean over all rows is the usual mean."""
     gated = model.gate is not None and model.gate.learnable
-    return optim if gated else replace(optim, clip_gates=0.0)
+    if not gated:
+        optim = replace(optim, clip_gates=0.0)
+    if not gated or optim.clip == 0:
+        optim = replace(optim, clip_over="all")
+    return replace(optim, mean_rows=0) if optim.mean_rows == optim.batch else optim
 
 
 def _canonical_gate(model: Model) -> Gate:
@@ -47,16 +56,58 @@ def _canonical_gate(model: Model) -> Gate:
     return gate
 
 
+def check_wiring(model: Model, recorded: str | None = None) -> Iterator[Problem]:
+    """What is wrong with the wiring of a scheme that is not the package's own. `recorded`: the digest it must have."""
+    if model.norm.origin is None:
+        return
+    depth, name = model.size.layers, model.norm.origin.name
+    for layer in range(1, depth + 1):
+        fault = _wiring_fault(model, layer)
+        if fault:
+            yield Problem(("norm",), f"{name}: wiring({layer}, {depth}) of '{model.scheme}' {fault}")
+            return
+    for known, cls in SCHEMES.items():
+        if all(cls().wiring(layer, depth) == model.wiring(layer) for layer in range(1, depth + 1)):
+            yield Problem(("norm",), f"in {depth} layers '{model.scheme}' is the scheme '{known}'; write norm: {known}")
+            return
+    if recorded not in (None, model.wiring_digest):
+        yield Problem(("norm",), f"{name}: '{model.scheme}' does not wire the layers as it did when this cell was made")
+
+
+def _wiring_fault(model: Model, layer: int) -> str:
+    try:
+        wiring: object = model.wiring(layer)
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}"
+    if not isinstance(wiring, Wiring):
+        return f"is {wiring!r}, not a Wiring"
+    norms = [norm for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm) if norm is not None]
+    if not all(isinstance(norm, Norm) for norm in norms):
+        return "has a norm that is neither None nor a Norm"
+    numbers = [wiring.skip, *(number for norm in norms for number in (norm.init, norm.scale))]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return "has a number that is not finite"
+    if wiring.home not in GATE_SLOTS:
+        return f"has the home {wiring.home!r}; {nearest(wiring.home, GATE_SLOTS)}"
+    return ""
+
+
 def check_model(model: Model) -> list[Problem]:
     """Every rule that a network breaks."""
-    return [*_check_size(model), *_check_scheme(model), *_check_gate(model), *_check_embed(model)]
+    return [
+        *_check_size(model),
+        *_check_scheme(model),
+        *_check_gate(model),
+        *_check_embed(model),
+        *_check_family(model),
+    ]
 
 
 def _check_size(model: Model) -> Iterator[Problem]:
     size = model.size
     if size.hidden % size.heads:
         yield Problem(("size", "heads"), f"hidden {size.hidden} is not divisible by {size.heads} heads")
-    elif size.head_dim % 2:
+    elif size.head_dim % 2 and model.family.positions == "rotary":
         yield Problem(("size", "heads"), f"rotary positions need an even head dimension, not {size.head_dim}")
 
 
@@ -70,6 +121,8 @@ def _check_scheme(model: Model) -> Iterator[Problem]:
                 f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers: "
                 f"this is the scheme '{same}'; write norm: {same}",
             )
+    if isinstance(model.norm, Peri) and not {"rmsnorm", "layernorm"} & set(model.embed.stages):
+        yield Problem(("embed",), "Peri-LN without a norm after the embedding is Sandwich; write norm: sandwich")
 
 
 def _check_gate(model: Model) -> Iterator[Problem]:
@@ -104,6 +157,11 @@ def _check_embed(model: Model) -> Iterator[Problem]:
         yield Problem(("embed", "detach_gamma"), "1 leaves the gradient as it is; leave the stage 'detach' out")
 
 
+def _check_family(model: Model) -> Iterator[Problem]:
+    if model.family.tied and model.init.zero_last_row:
+        yield Problem(("init", "zero_last_row"), "a tied head trains the last row too; leave it out or set it to false")
+
+
 def check_cell(cell: Cell) -> list[Problem]:
     """Every rule that spans network, text and recipe."""
     return [*_check_data(cell), *_check_optim(cell)]
@@ -117,6 +175,9 @@ def _check_data(cell: Cell) -> Iterator[Problem]:
         yield Problem(("data", "path"), f"has no effect with source: {data.source}")
     if data.tokenizer == "bpe" and vocab < 260:
         yield Problem(("size", "vocab"), f"{vocab} is too small for a byte-level BPE; at least 260")
+    family = cell.model.family
+    if family.positions == "learned" and family.context < data.length:
+        yield Problem(("family", "context"), f"{family.context} is shorter than a row of {data.length} tokens")
     if data.tokenizer == "t5" and vocab < 32_000:
         yield Problem(("size", "vocab"), f"{vocab} is smaller than T5's 32000 pieces; set data.tokenizer: bpe")
 
@@ -124,3 +185,9 @@ def _check_data(cell: Cell) -> Iterator[Problem]:
 def _check_optim(cell: Cell) -> Iterator[Problem]:
     if cell.optim.warmup >= cell.optim.steps:
         yield Problem(("optim", "warmup"), f"{cell.optim.warmup} is not shorter than the {cell.optim.steps} steps")
+    if cell.optim.mean_rows and cell.optim.batch % cell.optim.mean_rows:
+        yield Problem(("optim", "mean_rows"), f"{cell.optim.mean_rows} does not divide the batch of {cell.optim.batch}")
+    elif cell.optim.mean_rows and cell.data.layout == "pack":
+        yield Problem(
+            ("optim", "mean_rows"), "has no effect with data.layout: pack, whose rows have equally many tokens"
+        )

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
 
 
 def equation(model: Model, layer: int) -> str:
-    """The update of one sub-layer of layer `layer` = 1..layers, e.g. "N(2.21 G(x) + f(x))" for DeepNorm with GPAS."""
+    """The update of one sub-layer of layer `layer` = 1..layers, e.g. "N(2.21 G(x) + f(x))" for DeepNorm with GPAS.
+
+    Where the two sub-layers differ (B2T), both: "N(x + f(x)), then N(b + x + f(x)) with b the layer's input".
+    """
+    first = _sublayer(model, layer, "")
+    if not model.wiring(layer).bottom:
+        return first
+    return f"{first}, then {_sublayer(model, layer, 'b + ')} with b the layer's input"
+
+
+def _sublayer(model: Model, layer: int, bottom: str) -> str:
     wiring, gated = model.wiring(layer), model.gate_slot(layer)
 
     def gate(slot: str, text: str) -> str:
@@ -22,7 +33,7 @@ def equation(model: Model, layer: int) -> str:
     branch = gate("branch", _norm(wiring.branch_norm, f"f({inside})"))
     skip = gate("skip", entry)
     scaled = skip if wiring.skip == 1 else f"{wiring.skip:.4g} {skip}"
-    total = gate("sum", f"{scaled} + {branch}")
+    total = gate("sum", f"{bottom}{scaled} + {branch}")
     return gate("out", _norm(wiring.out_norm, total))
 
 
@@ -41,6 +52,34 @@ def equations(model: Model) -> list[tuple[int, int, str]]:
         members = list(group)
         runs.append((members[0], members[-1], text))
     return runs
+
+
+def embedding(model: Model) -> str:
+    """What enters the first layer, with E[t] the token's row: e.g. "RMSNorm(E[t])", "22.63 E[t] + P" (positions)."""
+    text = "E[t]"
+    for stage in model.embed.stages:
+        gamma = model.embed.detach_gamma
+        text = {
+            "scale": f"{model.size.hidden**0.5:.4g} {text}",
+            "layernorm": f"LayerNorm({text})",
+            "rmsnorm": f"RMSNorm({text})",
+            "detach": f"{gamma:g} {text} + {1 - gamma:g} sg({text})",
+        }[stage]
+    return text if model.family.positions == "rotary" else f"{text} + P"
+
+
+def family(model: Model) -> str:
+    """N, the feed-forward network and the head in words; "" for LLaMA's."""
+    parts, usual = model.family, Family()
+    swiglu = "FFN(x) = W_down (silu(W_gate x) * W_up x)"
+    said = {
+        "norm": "N is LayerNorm" if parts.norm == "layernorm" else "N is RMSNorm",
+        "ffn": swiglu if parts.ffn == "swiglu" else f"FFN(x) = W_down {parts.ffn}(W_up x)",
+        "positions": f"P has {parts.context} learned positions",
+        "bias": "projections have biases",
+        "tied": "the head is E",
+    }
+    return "; ".join(text for name, text in said.items() if getattr(parts, name) != getattr(usual, name))
 
 
 def norm_starts(wiring: Wiring) -> str:

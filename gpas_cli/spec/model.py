@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpas_cli.spec import parse
 from gpas_cli.spec.embed import Embed
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.init import Init
-from gpas_cli.spec.norm import Scheme, Wiring
+from gpas_cli.spec.norm import Norm, Scheme, Wiring
 from gpas_cli.spec.size import Size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder: shape, normalisation scheme, gate, embedding, initialisation."""
+    """A decoder: shape, normalisation scheme, gate, embedding, initialisation, and the family of its parts."""
 
     size: Size
     scheme: str
@@ -23,6 +26,7 @@ class Model:
     gate: Gate | None
     embed: Embed
     init: Init
+    family: Family = field(default_factory=Family)
 
     def wiring(self, layer: int) -> Wiring:
         """The wiring of layer `layer` = 1..layers."""
@@ -33,6 +37,35 @@ class Model:
         return slot(self.wiring(layer), self.gate.site) if self.gate else None
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
-        """The five sections as JSON-ready data; `parse_model` of it gives an equal model."""
+        """The sections as JSON-ready data; `parse_model` of it gives an equal model."""
         parts = {name: parse.plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
-        return {**parts, "norm": {"scheme": self.scheme, **parse.plain(self.norm, for_key=for_key)}}
+        family = parse.plain(self.family, for_key=for_key)
+        # Keys are older than families: LLaMA's, all of whose fields are late, is not in them.
+        rest = {"family": family} if family or not for_key else {}
+        return {**parts, "norm": self._norm(for_key), **rest}
+
+    def _norm(self, for_key: bool) -> dict[str, Any]:
+        if self.norm.origin is None:
+            scheme = (self.norm.same_as if for_key else "") or self.scheme
+            return {"scheme": scheme, **parse.plain(self.norm, for_key=for_key)}
+        # Of a scheme that is not ours, nothing but its wiring can be trusted to stay what it is.
+        named = {"scheme": "plugin"} if for_key else {"scheme": self.scheme, **parse.plain(self.norm)}
+        return {**named, "wiring": self.wiring_digest}
+
+    @property
+    def wiring_digest(self) -> str:
+        """16 hexadecimal digits that stand for the wiring of all layers."""
+        layers = [_changed(self.wiring(layer)) for layer in range(1, self.size.layers + 1)]
+        return hashlib.sha256(json.dumps(layers, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def _changed(part: Wiring | Norm) -> dict[str, Any]:
+    """The fields that differ from their defaults, so that later fields leave old digests alone."""
+    values = {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Norm):
+        return _changed(value)
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -7,22 +7,25 @@ Every scheme is one instance of the residual formula (`gpas_cli.model.wiring` co
 
     Pre, LNS   y = G(x + f(N(x)))          Post       y = N(G(x) + f(x))
     Sandwich   y = G(x + N(f(N(x))))       DeepNorm   y = N(a G(x) + f(x)),  a = (2L)^(1/4)
+    Peri       as Sandwich, and a norm after the embedding
+    B2T        as Post, and FFN: y = N(b + G(x) + f(x)) with b the layer's input
 
-To add a scheme: one frozen dataclass with `wiring`, one entry in SCHEMES. Layers count from 1, as in the papers.
+To add a scheme: one frozen dataclass with `wiring`, one entry in SCHEMES; or both in a file of your own, which
+experiments.yaml names under `plugins`. Layers count from 1, as in the papers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from gpas_cli.spec.parse import setting
 
 
 @dataclass(frozen=True)
 class Norm:
-    """One RMSNorm slot: its weight starts at `init`; its output is multiplied by the constant `scale`."""
+    """One norm slot: its weight starts at `init`; its output is multiplied by the constant `scale`."""
 
     init: float = 1.0
     scale: float = 1.0
@@ -32,7 +35,8 @@ class Norm:
 class Wiring:
     """The slots of one layer's two sub-layers. An absent norm is the identity.
 
-    `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer.
+    `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's own input,
+    ungated, joins the sum of its last sub-layer.
     """
 
     in_norm: Norm | None = None
@@ -40,43 +44,62 @@ class Wiring:
     out_norm: Norm | None = None
     skip: float = 1.0
     home: str = "sum"
+    bottom: bool = False
 
 
-class Scheme(Protocol):
-    """What a normalisation scheme is: a frozen dataclass that wires each layer."""
+# Where the gate may sit: the names in capitals above.
+GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a scheme that is not the package's own came from: a file's name and text, or an installed package."""
+
+    name: str
+    source: str = ""
+
+
+class Scheme:
+    """What a normalisation scheme is: a frozen dataclass that wires each layer.
+
+    `title` heads its rows of tables; `init_preset` and `embedding` are what it brings where a cell says nothing of
+    `init` and `embed`. `same_as` names the scheme whose wiring, and so whose key, this one shares. `origin` is set by
+    `gpas_cli.spec.plugins`.
+    """
 
     title: ClassVar[str]
-    init_preset: ClassVar[str]
+    init_preset: ClassVar[str] = "normal"
+    embedding: ClassVar[str] = "plain"
+    same_as: ClassVar[str] = ""
+    origin: ClassVar[Origin | None] = None
 
     def wiring(self, layer: int, depth: int) -> Wiring:
-        """The wiring of layer `layer` (1 = first) in a network of `depth` layers."""
-        ...
+        """The wiring of layer `layer` (1 = first) in a network of `depth` layers: a pure function of the fields."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pre:
+class Pre(Scheme):
     """x + f(N(x)) (Baevski and Auli 2019; Xiong et al. 2020)."""
 
     title: ClassVar[str] = "Pre-LN"
-    init_preset: ClassVar[str] = "normal"
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(in_norm=Norm())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class Post(Scheme):
     """N(x + f(x)) (Vaswani et al. 2017)."""
 
     title: ClassVar[str] = "Post-LN"
-    init_preset: ClassVar[str] = "normal"
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(out_norm=Norm(), home="skip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepNorm:
+class DeepNorm(Scheme):
     """N((2L)^(1/4) x + f(x)), with its own initialisation (Wang et al. 2022)."""
 
     title: ClassVar[str] = "DeepNorm"
@@ -87,24 +110,45 @@ class DeepNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sandwich:
+class Sandwich(Scheme):
     """x + N(f(N(x))) (Ding et al. 2021)."""
 
     title: ClassVar[str] = "Sandwich-LN"
-    init_preset: ClassVar[str] = "normal"
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(in_norm=Norm(), branch_norm=Norm())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix:
+class Peri(Scheme):
+    """Sandwich whose stream also starts behind a norm (Kim et al. 2025). Spelt as Sandwich with that embedding, it is
+    the same network and has the same key."""
+
+    title: ClassVar[str] = "Peri-LN"
+    embedding: ClassVar[str] = "rmsnorm"
+    same_as: ClassVar[str] = "sandwich"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Sandwich().wiring(layer, depth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class B2T(Scheme):
+    """Post-LN whose layers add their input once more before their last norm (Takase et al. 2023, bottom-to-top)."""
+
+    title: ClassVar[str] = "B2T"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(out_norm=Norm(), home="skip", bottom=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Scheme):
     """Post-LN in the first floor(post_fraction * L) layers, Pre-LN after (Li et al. 2025)."""
 
     post_fraction: float = setting(0.25, above=0, high=1)
 
     title: ClassVar[str] = "Mix-LN"
-    init_preset: ClassVar[str] = "normal"
 
     def post_layers(self, depth: int) -> int:
         # The tiny offset keeps 0.1 * 30 = 3.0000000000000004 and 0.3 * 10 = 2.9999999999999996 both at 3.
@@ -116,14 +160,13 @@ class Mix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LNS:
+class LNS(Scheme):
     """Pre-LN whose norms carry 1/sqrt(l): as the weight's start ("init", the GPAS experiments) or as a constant
     multiplier of the output ("scale", equation 1 of The Curse of Depth)."""
 
     apply: str = setting("init", choices=("init", "scale"))
 
     title: ClassVar[str] = "LNS"
-    init_preset: ClassVar[str] = "normal"
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         factor = 1 / math.sqrt(layer)
@@ -137,4 +180,6 @@ SCHEMES: dict[str, type[Scheme]] = {
     "sandwich": Sandwich,
     "mix": Mix,
     "lns": LNS,
+    "peri": Peri,
+    "b2t": B2T,
 }

@@ -12,8 +12,12 @@ from gpas_cli.spec.parse import setting
 class Optim:
     """Adam with warm-up and decay. `batch` is sequences per update, over all devices and micro-batches.
 
-    `clip` (0 = off) bounds the joint norm of all gradients, gates included; then `clip_gates` (0 = off) bounds the
-    gates' joint norm: the reference's order.
+    `clip` (0 = off) bounds a joint norm of the gradients, then `clip_gates` (0 = off) the gates' joint norm: the
+    reference's order. `clip_over`: `clip` is over `all` gradients, the gates' included, as the reference does; or over
+    the `others` alone, as GPAS Appendix A words it for 7B ("0.01 on gates and 1.0 on other parameters").
+    `mean_rows`: 0 weighs every token of an update equally; n takes the mean over each n consecutive rows first and
+    then the mean of those means, as the reference does with the rows of a micro-batch (256 at 71M). How many rows fit
+    the device at once never matters.
     """
 
     lr: float = setting(above=0, high=10)
@@ -28,10 +32,17 @@ class Optim:
     weight_decay: float = setting(0.0, low=0, high=10)
     clip: float = setting(0.0, low=0)
     clip_gates: float = setting(0.0, low=0)
+    clip_over: str = setting("all", choices=("all", "others"), late=True)
+    mean_rows: int = setting(0, low=0, high=1_000_000, late=True)
 
     def learning_rate(self, update: int) -> float:
-        """The learning rate of update `update` = 1, 2, ..., `steps`: update 1 has rate 0 when there is a warm-up."""
+        """The learning rate of update `update` = 1, 2, ..., `steps`: update 1 has rate 0 when there is a warm-up.
+
+        The reference does one update more than it was asked for, at 1e-7 of the rate.
+        """
         k = update - 1
+        if k >= self.steps:
+            return self.lr * 1e-7
         if k < self.warmup:
             return self.lr * k / self.warmup
         progress = (k - self.warmup) / max(1, self.steps - self.warmup)

@@ -87,6 +87,15 @@ def _as(option: Any, value: Any) -> Any:
     return value if isinstance(value, option) else MISSING
 
 
+def understood(hint: Any) -> bool:
+    """Whether a field of this type can be built: bool, int, float, str, a tuple of one of them, a union of these."""
+    if isinstance(hint, types.UnionType):
+        return all(option is type(None) or understood(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[1:] == (...,) and understood(typing.get_args(hint)[0])
+    return hint in (bool, int, float, str)
+
+
 def _describe(option: Any) -> str:
     if typing.get_origin(option) is tuple:
         return f"a list of {_describe(typing.get_args(option)[0]).split(' ', 1)[1]}s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,18 @@ def micro_batch_rows(batch: int, length: int, vocab: int, asked: int = 0) -> int
     """Rows per micro-batch: as asked, or as many as keep its logits within LOGITS elements."""
     fitting = asked or max(1, LOGITS // (length * vocab))
     return min(batch, fitting)
+
+
+def micro_batches(targets: Tensor, micro_batch: int, mean_rows: int = 0) -> Iterator[tuple[slice, int]]:
+    """The rows of each micro-batch, and what its summed loss is divided by: the targets of the `mean_rows` rows that
+    it belongs to (all rows if 0) times the number of such means. targets: (rows, time)."""
+    rows = len(targets)
+    group = mean_rows or rows
+    for first in range(0, rows, group):
+        end = min(first + group, rows)
+        weight = int((targets[first:end] != IGNORED).sum()) * (rows // group)
+        for start in range(first, end, micro_batch):
+            yield slice(start, min(start + micro_batch, end)), max(1, weight)
 
 
 @dataclass
@@ -56,19 +68,17 @@ class Loop:
         return Update(step, loss, rate, norm, layers)
 
     def _accumulate(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
-        """Gradients of the mean over all targets of the batch, whatever its split into micro-batches."""
+        """Gradients of the batch's mean loss (`Optim.mean_rows`), whatever its split into micro-batches."""
         inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
-        tokens = int((targets != IGNORED).sum())
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
-        for start in range(0, len(inputs), self.micro_batch):
-            rows = slice(start, start + self.micro_batch)
+        for rows, weight in micro_batches(targets, self.micro_batch, self.spec.mean_rows):
             x, y = (a[rows].to(self.precision.device) for a in (inputs, targets))
-            forward = self._watched(variance) if observe and start == 0 else summed_loss
-            loss = forward(self.network, x, y, self.precision) / tokens
+            forward = self._watched(variance) if observe and rows.start == 0 else summed_loss
+            loss = forward(self.network, x, y, self.precision) / weight
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total, tokens, variance
+            total = total + loss.detach()
+        return total, int((targets != IGNORED).sum()), variance
 
     def _watched(self, variance: list[Tensor]) -> Callable[..., Tensor]:
         def forward(network: Llama, *args: object) -> Tensor:

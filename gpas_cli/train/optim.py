@@ -1,4 +1,4 @@
-"""Adam, its learning rate, and the reference's order of clipping: all gradients together, then the gates."""
+"""Adam, its learning rate, and the reference's order of clipping: all gradients together, then the gates'."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 def clip(network: Llama, spec: Optim) -> Tensor:
     """Clip in place; the joint norm of all gradients before clipping, shape ()."""
-    parameters = list(network.parameters())
+    parameters, gates = list(network.parameters()), [gate.alpha for gate in network.gates()]
     norm = gradient_norm(parameters)
-    if spec.clip > 0:
+    if spec.clip > 0 and spec.clip_over == "all":
         torch.nn.utils.clip_grads_with_norm_(parameters, spec.clip, norm)
+    elif spec.clip > 0:
+        torch.nn.utils.clip_grad_norm_([p for p in parameters if all(p is not gate for gate in gates)], spec.clip)
     if spec.clip_gates > 0:
-        torch.nn.utils.clip_grad_norm_([gate.alpha for gate in network.gates()], spec.clip_gates)
+        torch.nn.utils.clip_grad_norm_(gates, spec.clip_gates)
     return norm

@@ -27,8 +27,8 @@ class Precision:
         return nullcontext()
 
     def logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits in the dtype of the loss: float32 unless everything is bfloat16."""
-        return logits if self.name == "pure_bf16" else logits.float()
+        """Logits in the dtype of the loss: float32 or wider unless everything is bfloat16."""
+        return logits if self.name == "pure_bf16" or logits.dtype == torch.float64 else logits.float()
 
 
 def choose_device() -> torch.device:

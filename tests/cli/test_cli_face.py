@@ -116,7 +116,7 @@ def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[
 def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
     broken = project / "here/broken.yaml"
     text = (project / "here/experiments.yaml").read_text()
-    broken.write_text(text.replace("norm: [pre, deepnorm,", "norm: [per, deepnorm,").replace("lr: 1.5e-3", "lr: -1"))
+    broken.write_text(text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1"))
     done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes")
     broken.unlink()
     assert done.returncode == 2

@@ -13,6 +13,7 @@ from gpas_cli.spec.gate import ACTIVATIONS, SITES
 from gpas_cli.spec.norm import SCHEMES
 
 RECIPE = {"lr": 1.5e-3, "warmup": 60, "steps": 600, "batch": 16}
+PADDED = {"like": "quickstart", "layout": "pad"}
 
 
 def cell(**values: object) -> Cell:
@@ -47,6 +48,9 @@ def test_round_trip_through_json(scheme: str, site: str, activation: str) -> Non
         ({"gate": {"init": 0.1, "learnable": False}}, {"gate": {"init": 0.1, "learnable": False, "share": "sublayer"}}),
         ({"gate": "none"}, {"gate": None, "optim": {**RECIPE, "clip_gates": 0.01}}),
         ({"embed": "plain"}, {"embed": {"detach_gamma": 0.5}}),
+        ({"gate": "gpas"}, {"gate": "gpas", "optim": {**RECIPE, "clip_over": "others"}}),
+        ({"optim": {**RECIPE, "clip": 1}}, {"optim": {**RECIPE, "clip": 1, "clip_over": "others"}}),
+        ({"data": PADDED}, {"data": PADDED, "optim": {**RECIPE, "mean_rows": 16}}),
         ({"seed": 42}, {}),
         ({"init": "normal"}, {"init": {"preset": "normal", "std": 0.02}}),
     ],
@@ -72,10 +76,14 @@ def test_two_spellings_of_one_network_have_one_key(one: dict, other: dict) -> No
         {"size": {"like": "quickstart", "layers": 6}},
         {"data": {"like": "quickstart", "length": 32}},
         {"optim": {**RECIPE, "lr": 1e-3}},
+        {"gate": "gpas", "optim": {**RECIPE, "clip": 1, "clip_over": "others"}},
+        {"data": PADDED, "optim": {**RECIPE, "mean_rows": 8}},
     ],
 )
 def test_what_can_change_the_result_changes_the_key(change: dict) -> None:
     assert cell(**change).key != cell().key
+    if "optim" in change and len(change) > 1:
+        assert cell(**change).key != cell(**{**change, "optim": RECIPE}).key
 
 
 def test_a_scheme_brings_its_initialisation() -> None:
@@ -109,6 +117,8 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
         ({"optim": {**RECIPE, "warmup": 600}}, "not shorter than the 600 steps"),
         ({"optim": {**RECIPE, "lr": float("nan")}}, "not a finite number"),
+        ({"data": PADDED, "optim": {**RECIPE, "mean_rows": 5}}, "5 does not divide the batch of 16"),
+        ({"optim": {**RECIPE, "mean_rows": 8}}, "has no effect with data.layout: pack"),
         ({"data": {"source": "files"}}, "is required with source: files"),
         ({"data": {"like": "quickstart", "tokenizer": "t5"}}, "smaller than T5"),
         ({"embed": {"stages": ["scale", "scale"]}}, "names a stage twice"),

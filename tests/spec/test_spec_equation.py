@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.spec.cell import parse_model
-from gpas_cli.spec.equation import equation, equations
+from gpas_cli.spec.equation import embedding, equation, equations, family
 from gpas_cli.spec.optim import Optim
 
 SCHEDULES = json.loads((Path(__file__).parents[1] / "golden/lr_schedule.json").read_text())["sizes"]
@@ -28,6 +28,9 @@ SCHEDULES = json.loads((Path(__file__).parents[1] / "golden/lr_schedule.json").r
         ("sandwich", "home", "G(x + N(f(N(x))))"),
         ("sandwich", "after-module", "x + G(N(f(N(x))))"),
         ("lns", "home", "G(x + f(N(x)))"),
+        ("peri", "home", "G(x + N(f(N(x))))"),
+        ("b2t", "home", "N(G(x) + f(x)), then N(b + G(x) + f(x)) with b the layer's input"),
+        ("b2t", "after-sublayer", "N(G(x + f(x))), then N(G(b + x + f(x))) with b the layer's input"),
     ],
 )
 def test_equation_of_a_layer(norm: str, site: str, expected: str) -> None:
@@ -39,10 +42,31 @@ def test_mix_changes_its_equation_once() -> None:
     assert equations(model) == [(1, 3, "N(G(x) + f(x))"), (4, 12, "G(x + f(N(x)))")]
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "E[t]"),
+        ({"norm": "peri"}, "RMSNorm(E[t])"),
+        ({"embed": {"stages": ["scale", "layernorm"]}}, "LayerNorm(5.657 E[t])"),
+        ({"embed": "detach"}, "0.1 E[t] + 0.9 sg(E[t])"),
+        ({"family": "gpt"}, "E[t] + P"),
+    ],
+)
+def test_what_enters_the_first_layer(values: dict, expected: str) -> None:
+    assert embedding(parse_model({"size": "quickstart", **values})) == expected
+
+
+def test_families_in_words() -> None:
+    assert family(parse_model({"size": "quickstart"})) == ""
+    assert family(parse_model({"size": "quickstart", "family": "gpt"})) == (
+        "N is LayerNorm; FFN(x) = W_down gelu(W_up x); P has 2048 learned positions; projections have biases; "
+        "the head is E"
+    )
+
+
 @pytest.mark.parametrize("size", SCHEDULES)
 def test_learning_rates_are_the_references(size: str) -> None:
     golden = SCHEDULES[size]
     optim = Optim(lr=golden["base_lr"], warmup=golden["warmup"], steps=golden["steps"])
     for update, rate in golden["lr_of_update_u"].items():
-        if int(update) <= optim.steps:
-            assert optim.learning_rate(int(update)) == pytest.approx(rate, rel=1e-9, abs=1e-15)
+        assert optim.learning_rate(int(update)) == pytest.approx(rate, rel=1e-9, abs=1e-15)

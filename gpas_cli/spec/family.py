@@ -1,0 +1,39 @@
+"""What a decoder is made of apart from its norms' places: LLaMA's parts (the GPAS experiments) or GPT's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpas_cli.spec.parse import setting
+
+NORMS = ("rmsnorm", "layernorm")
+FFNS = ("swiglu", "gelu", "relu", "silu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The parts of every layer, the positions and the head.
+
+    norm: what N is wherever the scheme has one, and before the head: RMSNorm (weight) or LayerNorm (weight and bias).
+    ffn: `swiglu` W_down(silu(W_gate x) * W_up x); the others W_down(act(W_up x)) (Spike No More, equation 3 and its
+    appendix E), `gelu` in the tanh form of GPT-2 and Megatron-LM. positions: `rotary` in every attention, or a
+    `learned` table of `context` rows, added to the embedding after its stages. bias: on every projection of attention
+    and FFN, never on the head. tied: the head is the embedding table.
+
+    GPT here is what Spike No More trained: it names the GPT series and Megatron-LM, shows biases (footnote 2), W_1 and
+    W_2, and its 350M is a 350M (24 layers of 1024, ffn 4096) only if head and embedding are one. It does not say its
+    positions; GPT's and Megatron's are learned. Its dropout of 0.1 is not built. GPT's eps is `size: {eps: 1e-5}`.
+    """
+
+    norm: str = setting("rmsnorm", choices=NORMS, late=True)
+    ffn: str = setting("swiglu", choices=FFNS, late=True)
+    positions: str = setting("rotary", choices=("rotary", "learned"), late=True)
+    context: int = setting(2048, low=1, high=1_048_576, late=True)
+    bias: bool = setting(False, late=True)
+    tied: bool = setting(False, late=True)
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "gpt": Family(norm="layernorm", ffn="gelu", positions="learned", bias=True, tied=True),
+}

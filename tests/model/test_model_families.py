@@ -1,0 +1,207 @@
+"""The parts of GPT and the schemes beyond the eleven, each against a second way to compute it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.evaluate.importance import without_layer
+from gpas_cli.model.llama import Block, Llama, build
+from gpas_cli.model.names import canonical_parameters
+from gpas_cli.spec.cell import cell_from, parse_model
+from gpas_cli.spec.family import FAMILIES, FFNS
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.size import SIZES
+from gpas_cli.train.checkpoint import Position, load, save
+from gpas_cli.train.optim import make_adam
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 19}
+TOKENS = torch.arange(14).reshape(2, 7)
+
+
+def network(**values: object) -> Llama:
+    """In float64, with matrices so large and biases so far from 0 that every part matters."""
+    model = build(parse_model({"size": SIZE, "init": {"std": 0.3}, **values}), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def torch_layer(block: Block, *, pre: bool) -> nn.TransformerEncoderLayer:
+    """PyTorch's own layer with the parameters of ours."""
+    theirs = nn.TransformerEncoderLayer(
+        16, 2, 24, dropout=0.0, activation=lambda x: F.gelu(x, approximate="tanh"), norm_first=pre, batch_first=True,
+        layer_norm_eps=1e-6, dtype=torch.float64,
+    )  # fmt: skip
+    attention, mlp = block.self_attn, block.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    norms = (
+        (block.input_layernorm, block.post_attention_layernorm) if pre else (block.attn_out_norm, block.mlp_out_norm)
+    )
+    state = {
+        "self_attn.in_proj_weight": torch.cat([p.weight for p in projections]),
+        "self_attn.in_proj_bias": torch.cat([p.bias for p in projections]),
+    }
+    parts = {"self_attn.out_proj": attention.o_proj, "linear1": mlp.up_proj, "linear2": mlp.down_proj}
+    for name, part in {**parts, "norm1": norms[0], "norm2": norms[1]}.items():
+        state |= {f"{name}.weight": part.weight, f"{name}.bias": part.bias}
+    theirs.load_state_dict(state)
+    return theirs
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post"])
+def test_gpt_is_pytorchs_transformer(scheme: str) -> None:
+    ours = network(norm=scheme, family="gpt")
+    table = ours.model.embed_tokens.weight
+    x = table[TOKENS] + ours.model.embed_positions.weight[:7]
+    mask = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
+    for block in ours.model.layers:
+        x = torch_layer(block, pre=scheme == "pre")(x, src_mask=mask, is_causal=True)
+    logits = ours.model.norm(x) @ table.T
+    torch.testing.assert_close(ours(TOKENS), logits, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_b2t_adds_the_layers_input_before_its_last_norm(family: str) -> None:
+    """Takase et al. (2023): LN(x_in + x_ffn + FFN(x_ffn)), x_ffn = LN(x_in + Attn(x_in))."""
+    ours = network(norm="b2t", family=family)
+    block, x = ours.model.layers[1], torch.randn(2, 7, 16, dtype=torch.float64)
+    tables = ours.model.rope(7, x.device, x.dtype) if ours.model.rope else None
+    middle = block.attn_out_norm(x + block.self_attn(x, tables))
+    expected = block.mlp_out_norm(x + middle + block.mlp(middle))
+    torch.testing.assert_close(block(x, tables), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_gate_of_b2t_leaves_the_bottom_connection_alone() -> None:
+    ours = network(norm="b2t", gate={"init": 0.4})
+    block, x = ours.model.layers[1], torch.randn(2, 7, 16, dtype=torch.float64)
+    tables, kept = ours.model.rope(7, x.device, x.dtype), 1 - block.gate.value()
+    middle = block.attn_out_norm(kept * x + block.self_attn(x, tables))
+    expected = block.mlp_out_norm(x + kept * middle + block.mlp(middle))
+    torch.testing.assert_close(block(x, tables), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_peri_is_sandwich_behind_an_embedding_norm_with_one_key() -> None:
+    recipe = {"data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}, "size": "quickstart"}
+    peri, sandwich = (cell_from({**recipe, **v}) for v in ({"norm": "peri"}, {"norm": "sandwich", "embed": "rmsnorm"}))
+    assert peri.key == sandwich.key
+    assert peri.model.norm.title == "Peri-LN"
+    assert peri.key != cell_from({**recipe, "norm": "sandwich"}).key
+    assert torch.equal(build(peri.model)(TOKENS), build(sandwich.model)(TOKENS))
+    with pytest.raises(InvalidExperiments, match="write norm: sandwich"):
+        cell_from({**recipe, "norm": "peri", "embed": "plain"})
+
+
+@pytest.mark.parametrize("ffn", [ffn for ffn in FFNS if ffn != "swiglu"])
+def test_two_matrix_feed_forward_networks(ffn: str) -> None:
+    mlp, x = network(family={"ffn": ffn}).model.layers[0].mlp, torch.randn(3, 16, dtype=torch.float64)
+    act = {"gelu": lambda v: F.gelu(v, approximate="tanh"), "relu": torch.relu, "silu": F.silu}[ffn]
+    torch.testing.assert_close(mlp(x), act(x @ mlp.up_proj.weight.T) @ mlp.down_proj.weight.T)
+
+
+def test_layernorm_in_lns_as_a_constant_scales_weight_and_bias() -> None:
+    ours = network(norm={"scheme": "lns", "apply": "scale"}, family={"norm": "layernorm"})
+    norm, x = ours.model.layers[3].input_layernorm, torch.randn(3, 16, dtype=torch.float64)
+    plain = F.layer_norm(x, (16,), norm.weight, norm.bias, 1e-6)
+    torch.testing.assert_close(norm(x), plain / 2)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_and_family_trains_every_parameter(scheme: str) -> None:
+    parts = [
+        {"norm": "layernorm"},
+        {"ffn": "gelu"},
+        {"positions": "learned", "context": 7},
+        {"bias": True},
+        {"tied": True},
+    ]
+    for family, gate in itertools.product([*FAMILIES, *parts], (None, "gpas")):
+        ours = network(norm=scheme, family=family, gate=gate)
+        F.cross_entropy(ours(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+        named = canonical_parameters(ours)
+        assert len(named) == len(list(ours.parameters()))
+        # Softmax ignores what is added to all its inputs: the gradient of a key's bias is 0 but for rounding.
+        dead = {name for name, p in named.items() if p.grad.abs().max() < 1e-12}
+        assert {name for name in dead if not name.endswith("attn.k_bias")} == set(), family
+        whole = ours(TOKENS)
+        with without_layer(ours, 2):
+            assert not torch.equal(ours(TOKENS), whole)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_how_gpt_starts(scheme: str) -> None:
+    size = {**SIZE, "hidden": 64, "ffn": 256, "vocab": 500}
+    model = parse_model({"size": size, "norm": scheme, "family": "gpt", "init": "small"})
+    named, small = canonical_parameters(build(model)), (2 / 320) ** 0.5
+    for name, parameter in named.items():
+        slot = name.rpartition(".")[2]
+        if slot.endswith("_bias"):
+            assert parameter.abs().max() == 0, name
+        elif slot in ("embed", "positions", "q", "k", "v", "o", "up", "down"):
+            std = small / 8**0.5 if slot in ("o", "down") else small
+            assert parameter.std().item() == pytest.approx(std, rel=0.06), name
+    assert "lm_head" not in named
+    assert named["embed"][-1].abs().max() > 0
+
+
+def test_parameter_counts_of_gpt() -> None:
+    """V d + C d + L (4 d^2 + 2 d f + (4 d + f + d) + 4 d) + 2 d: Spike No More's 350M is one with a tied head."""
+    shape = {"hidden": 1024, "ffn": 4096, "heads": 16, "layers": 24, "vocab": 50257}
+    d, f = 1024, 4096
+    expected = (50257 + 2048) * d + 24 * (4 * d * d + 2 * d * f + 5 * d + f + 4 * d) + 2 * d
+    count = sum(p.numel() for p in build(parse_model({"size": shape, "family": "gpt"}), device="meta").parameters())
+    assert count == expected == 355_871_744
+    for part, added in {"norm": 24 * 2 * d + d, "bias": 24 * (5 * d + 2 * f), "tied": -50257 * d}.items():
+        family = {part: getattr(FAMILIES["gpt"], part)}
+        llama = build(parse_model({"size": shape, "family": family}), device="meta")
+        plain = build(parse_model({"size": shape}), device="meta")
+        extra = sum(p.numel() for p in llama.parameters()) - sum(p.numel() for p in plain.parameters())
+        assert extra == added, part
+
+
+def test_a_tied_network_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
+    model = parse_model({"size": SIZE, "family": "gpt", "gate": "gpas"})
+    one, other = build(model, seed=1), build(model, seed=2)
+    optimizer = make_adam(one, Optim(lr=1e-3, warmup=0, steps=2))
+    optimizer.param_groups[0]["lr"] = 1e-2
+    one(TOKENS).sum().backward()
+    optimizer.step()
+    path = save(tmp_path, "k", one, optimizer, Position(step=1))
+    load(path, "k", other, None)
+    assert torch.equal(one(TOKENS), other(TOKENS))
+
+
+def test_keys_and_mistakes_of_families() -> None:
+    recipe = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
+    llama, explicit = cell_from(recipe), cell_from({**recipe, "family": {"like": "llama", "context": 77}})
+    assert llama.key == explicit.key == cell_from(llama.to_mapping()).key
+    parts = [{"norm": "layernorm"}, {"ffn": "gelu"}, {"positions": "learned"}, {"bias": True}, {"tied": True}, "gpt"]
+    cells = [llama, *(cell_from({**recipe, "family": part}) for part in parts)]
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert all(cell_from(cell.to_mapping()) == cell for cell in cells)
+    for values, message in (
+        ({"family": "gtp"}, "did you mean 'gpt'"),
+        ({"family": {"like": "gpt", "context": 32}}, "32 is shorter than a row of 64 tokens"),
+        ({"family": "gpt", "init": {"zero_last_row": True}}, "a tied head trains the last row too"),
+        ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
+    ):
+        with pytest.raises(InvalidExperiments, match=message):
+            cell_from({**recipe, **values})
+    assert cell_from({**recipe, "size": {"like": "quickstart", "heads": 32}, "family": {"positions": "learned"}})
+    with pytest.raises(ValueError, match="but the network has 6 learned positions"):
+        network(family={"positions": "learned", "context": 6})(TOKENS)
+
+
+def test_families_leave_the_published_sizes_alone() -> None:
+    for size in SIZES:
+        assert parse_model({"size": size}).to_mapping(for_key=True).keys() == {"size", "norm", "gate", "embed", "init"}

@@ -1,0 +1,166 @@
+"""Schemes that others bring: what a file must hold, what of it is in the key, and every mistake with its reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.spec import plugins
+from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.spec.equation import equation
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.plugins import known_schemes, schemes_in
+
+HEAD = """\
+from __future__ import annotations
+from dataclasses import dataclass
+from gpas_cli.spec.norm import Norm, Pre, Scheme, Wiring
+"""
+CLASS = """\
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Scheme):
+    title = "Weighted"
+    weight: float = 0.9
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), skip=self.weight)
+"""
+SOURCE = f"{HEAD}\n{CLASS}\nSCHEMES = {{'weighted': Weighted}}\n"
+RECIPE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
+EXPERIMENTS = """\
+version: 1
+plugins: [{plugins}]
+recipes: {{quickstart: {{lr: 1e-3, warmup: 1, steps: 9, batch: 2}}}}
+grids:
+  mine:
+    base: {{size: quickstart, data: quickstart}}
+    axes: {{norm: [pre, {{name: half, like: weighted, weight: 0.5}}]}}
+"""
+
+
+def catalogue(source: str = SOURCE) -> Catalogue:
+    return Catalogue(schemes={**known_schemes(), **schemes_in("mine.py", source)})
+
+
+def cell(source: str = SOURCE, **values: object) -> Cell:
+    return cell_from({**RECIPE, "norm": "weighted", **values}, catalogue(source))
+
+
+def body(text: str) -> str:
+    """The file with another body of `wiring`."""
+    return SOURCE.replace("return Wiring(in_norm=Norm(), skip=self.weight)", text)
+
+
+def test_a_scheme_of_a_file_is_a_scheme() -> None:
+    made = cell(gate="gpas")
+    assert made.model.norm.title == "Weighted"
+    assert made.model.init.preset == "normal"
+    assert equation(made.model, 1) == "G(0.9 x + f(N(x)))"
+    assert made.model.norm.origin.source == SOURCE
+    assert cell_from(made.to_mapping(), catalogue()) == made
+    with pytest.raises(InvalidExperiments, match="unknown scheme 'weighted'"):
+        cell_from(made.to_mapping())
+
+
+def test_the_key_holds_the_wiring_and_nothing_else_of_the_file() -> None:
+    key = cell().key
+    assert cell(f"# A remark.\n{SOURCE}").key == key
+    assert cell(SOURCE.replace("Weighted", "Scaled")).key == key
+    renamed = cell_from({**RECIPE, "norm": "other"}, catalogue(SOURCE.replace("'weighted'", "'other'")))
+    assert renamed.key == key
+    assert cell(norm={"scheme": "weighted", "weight": 0.8}).key != key
+    assert cell(body("return Wiring(in_norm=Norm(), skip=self.weight + layer / depth)")).key != key
+
+
+def test_a_recorded_cell_does_not_run_with_another_wiring() -> None:
+    changed = catalogue(body("return Wiring(in_norm=Norm(), skip=2)"))
+    with pytest.raises(InvalidExperiments, match=r"mine\.py: 'weighted' does not wire the layers as it did"):
+        cell_from(cell().to_mapping(), changed)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = (", r"^mine\.py:1: SyntaxError"),
+        (f"{HEAD}\n1 / 0\n", r"^mine\.py:5: ZeroDivisionError: division by zero"),
+        ("raise SystemExit", r"^mine\.py:1: SystemExit"),
+        (HEAD, "defines no SCHEMES"),
+        (f"{HEAD}SCHEMES = {{'own': Pre}}", "'own' is gpas_cli's own Pre"),
+        (f"{HEAD}SCHEMES = {{'own': 3}}", "'own' is not a class derived from"),
+        (SOURCE.replace("'weighted'", "'pre'"), "'pre' is built in; choose another name"),
+        (SOURCE.replace("'weighted'", "'a b'"), "'a b' is not a name of letters"),
+        (SOURCE.replace("frozen=True, ", ""), "is not decorated with @dataclass"),
+        (SOURCE.replace('    title = "Weighted"\n', ""), "has no title"),
+        (SOURCE.replace("def wiring", "def wired"), "has no method wiring"),
+        (SOURCE.replace("weight: float", "weight: dict"), "has the field 'weight', which is not"),
+        (SOURCE.replace("weight: float", "weight: Nothing"), "has annotations that cannot be read: NameError"),
+    ],
+)
+def test_a_file_that_brings_no_scheme_is_told_why(source: str, message: str) -> None:
+    with pytest.raises(InvalidExperiments, match=message):
+        schemes_in("mine.py", source)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise ValueError(layer)", r"wiring\(1, 12\) of 'weighted' raised ValueError: 1"),
+        ("return Wiring(skip=1 / (layer - 3))", r"wiring\(3, 12\) of 'weighted' raised ZeroDivisionError"),
+        ("return 3", "is 3, not a Wiring"),
+        ("return Wiring(in_norm=1)", "neither None nor a Norm"),
+        ("return Wiring(in_norm=Norm(), skip=float('nan'))", "not finite"),
+        ("return Wiring(in_norm=Norm(), home='som')", "did you mean 'sum'"),
+        ("return Wiring(in_norm=Norm())", "is the scheme 'pre'; write norm: pre"),
+        ("return Pre().wiring(layer, depth)", "is the scheme 'pre'; write norm: pre"),
+    ],
+)
+def test_a_wiring_that_cannot_be_is_told(text: str, message: str) -> None:
+    with pytest.raises(InvalidExperiments, match=message):
+        cell(body(text))
+
+
+def test_experiments_name_their_plugins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    file = tmp_path / "experiments.yaml"
+    file.write_text(EXPERIMENTS.format(plugins="mine.py"))
+    assert [entry.name for entry in expand(load(file))] == ["pre", "half"]
+    file.write_text(EXPERIMENTS.format(plugins="absent.py, mine.py, mine.py"))
+    with pytest.raises(InvalidExperiments) as caught:
+        load(file)
+    told = str(caught.value)
+    assert "experiments.yaml:2:11: plugins: absent.py: No such file or directory" in told
+    assert "experiments.yaml:2:31: plugins: mine.py: 'weighted' is a scheme of mine.py already" in told
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package on the path that declares a scheme as an entry point."""
+    (tmp_path / "stranger.py").write_text(SOURCE)
+    facts = tmp_path / "stranger-1.2.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.2\n")
+    (facts / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Weighted\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._installed.cache_clear()
+    yield facts
+    plugins._installed.cache_clear()
+    sys.modules.pop("stranger", None)
+
+
+def test_an_installed_package_brings_a_scheme(installed: Path) -> None:
+    made = cell_from({**RECIPE, "norm": "weighted"})
+    assert made.model.norm.origin.name == "stranger 1.2"
+    assert made.key == cell().key
+    assert "weighted" not in SCHEMES
+
+
+def test_an_installed_package_that_cannot_be_loaded_is_named(installed: Path) -> None:
+    (installed / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Absent\n")
+    with pytest.raises(GpasError, match=r"the scheme 'weighted' of stranger 1\.2 cannot be loaded: AttributeError"):
+        known_schemes()

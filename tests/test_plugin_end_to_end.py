@@ -1,0 +1,70 @@
+"""A stranger's scheme, as the README shows it, from their own file to the table, without touching the package."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+CODE = re.search(r"```python\n(.*?class Faded.*?)```", README, re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A project with the README's file, trained."""
+    made = Toy(tmp_path_factory.mktemp("stranger"), norms="faded", steps=6)
+    made.folder.joinpath("my_schemes.py").write_text(CODE)
+    config = made.folder / "experiments.yaml"
+    config.write_text(config.read_text().replace("version: 1\n", "version: 1\nplugins: [my_schemes.py]\n"))
+    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    return made
+
+
+def test_it_trains_and_has_its_row(toy: Toy) -> None:
+    assert toy.states() == {"faded-s1": "done", "faded-gpas-s1": "done"}
+    assert re.search(r"Faded-LN +[0-9.]+\s+\+ GPAS +[0-9.]+", toy.gpas("table", "small").stdout)
+    assert "G(0.9 x + N(f(N(x))))" in toy.gpas("explain", "faded-gpas-s1").stdout
+    assert "gate.activation: None -> silu" in toy.gpas("why", "faded-gpas-s1").stdout
+
+
+def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
+    for directory in toy.attempts():
+        attempt = json.loads((directory / "attempt.json").read_text())
+        assert attempt["plugin"] == {"name": "my_schemes.py", "source": CODE}
+
+
+def test_what_the_file_does_is_in_the_key_and_what_it_says_is_not(toy: Toy) -> None:
+    file, keys = toy.folder / "my_schemes.py", {name: cell["key"] for name, cell in toy.status().items()}
+    file.write_text(f"# A remark.\n{CODE}")
+    assert {name: cell["key"] for name, cell in toy.status().items()} == keys
+    file.write_text(CODE.replace("0.9", "0.8"))
+    assert set(toy.states().values()) == {"missing"}
+    file.write_text(CODE)
+
+
+def job(toy: Toy, number: int, **changed: object) -> tuple[int, str]:
+    """The exit code and the journal of one more attempt at the first cell, as recorded but for `changed`."""
+    first = toy.attempts()[0]
+    directory = first.with_name(f"{number:03d}")
+    directory.mkdir()
+    attempt = {**json.loads((first / "attempt.json").read_text()), "number": number, **changed}
+    (directory / "attempt.json").write_text(json.dumps(attempt))
+    command = [sys.executable, "-P", "-m", "gpas_cli.launch.job", str(directory)]
+    done = subprocess.run(command, cwd=toy.folder, env=toy.environment(), stdout=subprocess.DEVNULL, timeout=240)
+    return done.returncode, (directory / "journal.jsonl").read_text()
+
+
+def test_a_job_runs_the_recorded_text_and_not_the_file(toy: Toy) -> None:
+    toy.folder.joinpath("my_schemes.py").write_text("raise RuntimeError\n")
+    assert job(toy, 2)[0] == 0
+    code, journal = job(toy, 3, plugin={"name": "my_schemes.py", "source": CODE.replace("self.fade)", "2)")})
+    assert code == 1
+    assert "'faded' does not wire the layers as it did when this cell was made" in journal
+    told = toy.gpas("status", expect=2).stderr
+    assert "experiments.yaml:2:11: plugins: my_schemes.py:1: RuntimeError" in told

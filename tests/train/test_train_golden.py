@@ -1,0 +1,132 @@
+"""Nine Adam updates of the reference, number by number, through our own update: schedule, means, clipping."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from golden_inputs import probe, train_batch
+from golden_networks import GOLDEN, close, filled
+
+from gpas_cli.data.loader import Batch
+from gpas_cli.model.llama import Llama
+from gpas_cli.model.names import canonical_parameters
+from gpas_cli.spec.optim import Optim
+from gpas_cli.train import loop as loop_module
+from gpas_cli.train.loop import IGNORED, Loop, micro_batches
+from gpas_cli.train.optim import clip, make_adam
+from gpas_cli.train.precision import Precision
+
+NAMES = sorted(path.stem for path in GOLDEN.glob("train_*.json"))
+FP32 = Precision("fp32", torch.device("cpu"))
+
+
+@dataclass
+class GoldenBatches:
+    """Two micro-batches of two rows to an update; every second one has padding."""
+
+    def at(self, step: int) -> Batch:
+        ids = np.concatenate([train_batch(2 * step), train_batch(2 * step + 1)])
+        return Batch(ids[:, :-1], np.where(ids[:, 1:] == 0, IGNORED, ids[:, 1:]))
+
+
+def recipe(golden: dict) -> Optim:
+    told = golden["optimizer"]
+    return Optim(
+        lr=told["lr"], warmup=told["warmup_steps"], steps=told["num_training_steps"], batch=4,
+        min_ratio=told["min_lr_ratio"], eps=told["eps"], clip=told["grad_clipping"],
+        clip_gates=told["clip_gate_grad"], mean_rows=4 // told["gradient_accumulation"],
+    )  # fmt: skip
+
+
+def training(name: str, dtype: torch.dtype, micro_batch: int) -> Loop:
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    network = filled(golden["norm_type"], dtype, zero_gates=True)
+    spec = recipe(golden)
+    return Loop(network, make_adam(network, spec), spec, GoldenBatches(), FP32, micro_batch)  # type: ignore[arg-type]
+
+
+def gate_gradients(network: Llama) -> list[float]:
+    return [gate.alpha.grad.item() for gate in network.gates()]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden, before = json.loads((GOLDEN / f"{name}.json").read_text()), []
+
+    def watched_clip(network: Llama, spec: Optim) -> torch.Tensor:
+        before.append(gate_gradients(network))
+        return clip(network, spec)
+
+    monkeypatch.setattr(loop_module, "clip", watched_clip)
+    run = training(name, dtype, micro_batch=2)
+    # Adam divides by the root of a gradient: where that is next to nothing, float32 has no digits of it left.
+    loose = tolerance if dtype == torch.float64 else 1e-3
+    for told in golden["updates"]:
+        done = run.update()
+        close(done.rate, told["lr_used"], 1e-12)
+        close(done.loss.item(), np.mean(told["micro_losses"]), tolerance)
+        close(done.grad_norm.item(), told["grad_l2_before_clip"], loose)
+        if "gates_after" in told:
+            close(before[-1], told["gate_grads_before_clip"], 10 * loose)
+            close(
+                gate_gradients(run.network),
+                told.get("gate_grads_after_clip", told["gate_grads_before_clip"]),
+                10 * loose,
+            )
+            close([gate.alpha.item() for gate in run.network.gates()], told["gates_after"], 10 * loose)
+        squares = sum(p.detach().double().square().sum().item() for p in run.network.parameters())
+        close(np.sqrt(squares), told["param_l2_after"], tolerance)
+    parameters = canonical_parameters(run.network)
+    assert parameters.keys() == golden["final_params"].keys()
+    for key, final in golden["final_params"].items():
+        values = parameters[key].detach().double().numpy()
+        close(np.linalg.norm(values), final["l2"], loose)
+        close(probe(values), final["probe"], 10 * loose)
+
+
+def test_all_thirteen_are_here() -> None:
+    assert len(NAMES) == 13
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4])
+def test_the_mean_is_of_declared_rows_whatever_fits_at_once(micro_batch: int) -> None:
+    expected, run = training("train_pre_gpas", torch.float64, 2), training("train_pre_gpas", torch.float64, micro_batch)
+    for _ in range(3):
+        close(run.update().loss.item(), expected.update().loss.item(), 1e-12)
+    for ours, theirs in zip(run.network.parameters(), expected.network.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_by_default_every_token_weighs_the_same() -> None:
+    targets = torch.tensor([[1, 2, 3], [1, 2, 3], [1, IGNORED, IGNORED], [1, 2, IGNORED]])
+    assert list(micro_batches(targets, 3)) == [(slice(0, 3), 9), (slice(3, 4), 9)]
+    # Means of 6 and of 3 targets, and then the mean of the two.
+    assert list(micro_batches(targets, 3, 2)) == [(slice(0, 2), 12), (slice(2, 4), 6)]
+
+
+@pytest.mark.parametrize("clip_over", ["all", "others"])
+def test_the_two_readings_of_the_7b_clipping(clip_over: str) -> None:
+    network = filled("pre_gpas", torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    gates = [gate.alpha for gate in network.gates()]
+    others = [p for name, p in network.named_parameters() if not re.search(r"\balpha$", name)]
+    norm = {key: _norm(group) for key, group in {"all": [*gates, *others], "gates": gates, "others": others}.items()}
+    spec = Optim(lr=1, warmup=0, steps=1, clip=1.0, clip_gates=0.01, clip_over=clip_over)
+    assert clip(network, spec).item() == pytest.approx(norm["all"])
+    assert _norm(others) == pytest.approx(norm["others"] / norm[clip_over], rel=1e-6)
+    clipped = norm["gates"] / norm["all"] if clip_over == "all" else norm["gates"]
+    assert _norm(gates) == pytest.approx(min(0.01, clipped), rel=1e-3)
+
+
+def _norm(parameters: list[torch.Tensor]) -> float:
+    return sum(p.grad.square().sum().item() for p in parameters) ** 0.5
