@@ -14,7 +14,9 @@ from gpas_cli.model.names import canonical_name
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.model import Model
 
-GOLDEN = Path(__file__).parent / "golden"
+# The measurements themselves where they lie beside the repository, else the copy that travels with it.
+_BESIDE, _CARRIED = Path(__file__).parents[2] / "shared/golden", Path(__file__).parent / "golden"
+GOLDEN = _BESIDE if _BESIDE.is_dir() else _CARRIED
 SCHEMES = {
     "pre": "pre",
     "post": "post",

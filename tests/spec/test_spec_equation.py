@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from golden_networks import GOLDEN
 
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.equation import embedding, equation, equations, family
 from gpas_cli.spec.optim import Optim
 
-SCHEDULES = json.loads((Path(__file__).parents[1] / "golden/lr_schedule.json").read_text())["sizes"]
+SCHEDULES = json.loads((GOLDEN / "lr_schedule.json").read_text())["sizes"]
 
 
 @pytest.mark.parametrize(
