@@ -68,20 +68,20 @@ def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypat
     monkeypatch.setattr(loop_module, "clip", watched_clip)
     run = training(name, dtype, micro_batch=2)
     # Adam divides by the root of a gradient: where that is next to nothing, float32 has no digits of it left.
-    loose = tolerance if dtype == torch.float64 else 1e-3
+    loose, looser = (tolerance, tolerance) if dtype == torch.float64 else (1e-3, 1e-2)
     for told in golden["updates"]:
         done = run.update()
         close(done.rate, told["lr_used"], 1e-12)
         close(done.loss.item(), np.mean(told["micro_losses"]), tolerance)
         close(done.grad_norm.item(), told["grad_l2_before_clip"], loose)
         if "gates_after" in told:
-            close(before[-1], told["gate_grads_before_clip"], 10 * loose)
+            close(before[-1], told["gate_grads_before_clip"], looser)
             close(
                 gate_gradients(run.network),
                 told.get("gate_grads_after_clip", told["gate_grads_before_clip"]),
-                10 * loose,
+                looser,
             )
-            close([gate.alpha.item() for gate in run.network.gates()], told["gates_after"], 10 * loose)
+            close([gate.alpha.item() for gate in run.network.gates()], told["gates_after"], looser)
         squares = sum(p.detach().double().square().sum().item() for p in run.network.parameters())
         close(np.sqrt(squares), told["param_l2_after"], tolerance)
     parameters = canonical_parameters(run.network)
@@ -89,7 +89,7 @@ def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypat
     for key, final in golden["final_params"].items():
         values = parameters[key].detach().double().numpy()
         close(np.linalg.norm(values), final["l2"], loose)
-        close(probe(values), final["probe"], 10 * loose)
+        close(probe(values), final["probe"], looser)
 
 
 def test_all_thirteen_are_here() -> None:
