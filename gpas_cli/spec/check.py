@@ -147,6 +147,17 @@ def _check_gate(model: Model) -> Iterator[Problem]:
             f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never moves and "
             "the run equals the one without a gate; set gate.init above 0",
         )
+    if all(_absorbed(model, layer) for layer in range(1, model.size.layers + 1)) and all(act(a) == 0 for a in starts):
+        yield Problem(
+            ("gate", "site"),
+            f"the norm right after the sum takes any scale away, so a gate at {gate.site} that starts at 0 gets no "
+            "gradient and the run equals the one without a gate; use site: home",
+        )
+
+
+def _absorbed(model: Model, layer: int) -> bool:
+    """Whether the layer's gate scales exactly what its norm then normalises."""
+    return model.gate_slot(layer) == "sum" and model.wiring(layer).out_norm is not None
 
 
 def _check_embed(model: Model) -> Iterator[Problem]:

@@ -106,6 +106,7 @@ def test_every_problem_is_reported_at_once() -> None:
     [
         ({"gate": {"activation": "relu"}}, "never moves"),
         ({"gate": {"learnable": False}}, "the network without a gate"),
+        ({"norm": "deepnorm", "gate": {"site": "after-sublayer"}}, "takes any scale away"),
         ({"gate": {"activation": "identity", "init": 1}}, "turns the residual stream off"),
         ({"gate": {"init": [0.1, 0.2]}}, "2 values for 12 layers"),
         ({"gate": {"activation": "relu", "init": []}}, "0 values for 12 layers"),
