@@ -34,7 +34,9 @@ SCHEDULES = json.loads((GOLDEN / "lr_schedule.json").read_text())["sizes"]
     ],
 )
 def test_equation_of_a_layer(norm: str, site: str, expected: str) -> None:
-    assert equation(parse_model({"size": "quickstart", "norm": norm, "gate": {"site": site, "init": 0.1}}), 3) == expected
+    assert (
+        equation(parse_model({"size": "quickstart", "norm": norm, "gate": {"site": site, "init": 0.1}}), 3) == expected
+    )
 
 
 def test_mix_changes_its_equation_once() -> None:
