@@ -59,6 +59,10 @@ def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
     assert Path(told["attempts"][0]["checkpoint"]).is_file()
     cell = toy.status()["pre-gpas-s1"]
     assert told["attempts"][0]["metrics"]["perplexity"] == pytest.approx(cell["metrics"]["perplexity"])
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    for what in ("loss", "activation_variance"):
+        toy.gpas("figure", "--what", what, "--out", what)
+        assert (toy.folder / f"{what}.svg").read_text().count("pre-gpas-s1") >= 1
     check_database(toy)
 
 

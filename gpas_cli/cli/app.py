@@ -8,7 +8,23 @@ from typing import Annotated
 import typer
 
 from gpas_cli import __version__
-from gpas_cli.cli import cancel, db, doctor, explain, export, init, logs, plan, retry, run, status, sync, table, why
+from gpas_cli.cli import (
+    cancel,
+    db,
+    doctor,
+    explain,
+    export,
+    figure,
+    init,
+    logs,
+    plan,
+    retry,
+    run,
+    status,
+    sync,
+    table,
+    why,
+)
 from gpas_cli.cli.console import STATE
 
 app = typer.Typer(
@@ -53,6 +69,7 @@ app.command("retry")(retry.retry)
 app.command("why")(why.why)
 app.command("explain")(explain.explain)
 app.command("table")(table.table)
+app.command("figure")(figure.figure)
 app.command("export")(export.export)
 app.command("sync")(sync.sync)
 app.add_typer(db.app, name="db")

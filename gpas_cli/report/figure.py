@@ -40,9 +40,9 @@ class Figure:
     log: bool = False
 
 
-def loss(curves: Mapping[str, Points], title: str = "Training loss") -> Figure:
-    """Title -> points (step, nats/token), drawn as they are."""
-    return Figure(title, "update", "loss, nats/token", _lines(curves))
+def over_updates(curves: Mapping[str, Points], what: str = "loss") -> Figure:
+    """Title -> `query.curve` called `what`, drawn as it is. Losses are in nats per token."""
+    return Figure(f"{what.replace('_', ' ').capitalize()} during training", "update", what, _lines(curves))
 
 
 def by_layer(curves: Mapping[str, Sequence[tuple[int, Mapping[int, float]]]], what: str, log: bool = False) -> Figure:

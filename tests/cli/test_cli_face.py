@@ -96,6 +96,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("table", "--format", "latx"), "did you mean 'latex'?"),
         (("explain", "mix-gpas-s1", "--bounds"), "torch is not installed here"),
         (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
+        (("figure", "--what", "gates"), "did you mean 'gate'?"),
         (("run", "grid", "--executor", "slurm"), "does not submit to SLURM"),
         (("init",), "is already there"),
         (("cancel", "pre-s1"), "nothing was cancelled"),

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figure import Figure, Line, by_layer, loss, save
+from gpas_cli.report.figure import Figure, Line, by_layer, over_updates, save
 
 
 def test_what_cannot_be_drawn_is_left_out() -> None:
-    figure = loss({"a": [(1, 5.0), (2, math.nan), (3, 4.0)], "b": [(1, math.inf)], "c": []})
+    figure = over_updates({"a": [(1, 5.0), (2, math.nan), (3, 4.0)], "b": [(1, math.inf)], "c": []})
     assert figure.lines == (Line("a", [(1, 5.0), (3, 4.0)]),)
 
 
@@ -37,8 +37,8 @@ def test_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(GpasError, match="Training loss: nothing was recorded"):
-        save(loss({}), tmp_path / "x")
+    with pytest.raises(GpasError, match="Loss during training: nothing was recorded"):
+        save(over_updates({}), tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 
