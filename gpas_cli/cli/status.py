@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 1.0
+WATCHED = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "missing", "done")
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
@@ -62,10 +63,19 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
-                live.update(render(_look(names, where, every)), refresh=True)
+                live.update(_view(_look(names, where, every)), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
+
+
+def _view(states: Sequence[CellState]) -> RenderableType:
+    """Totals first, then what is going on: a short terminal cuts the quiet cells off."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lively = sorted(states, key=lambda state: WATCHED.index(state.state))
+    return Group(Text.from_markup(totals(states)), render(lively))
 
 
 def as_mapping(state: CellState) -> dict[str, Any]:
