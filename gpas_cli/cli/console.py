@@ -118,6 +118,11 @@ def print_json(**fields: Any) -> None:
     print(json.dumps({"schema": SCHEMA, **fields}, indent=2, allow_nan=False))
 
 
+def json_number(value: Any) -> Any:
+    """A metric as JSON can hold it: what is not finite becomes a word."""
+    return value if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf")) else str(value)
+
+
 def confirm(question: str, yes: bool) -> None:
     """Ask, unless `--yes`. Where nobody can answer, refuse instead of waiting."""
     if yes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, print_json, project
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, json_number, print_json, project
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,12 +87,8 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
-        "metrics": {name: _number(value) for name, value in state.metrics.items()},
+        "metrics": {name: json_number(value) for name, value in state.metrics.items()},
     }  # fmt: skip
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf")) else str(value)
 
 
 def render(states: Sequence[CellState]) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import AsJson, Cells, console, experiments, find_cells, print_json, project
+from gpas_cli.cli.console import AsJson, Cells, console, experiments, find_cells, json_number, print_json, project
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
@@ -92,14 +92,10 @@ def _clock(moment: float | None) -> str:
 def _as_mapping(stage: Provenance) -> dict[str, Any]:
     tries = [
         {"number": t.number, "outcome": t.outcome, "cause": t.cause, "facts": dict(t.facts), "log": str(t.log),
-         "metrics": {name: _number(value) for name, value in t.metrics.items()},
+         "metrics": {name: json_number(value) for name, value in t.metrics.items()},
          "directory": str(t.directory), "checkpoint": str(t.checkpoint) if t.checkpoint else None}
         for t in stage.tries
     ]  # fmt: skip
     return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
             "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
             "differences": [vars(difference) for difference in stage.differences], "attempts": tries}  # fmt: skip
-
-
-def _number(value: float) -> Any:
-    return value if abs(value) < float("inf") else str(value)

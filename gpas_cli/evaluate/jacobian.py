@@ -16,6 +16,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.bounds import Attention, FeedForward, Surroundings
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Block, Llama, SubLayer
+from gpas_cli.model.probe import watching
 from gpas_cli.spec.size import Size
 
 LANCZOS_STEPS = 24
@@ -63,16 +64,8 @@ def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: 
 def seen_by(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
     """The input of each of `modules` in the forward pass inside the context."""
     seen: dict[nn.Module, Tensor] = {}
-
-    def observe(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen[module] = args[0].detach()
-
-    handles = [module.register_forward_pre_hook(observe) for module in modules]
-    try:
+    with watching(modules, seen.__setitem__):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def deviation(x: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,21 +12,28 @@ from gpas_cli.model.llama import Llama
 
 
 @contextmanager
+def watching(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
+    """Inside the context, `observe` is called with each of `modules` and its detached input, in every forward pass."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        observe(module, args[0].detach())
+
+    handles = [module.register_forward_pre_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def activation_variance(network: Llama) -> Iterator[list[Tensor]]:
     """Collects, in each forward pass inside the context, the variance over features, averaged over tokens, of the
     residual stream entering every layer and the final norm: layers + 1 scalars."""
     seen: list[Tensor] = []
-
-    def observe(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen.append(args[0].detach().float().var(-1, correction=0).mean())
-
     places = [*network.model.layers, network.model.norm]
-    handles = [place.register_forward_pre_hook(observe) for place in places]
-    try:
+    with watching(places, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def gate_values(network: Llama) -> list[float]:

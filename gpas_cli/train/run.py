@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class _Training:
             tokens_per_second=(tokens - self._mark[1]) / max(now - self._mark[0], 1e-9),
         )  # fmt: skip
         self._mark = (now, tokens)
-        bad = next((u for u, loss in zip(pending, losses, strict=True) if not _finite(loss)), None)
+        bad = next((u for u, loss in zip(pending, losses, strict=True) if not math.isfinite(loss)), None)
         if bad is None:
             return None
         cause = f"the training loss of update {bad.step} is {losses[pending.index(bad)]}"
@@ -170,7 +171,3 @@ class _Training:
         self.emit("phase", name="evaluating")
         position = self.loop.position
         return {**self._evaluate(), "train_seconds": position.seconds, "train_tokens": position.tokens}
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
