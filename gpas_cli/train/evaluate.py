@@ -9,7 +9,7 @@ import torch
 
 from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama
-from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.precision import Precision
 
 
@@ -30,9 +30,8 @@ def evaluate(
     network.eval()
     total, tokens, means = 0.0, 0, []
     for batch in batches:
-        inputs, targets = (torch.from_numpy(a).to(precision.device) for a in (batch.inputs, batch.targets))
-        loss = summed_loss(network, inputs, targets, precision).double().item()
-        count = int((targets != IGNORED).sum())
+        rows = Rows.of(batch.inputs, batch.targets, precision.device)
+        loss, count = summed_loss(network, rows, precision).item(), batch.predicted
         total, tokens = total + loss, tokens + count
         means.append(loss / count)
     network.train()

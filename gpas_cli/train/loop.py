@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gpas_cli.data.loader import Batch, Batches
+from gpas_cli.data.loader import IGNORED, Batch, Batches
+from gpas_cli.data.rows import Ints
+from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.precision import Precision
 
@@ -28,7 +30,7 @@ def micro_batch_rows(batch: int, length: int, vocab: int, asked: int = 0) -> int
     return min(batch, fitting)
 
 
-def micro_batches(targets: Tensor, micro_batch: int, mean_rows: int = 0) -> Iterator[tuple[slice, int]]:
+def micro_batches(targets: Ints, micro_batch: int, mean_rows: int = 0) -> Iterator[tuple[slice, int]]:
     """The rows of each micro-batch, and what its summed loss is divided by: the targets of the `mean_rows` rows that
     it belongs to (all rows if 0) times the number of such means. targets: (rows, time)."""
     rows = len(targets)
@@ -50,6 +52,7 @@ class Loop:
     batches: Batches
     precision: Precision
     micro_batch: int
+    gate_gradients: GateGradients | None = None
     position: Position = field(default_factory=Position)
 
     def update(self, *, observe: bool = False) -> Update:
@@ -69,25 +72,18 @@ class Loop:
 
     def _accumulate(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
         """Gradients of the batch's mean loss (`Optim.mean_rows`), whatever its split into micro-batches."""
-        inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
-        for rows, weight in micro_batches(targets, self.micro_batch, self.spec.mean_rows):
-            x, y = (a[rows].to(self.precision.device) for a in (inputs, targets))
-            forward = self._watched(variance) if observe and rows.start == 0 else summed_loss
-            loss = forward(self.network, x, y, self.precision) / weight
+        for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows):
+            rows = Rows.of(batch.inputs[part], batch.targets[part], self.precision.device)
+            with activation_variance(self.network, wanted=observe and part.start == 0) as seen:
+                loss = summed_loss(self.network, rows, self.precision, weight)
+            variance.extend(seen)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        return total, int((targets != IGNORED).sum()), variance
-
-    def _watched(self, variance: list[Tensor]) -> Callable[..., Tensor]:
-        def forward(network: Llama, *args: object) -> Tensor:
-            with activation_variance(network) as seen:
-                loss = summed_loss(network, *args)  # type: ignore[arg-type]
-            variance.extend(seen)
-            return loss
-
-        return forward
+        if self.gate_gradients:
+            self.gate_gradients.fill()
+        return total, batch.predicted, variance
 
     def _layers(self, variance: list[Tensor]) -> dict[str, list[float]]:
         values = {

@@ -13,7 +13,8 @@ import torch
 
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
-from gpas_cli.model.llama import build
+from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
+from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train import checkpoint
@@ -68,7 +69,18 @@ def _assemble(cell: Cell, places: Places, batches: Batches, micro_batch: int) ->
     if places.teacher is not None:
         checkpoint.load_gates(places.teacher, network)
     rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab, micro_batch)
-    return Loop(network, make_adam(network, cell.optim), cell.optim, batches, precision, rows)
+    return Loop(
+        network, make_adam(network, cell.optim), cell.optim, batches, precision, rows, _gates(network, precision)
+    )
+
+
+def _gates(network: Llama, precision: Precision) -> GateGradients | None:
+    """The gates' gradients without autograd, wherever they are determined; where all is rounded to bfloat16 as in the
+    reference, the gates are as well."""
+    try:
+        return None if precision.name == "pure_bf16" else GateGradients(network)
+    except NotDetermined:
+        return None
 
 
 def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:
