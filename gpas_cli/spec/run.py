@@ -19,13 +19,17 @@ class Cadence:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job asks for. `micro_batch` 0 lets the trainer choose; `time` is a SLURM time, D-HH:MM:SS."""
+    """What one job asks for. `micro_batch` 0 lets the trainer choose; `time` is a SLURM time, D-HH:MM:SS.
+
+    `compile`: torch.compile for every layer; `auto` does so on GPUs, where it pays from the first minutes on.
+    """
 
     gpus: int = setting(0, low=0, high=4096)
     cpus: int = setting(1, low=1, high=4096)
     mem: str = setting("")
     time: str = setting("")
     micro_batch: int = setting(0, low=0)
+    compile: str = setting("auto", choices=("auto", "on", "off"))
     partition: str = setting("")
     account: str = setting("")
     qos: str = setting("")

@@ -16,6 +16,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.compiling import eager
 from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.precision import Precision
@@ -62,6 +63,8 @@ class Loop:
         rate = self.spec.learning_rate(step)
         self.network.zero_grad(set_to_none=True)
         loss, tokens, variance = self._accumulate(self.batches.at(step - 1), observe)
+        if self.gate_gradients:
+            self.gate_gradients.fill()
         norm = clip(self.network, self.spec)
         layers = self._layers(variance) if observe else {}
         set_learning_rate(self.optimizer, rate)
@@ -76,13 +79,12 @@ class Loop:
         variance: list[Tensor] = []
         for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows):
             rows = Rows.of(batch.inputs[part], batch.targets[part], self.precision.device)
-            with activation_variance(self.network, wanted=observe and part.start == 0) as seen:
+            watched = observe and not variance
+            with eager(watched), activation_variance(self.network, wanted=watched) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight)
             variance.extend(seen)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        if self.gate_gradients:
-            self.gate_gradients.fill()
         return total, batch.predicted, variance
 
     def _layers(self, variance: list[Tensor]) -> dict[str, list[float]]:
