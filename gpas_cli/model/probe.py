@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.shards import joint_norm
 
 
 @contextmanager
@@ -45,6 +45,5 @@ def layer_gradient_norms(network: Llama) -> list[float]:
     """The l2 norm of each layer's gradients, first layer first."""
     norms = []
     for layer in network.model.layers:
-        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
-        norms.append(torch.nn.utils.get_total_norm(gradients).item())
+        norms.append(joint_norm(p.grad for p in layer.parameters() if p.grad is not None).item())
     return norms

@@ -11,25 +11,31 @@ from pathlib import Path
 
 import torch
 
+from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.events import Emit, Outcome, Stop
-from gpas_cli.train.loop import Loop, Update, micro_batch_rows
+from gpas_cli.train.events import Emit, Outcome, Stop, silent
+from gpas_cli.train.loop import Loop, Update
+from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.optim import make_adam
+from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.strategy import check_batch, choose
+
+WHATEVER_FITS = Resources()
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run reads and writes: its own checkpoints, those of earlier attempts, the teacher's, the token cache,
-    and the folder that relative data paths start from."""
+    """Where a run reads and writes: the folder of its own checkpoints and those of earlier attempts, the teacher's
+    checkpoint, the token cache, and the folder that relative data paths start from."""
 
     checkpoints: Path
     earlier: Sequence[Path]
@@ -38,19 +44,37 @@ class Places:
     teacher: Path | None = None
 
 
-def train(cell: Cell, places: Places, emit: Emit, *, cadence: Cadence, stop: Stop, micro_batch: int = 0) -> Outcome:
-    """Pretrain `cell`, resuming from the newest sound checkpoint.
+def train(
+    cell: Cell,
+    places: Places,
+    emit: Emit,
+    *,
+    cadence: Cadence,
+    stop: Stop,
+    resources: Resources = WHATEVER_FITS,
+    world: World = ALONE,
+) -> Outcome:
+    """Pretrain `cell`, resuming from the newest sound checkpoint. Collective: every process of `world` calls it.
 
-    Raises DataError when the text cannot be had, DamagedCheckpoint when the teacher's gates cannot.
+    Only the first process's `emit` is used; a wish of any to `stop` stops all. Raises DataError when the text cannot
+    be had, DamagedCheckpoint when the teacher's gates cannot, GpasError when the batch cannot be shared evenly.
     """
+    emit = emit if world.leads else silent
+    check_batch(cell.optim.batch, cell.optim.mean_rows, world)
     emit("phase", name="tokenising")
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
-    loop = _assemble(cell, places, batches, micro_batch)
+    loop = _assemble(cell, places, batches, resources, world)
+    loop.warn = lambda message: emit("warning", message=message)
     loop.position = _resume(cell, places, loop, emit)
-    emit("phase", name="training", resumed_from=loop.position.step)
-    return _Training(cell, places, emit, cadence, stop, loop, corpus).run()
+    if not resources.micro_batch and loop.position.processes == world.size:
+        loop.micro_batch = loop.position.micro_batch or loop.micro_batch
+    emit(
+        "phase", name="training", resumed_from=loop.position.step, processes=world.size,
+        strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
+    )  # fmt: skip
+    return _Training(cell, places, emit, cadence, lambda: world.agree(stop()), loop, corpus).run()
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
@@ -63,15 +87,21 @@ def _notify(emit: Emit) -> Callable[[str], None]:
     return lambda message: emit("phase", name="tokenising", detail=message)
 
 
-def _assemble(cell: Cell, places: Places, batches: Batches, micro_batch: int) -> Loop:
+def _assemble(cell: Cell, places: Places, batches: Batches, resources: Resources, world: World) -> Loop:
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
     if places.teacher is not None:
         checkpoint.load_gates(places.teacher, network)
-    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab, micro_batch)
+    layout = choose(resources, network, precision, world)
+    layout.apply(network)
+    rows = micro_batch_rows(
+        cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
+        reserved=layout.still_to_come(network),
+    )  # fmt: skip
     return Loop(
-        network, make_adam(network, cell.optim), cell.optim, batches, precision, rows, _gates(network, precision)
-    )
+        network, make_adam(network, cell.optim), cell.optim, batches, precision, rows,
+        gate_gradients=_gates(network, precision), layout=layout,
+    )  # fmt: skip
 
 
 def _gates(network: Llama, precision: Precision) -> GateGradients | None:
@@ -84,9 +114,11 @@ def _gates(network: Llama, precision: Precision) -> GateGradients | None:
 
 
 def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:
-    for path in checkpoint.list_newest_first([places.checkpoints, *places.earlier]):
+    world = loop.layout.world
+    # The first process's list: file systems may show others an older one.
+    for path in world.told(newest_first([places.checkpoints, *places.earlier])):
         try:
-            return checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer)
+            return checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer, world)
         except DamagedCheckpoint as error:
             emit("warning", message=f"{error}; an older one is used")
     return Position()
@@ -163,8 +195,10 @@ class _Training:
         if position.step == 0:
             return
         try:
-            key = self.cell.stages[0].key
-            path = checkpoint.save(self.places.checkpoints, key, self.loop.network, self.loop.optimizer, position)
+            key, world = self.cell.stages[0].key, self.loop.layout.world
+            path = checkpoint.save(
+                self.places.checkpoints, key, self.loop.network, self.loop.optimizer, position, world
+            )
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the last good one is still there.
             self.emit("warning", message=f"checkpoint of update {position.step} not written: {error}")
@@ -173,9 +207,12 @@ class _Training:
 
     def _evaluate(self) -> dict[str, float]:
         data = self.cell.data
-        rows = micro_batch_rows(self.cell.optim.batch, data.length, self.cell.model.size.vocab, self.loop.micro_batch)
+        rows = self.cell.optim.mean_rows or self.cell.optim.batch
         batches = validation_batches(self.corpus.validation, rows, data.eval_tokens)
-        scores = evaluate(self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token)
+        scores = evaluate(
+            self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token,
+            micro_batch=self.loop.micro_batch, world=self.loop.layout.world,
+        )  # fmt: skip
         self.emit("evaluation", step=self.loop.position.step, **scores)
         return scores
 
