@@ -185,8 +185,7 @@ def _batches(cell: Cell, corpus: Corpus, rows: int) -> Iterator[Batch]:
 def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
     precision = _precision(network)
     rows = micro_batch_rows(cell, precision)
-    batches = _batches(cell, corpus, rows)
-    return evaluate(network, batches, precision, corpus.validation_bytes_per_token, micro_batch=rows)
+    return evaluate(network, _batches(cell, corpus, rows), precision, corpus.validation_bytes_per_token)
 
 
 def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 
@@ -18,6 +19,13 @@ def is_shard(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this process holds: all of it, unless it is sharded. Shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def put_back(network: nn.Module) -> None:
+    """Shard again what a forward pass without a backward pass has left whole. Else its parameters would be copies,
+    and what is done to them (zeroing gradients, saving) would miss the shards."""
+    if isinstance(network, FSDPModule):
+        network.reshard()
 
 
 def joint_norm(tensors: Iterable[Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.shards import put_back
 from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
@@ -28,10 +29,10 @@ def evaluate(
     precision: Precision,
     bytes_per_token: float,
     *,
-    micro_batch: int,
+    micro_batch: int = 0,
     world: World = ALONE,
 ) -> dict[str, float]:
-    """Losses in nats per token over `batches`, `micro_batch` rows at once in each process of `world`. Collective.
+    """Losses in nats per token over `batches`, `micro_batch` rows at once (0: all) in each process. Collective.
 
     `loss` weighs every token equally. `loss_batch_mean` is the mean of the batches' means, and `loss_reference` their
     sum divided by their number plus one, which is what the published code reports (its counter starts at 1). How many
@@ -42,6 +43,7 @@ def evaluate(
     for batch in batches:
         means.append(_batch_mean(network, batch, precision, micro_batch, world))
         counts.append(batch.predicted)
+    put_back(network)
     network.train()
     # The one place where the host waits for the device.
     losses = world.sum(torch.stack(means)).tolist()
@@ -62,7 +64,7 @@ def evaluate(
 def _batch_mean(network: Llama, batch: Batch, precision: Precision, micro_batch: int, world: World) -> Tensor:
     """This process's part of the batch's mean loss, float64 of shape ()."""
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
-    for part, weight in micro_batches(batch.targets, micro_batch, world=world):
+    for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
         rows = Rows.of(batch.inputs[part], batch.targets[part], precision.device)
         total += summed_loss(network, rows, precision, weight)
     return total
