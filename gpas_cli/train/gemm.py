@@ -8,6 +8,7 @@ well as the time, against float64, and a path that is not float32 in fact is not
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +35,9 @@ class Gemm:
     speedup: float
 
 
-def choose_gemm(size: Size, device: torch.device) -> Gemm:
-    """Probe every path with the feed-forward network's product, (rows, hidden) x (hidden, ffn), and set the best."""
+def choose_gemm(size: Size, device: torch.device, before: str = "") -> Gemm:
+    """Probe every path with the feed-forward network's product, (rows, hidden) x (hidden, ffn), and set the best; or
+    the one that was taken `before`, if it is float32 here as well."""
     generator = torch.Generator().manual_seed(0)
     rows = max(64, min(_ROWS, _FLOPS // (2 * size.hidden * size.ffn)))
     x = torch.randn(rows, size.hidden, generator=generator).to(device)
@@ -46,15 +48,15 @@ def choose_gemm(size: Size, device: torch.device) -> Gemm:
     series = [[_timed(path, x, weight)[0] for path in PATHS] for _ in range(_ROUNDS)]
     # The least time: whatever else the machine does only adds.
     times = dict(zip(PATHS, map(min, zip(*series, strict=True)), strict=True))
-    best = min((path for path in PATHS if errors[path] <= TOLERANCE), key=lambda path: times[path], default=PATHS[0])
-    path = best if times[PATHS[0]] >= MARGIN * times[best] else PATHS[0]
-    return use_gemm(Gemm(path, errors[path], times[PATHS[0]] / times[path]))
+    exact_enough = [path for path in PATHS if errors[path] <= TOLERANCE]
+    path = before if before in exact_enough else _fastest(times, exact_enough)
+    torch.set_float32_matmul_precision(path)
+    return Gemm(path, errors[path], times[PATHS[0]] / times[path])
 
 
-def use_gemm(gemm: Gemm) -> Gemm:
-    """Set the path for this process."""
-    torch.set_float32_matmul_precision(gemm.path)
-    return gemm
+def _fastest(times: Mapping[str, float], paths: Sequence[str]) -> str:
+    best = min(paths, key=lambda path: times[path], default=PATHS[0])
+    return best if times[PATHS[0]] >= MARGIN * times[best] else PATHS[0]
 
 
 def _error(product: Tensor, exact: Tensor) -> float:

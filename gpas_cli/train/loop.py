@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -75,7 +75,10 @@ class Loop:
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
-        self.position = Position(step, self.position.tokens + tokens, seconds, self.micro_batch, self.layout.world.size)
+        self.position = replace(
+            self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
+            micro_batch=self.micro_batch, processes=self.layout.world.size,
+        )  # fmt: skip
         return Update(step, loss, rate, norm, layers)
 
     def _gradients(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:

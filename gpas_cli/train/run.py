@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
+from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.loop import Loop, Update
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.optim import make_adam
@@ -65,14 +66,16 @@ def train(
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
-    loop = _assemble(cell, places, batches, resources, world)
+    loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
     loop.position = _resume(cell, places, loop, emit)
+    gemm = _settle_gemm(cell, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
     emit(
         "phase", name="training", resumed_from=loop.position.step, processes=world.size,
         strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
+        compiled=loop.layout.compiled, gates_in_graph=any(gate.in_graph for gate in loop.network.gates()), **gemm,
     )  # fmt: skip
     return _Training(cell, places, emit, cadence, lambda: world.agree(stop()), loop, corpus).run()
 
@@ -87,11 +90,18 @@ def _notify(emit: Emit) -> Callable[[str], None]:
     return lambda message: emit("phase", name="tokenising", detail=message)
 
 
-def _assemble(cell: Cell, places: Places, batches: Batches, resources: Resources, world: World) -> Loop:
+def assemble(
+    cell: Cell,
+    batches: Batches,
+    resources: Resources = WHATEVER_FITS,
+    world: World = ALONE,
+    teacher: Path | None = None,
+) -> Loop:
+    """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
-    if places.teacher is not None:
-        checkpoint.load_gates(places.teacher, network)
+    if teacher is not None:
+        checkpoint.load_gates(teacher, network)
     layout = choose(resources, network, precision, world)
     layout.apply(network)
     rows = micro_batch_rows(
@@ -111,6 +121,17 @@ def _gates(network: Llama, precision: Precision) -> GateGradients | None:
         return None if precision.name == "pure_bf16" else GateGradients(network)
     except NotDetermined:
         return None
+
+
+def _settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
+    """Choose the float32 matrix product where the cell uses one, the same in all processes and after a resume; what
+    there is to record of it. Collective."""
+    if cell.precision != "fp32":
+        return {}
+    gemm = loop.layout.world.told(choose_gemm(cell.model.size, loop.precision.device, loop.position.gemm))
+    torch.set_float32_matmul_precision(gemm.path)
+    loop.position = replace(loop.position, gemm=gemm.path)
+    return {"gemm": gemm.path, "gemm_error": gemm.error, "gemm_speedup": gemm.speedup}
 
 
 def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:
