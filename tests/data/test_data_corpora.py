@@ -144,7 +144,7 @@ def test_wildcards_in_the_name_of_the_project_folder_are_no_wildcards(tmp_path: 
     root = tmp_path / "run[1]"
     root.mkdir()
     (root / "a.txt").write_text("text")
-    assert list(Files("*.txt", "text", root)._all()) == [("a.txt", "text")]
+    assert [r.id for r in Files("*.txt", "text", root)._all()] == ["a.txt"]
 
 
 def test_after_continues_behind_a_document(source: Files):
@@ -166,7 +166,8 @@ def test_after_continues_behind_a_document(source: Files):
         ("bad.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000)[:-12], r"bad\.jsonl\.gz: cannot be read"),
         ("bad.jsonl.gz", b"no gzip", r"bad\.jsonl\.gz: cannot be read"),
         ("bad.txt", b"\xff\xfe\x00", r"bad\.txt: cannot be read as UTF-8"),
-        ("bad.parquet", b"x", r"bad\.parquet is none of \.txt, .*data\.source: hf"),
+        ("bad.parquet", b"x", r"bad\.parquet: cannot be read as Parquet"),
+        ("bad.csv", b"x", r"bad\.csv is none of \.txt, .*data\.source: hf"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str):

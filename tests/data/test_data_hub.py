@@ -156,7 +156,7 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
 
 
 def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"needs `rows` for data\.source: c4"):
+    with pytest.raises(ValueError, match=r"`rows` are needed for data\.source: c4"):
         prepare(Data(source="c4", tokenizer="bpe"), 320, tmp_path, root=tmp_path)
 
 
