@@ -34,7 +34,8 @@ def evaluate(
         loss = summed_loss(network, inputs, targets, precision).double().item()
         count = int((targets != IGNORED).sum())
         total, tokens = total + loss, tokens + count
-        means.append(loss / count)
+        if count:  # a rank without rows in the last batch has one that counts nothing
+            means.append(loss / count)
     network.train()
     mean, reference = total / tokens, sum(means) / (len(means) + 1)
     return {
