@@ -71,9 +71,7 @@ def _prepare(
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
-    shards = build(
-        tokens, data, demand.rows, notify=lambda message: None, splits=splits, workers=workers, watch=board.watch
-    )
+    shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
     return {
         "source": data.source,
         "folder": str(tokens.folder),

@@ -76,6 +76,13 @@ class Board:
         """Something that takes time and cannot be counted."""
         self.console.print(message, markup=False)
 
+    def note(self, message: str) -> None:
+        """What a builder tells. Bars and lines show most of it anyway, but not that somebody else is at it."""
+        from gpas_cli.data.shards import WAITING
+
+        if message.startswith(WAITING):
+            self.notice(message)
+
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
         """There is so much of the split by now."""
         now = time.monotonic()

@@ -40,6 +40,8 @@ FORMAT = 1
 LENGTH = np.dtype("<u4")
 # A shard ends with the document that reaches either bound: about 32 MB.
 SHARD_DOCUMENTS, SHARD_TOKENS = 65_536, 16_777_216
+# How the notice begins that somebody else is at it.
+WAITING = "waiting for another process"
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,20 @@ class TokenCache:
         assert split in SPLITS
         shards, complete = self._present(split, enough)
         progress(sum_of(shards))
+        told = False
+
+        def there() -> bool:
+            """Whether another process has built what is needed here."""
+            nonlocal told
+            if not told:
+                notify(f"{WAITING} that is tokenising {self.source.name} {split}")
+            told = True
+            found, complete = self._present(split, enough)
+            progress(sum_of(found))
+            return complete
+
         while not complete:
-            with disk.locked(self.folder / split, until=lambda: self._present(split, enough)[1]) as held:
+            with disk.locked(self.folder / split, until=there) as held:
                 if held:
                     self._complete(split, enough, notify, workers, progress)
             shards, complete = self._present(split, enough)

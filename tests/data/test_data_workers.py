@@ -188,8 +188,11 @@ def test_who_waits_for_a_builder_goes_on_as_soon_as_its_own_part_is_there(make_c
     build(other, 1)
     found: list[int] = []
 
+    said: list[str] = []
+    seen: list[Totals] = []
+
     def wait() -> None:
-        found.append(len(cache.ensure("train", lambda t: t.documents >= 15, lambda message: None)))
+        found.append(len(cache.ensure("train", lambda t: t.documents >= 15, said.append, progress=seen.append)))
 
     with disk.locked(cache.folder / "train"):
         thread = threading.Thread(target=wait)
@@ -198,3 +201,5 @@ def test_who_waits_for_a_builder_goes_on_as_soon_as_its_own_part_is_there(make_c
             disk.write(cache.folder / "train" / path.name, path.read_bytes())
         thread.join(timeout=20)
         assert found == [2]
+    assert said == ["waiting for another process that is tokenising files train"]
+    assert seen[-1].documents == 20  # it saw the other's progress
