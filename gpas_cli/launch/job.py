@@ -123,7 +123,7 @@ def _blamed(run: Run, error: Exception) -> dict[str, Any]:
         return {"outcome": "failed", "cause": cause}
     if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=5)):
         return {"outcome": "failed", "cause": told}
-    return {"outcome": "interrupted", "cause": f"another process of the job is gone: {cause}"}
+    return {"outcome": "interrupted", "cause": "another process of the job was killed"}
 
 
 def _threads(attempt: dict[str, Any], processes: int) -> int:

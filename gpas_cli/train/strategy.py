@@ -64,14 +64,15 @@ class Layout:
 
 def choose(resources: Resources, network: Llama, precision: Precision, world: World) -> Layout:
     """The layout that was asked for, or the cheapest one that fits."""
-    parameters = sum(p.numel() for p in network.parameters())
-    on_gpu = precision.device.type == "cuda"
-    large = on_gpu and (parameters >= LARGE or state_bytes(network) > SHARE * _memory(precision.device))
-    asked = {"auto": "fsdp" if large else "ddp"}.get(resources.strategy, resources.strategy)
-    recompute = resources.activation_checkpointing == "blocks" or (
-        resources.activation_checkpointing == "auto" and large
-    )
-    return Layout(world, "none" if world.alone else asked, recompute)
+    heavy = precision.device.type == "cuda" and state_bytes(network) > SHARE * _memory(precision.device)
+    large = precision.device.type == "cuda" and sum(p.numel() for p in network.parameters()) >= LARGE
+    strategy = {"auto": "fsdp" if large or heavy else "ddp"}.get(resources.strategy, resources.strategy)
+    if world.alone:
+        strategy = "none"
+    # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
+    tight = heavy or (large and strategy == "fsdp")
+    asked = resources.activation_checkpointing
+    return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight))
 
 
 def check_batch(batch: int, mean_rows: int, world: World) -> None:
