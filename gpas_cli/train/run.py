@@ -14,7 +14,6 @@ import torch
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
-from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import checkpoint
@@ -88,11 +87,10 @@ def _notify(emit: Emit) -> Callable[[str], None]:
 
 def _assemble(cell: Cell, places: Places, batches: Batches, resources: Resources, world: World) -> Loop:
     precision = Precision(cell.precision, choose_device())
-    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    layout = choose(resources, cell.model, precision, world)
+    network = layout.build(cell.model, cell.seed, precision)
     if places.teacher is not None:
         checkpoint.load_gates(places.teacher, network)
-    layout = choose(resources, network, precision, world)
-    layout.apply(network)
     rows = micro_batch_rows(
         cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
         reserved=layout.still_to_come(network),
