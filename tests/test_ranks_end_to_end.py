@@ -1,10 +1,13 @@
-"""Jobs of two processes, as `gpas run` starts them: ends, signals, and the same bits after one was killed."""
+"""Jobs of two processes, as `gpas run` and srun start them: ends, signals, the same bits after one was killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from end_to_end import Toy, alive, wait
 from safetensors.numpy import load_file
 
-LONG = 100
+LONG = 60
 
 
 def toy_of_two(folder: Path, **values: Any) -> Toy:
@@ -41,27 +44,57 @@ def final_bytes(toy: Toy) -> dict[str, bytes]:
     return {name: tensor.tobytes() for shard in shards for name, tensor in load_file(shard).items()}
 
 
-def test_two_processes_killed_in_three_ways_end_in_the_same_bits(tmp_path: Path) -> None:
-    straight, broken = (toy_of_two(tmp_path / n, steps=LONG, checkpoint_every=10) for n in ("straight", "broken"))
-    straight.gpas("run", "grid")
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A run of two processes that nothing interrupted."""
+    toy = toy_of_two(tmp_path_factory.mktemp("straight") / "toy", steps=LONG, checkpoint_every=10)
+    toy.gpas("run", "grid")
+    return toy
+
+
+def test_one_journal_tells_of_both(straight: Toy) -> None:
     (start,) = events(straight, "start")
     assert (start["processes"], start["threads"]) == (2, 1)
     assert [event["step"] for event in events(straight, "step")] == [1, *range(5, LONG + 1, 5)]
-    for victim in ("second", "first", "parent"):
+
+
+def test_a_killed_process_ends_the_job_and_the_next_ends_in_the_same_bits(straight: Toy, tmp_path: Path) -> None:
+    broken = toy_of_two(tmp_path / "broken", steps=LONG, checkpoint_every=10)
+    for victim in (1, 0):
         running = broken.start("run", "grid")
         wait(lambda: bool(broken.stepping()))
         (parent,) = broken.stepping()
-        first, second = sorted(ranks_of(parent))
-        os.kill({"second": second, "first": first, "parent": parent}[victim], signal.SIGKILL)
+        children = sorted(ranks_of(parent))
+        os.kill(children[victim], signal.SIGKILL)
         assert running.wait(120) == 3
-        wait(lambda pids=(parent, first, second): not any(map(alive, pids)))
+        wait(lambda pids=(parent, *children): not any(map(alive, pids)))
         assert set(broken.states().values()) == {"interrupted"}
     broken.gpas("run", "grid")
     assert set(broken.states().values()) == {"done"}
-    assert len(broken.attempts()) == 4
+    assert len(broken.attempts()) == 3
     assert final_bytes(broken) == final_bytes(straight)
-    assert [e["outcome"] for e in events(broken, "outcome")][-1] == "done"
     assert events(broken, "outcome")[-1]["metrics"]["loss"] == events(straight, "outcome")[-1]["metrics"]["loss"]
+
+
+def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
+    expected, (first,) = final_bytes(straight), straight.attempts()
+    shutil.rmtree(first / "checkpoints")
+    second = first.with_name("002")
+    second.mkdir()
+    told = json.loads((first / "attempt.json").read_text())
+    (second / "attempt.json").write_text(json.dumps({**told, "number": 2, "executor": "slurm"}))
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
+    sizes = {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "gpas_cli.launch.job", str(second), "--rank"], cwd=straight.folder,
+            env={**straight.environment(), **step, **sizes, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.wait(120) for process in processes] == [0, 0]
+    assert [event["processes"] for event in events(straight, "start")] == [2, 2]
+    assert final_bytes(straight) == expected
 
 
 def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None:
@@ -78,13 +111,3 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
     toy.gpas("cancel", "pre-gpas-s1")
     assert running.wait(60) == 3
     assert set(toy.states().values()) == {"cancelled"}
-
-
-@pytest.mark.parametrize("batch", [3])
-def test_a_batch_that_cannot_be_shared_fails_with_the_nearest(tmp_path: Path, batch: int) -> None:
-    toy = toy_of_two(tmp_path / "toy")
-    path = tmp_path / "toy/experiments.yaml"
-    path.write_text(path.read_text().replace("batch: 4", f"batch: {batch}"))
-    said = toy.gpas("run", "grid", expect=4).stdout
-    assert "3 rows cannot be shared evenly by 2 processes; nearest: 1" in said
-    assert len(events(toy, "outcome")) == 1

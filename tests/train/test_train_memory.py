@@ -10,14 +10,16 @@ import pytest
 import torch
 from together import run, text
 
-from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.errors import GpasError
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell, cell_from, parse_model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loop, memory
-from gpas_cli.train.loop import IGNORED, micro_batches
+from gpas_cli.train.loop import IGNORED, Loop, micro_batches
 from gpas_cli.train.memory import bytes_per_token, free_bytes, micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, make_deterministic
-from gpas_cli.train.strategy import Layout, choose
+from gpas_cli.train.strategy import Layout, check_batch, choose
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU)
@@ -46,8 +48,6 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_estimate_covers_what_a_forward_pass_keeps() -> None:
-    from gpas_cli.model.llama import build
-    from gpas_cli.spec.cell import parse_model
 
     size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
     model = parse_model({"size": size, "norm": "sandwich", "gate": "gpas"})
@@ -97,6 +97,22 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     ]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "words"), [("none", "not even one row"), ("fsdp", "set resources.micro_batch to 2")]
+)
+def test_what_can_never_fit_is_refused_with_the_remedy(
+    strategy: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop.Loop, "_accumulate", none)
+    network = build(parse_model({"size": SIZE}))
+    what = Loop(network, None, None, None, FP32, 4, layout=Layout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(GpasError, match=words):
+        what._gradients(None, False)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("mean_rows", [0, 3, 6])
 @pytest.mark.parametrize("micro_batch", [1, 2, 7])
@@ -113,7 +129,6 @@ def test_processes_share_every_row_once(size: int, mean_rows: int, micro_batch: 
 
 
 def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpas_cli.spec.cell import parse_model
     from gpas_cli.train import strategy
 
     small, large = (parse_model({"size": size}) for size in (SIZE, "1b"))
@@ -130,3 +145,12 @@ def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "_memory", lambda _: 2**18)
     assert choose(Resources(), small, gpu, two) == Layout(two, "fsdp", True)
     assert choose(Resources(), small, gpu, ALONE) == Layout(ALONE, "none", True)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_with_the_nearest() -> None:
+    check_batch(12, 0, World(0, 4, 0))
+    check_batch(12, 6, World(0, 3, 0))
+    with pytest.raises(GpasError, match=r"12 rows cannot be shared evenly by 5 processes; nearest: 4"):
+        check_batch(12, 0, World(0, 5, 0))
+    with pytest.raises(GpasError, match=r"6 rows .* by 4 processes; nearest: 3"):
+        check_batch(12, 6, World(0, 4, 0))
