@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
+from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
@@ -94,9 +95,15 @@ class Loop:
             self.network.zero_grad(set_to_none=True)
             try:
                 result = self._accumulate(batch, observe)
-            except torch.OutOfMemoryError:
-                if self.micro_batch == 1 or self.layout.strategy == "fsdp":
-                    raise  # the other processes wait inside a layer for this one
+            except torch.OutOfMemoryError as error:
+                if self.layout.strategy == "fsdp":  # the other processes wait inside a layer for this one
+                    lower = f"set resources.micro_batch to {max(1, self.micro_batch // 2)}"
+                    raise GpasError(
+                        f"{self.micro_batch} rows at once do not fit the device's memory; {lower}"
+                    ) from error
+                if self.micro_batch == 1:
+                    more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"
+                    raise GpasError(f"not even one row fits the device's memory; {more}") from error
                 result = None
             # Processes with whole networks go through a batch without each other, and meet here.
             if not self.layout.world.any(result is None):

@@ -15,7 +15,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import checkpoint
@@ -99,11 +99,10 @@ def assemble(
 ) -> Loop:
     """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
-    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    layout = choose(resources, cell.model, precision, world)
+    network = layout.build(cell.model, cell.seed, precision)
     if teacher is not None:
         checkpoint.load_gates(teacher, network)
-    layout = choose(resources, network, precision, world)
-    layout.apply(network)
     rows = micro_batch_rows(
         cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
         reserved=layout.still_to_come(network),
