@@ -21,7 +21,7 @@ from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
-from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.run import Cadence, Watch
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, attempts
 
@@ -107,6 +107,7 @@ def _pretrain(
     here: AttemptDir, attempt: dict[str, Any], cell: Cell, journal: Journal, flag: Callable[[], str | None]
 ) -> Outcome:
     from gpas_cli.train.run import Places, train
+    from gpas_cli.train.sinks import Subject, opened
 
     runs = here.path.parents[2]
     earlier = [a.checkpoints for a in attempts(runs, attempt["key"]) if a.number < here.number]
@@ -120,7 +121,10 @@ def _pretrain(
     )
     cadence = Cadence(**attempt["cadence"])
     micro_batch = attempt["resources"]["micro_batch"]
-    return train(cell, places, journal, cadence=cadence, stop=flag, micro_batch=micro_batch)
+    watch = Watch(**attempt.get("watch", {}))
+    subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
+    with opened(watch, subject, places.root, journal) as emit:
+        return train(cell, places, emit, cadence=cadence, stop=flag, micro_batch=micro_batch, watch=watch)
 
 
 def _importance(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.llama import Llama
@@ -39,12 +38,3 @@ def activation_variance(network: Llama) -> Iterator[list[Tensor]]:
 def gate_values(network: Llama) -> list[float]:
     """act(alpha) of every gate, first layer first; two per layer where sub-layers do not share."""
     return [gate.value().item() for gate in network.gates()]
-
-
-def layer_gradient_norms(network: Llama) -> list[float]:
-    """The l2 norm of each layer's gradients, first layer first."""
-    norms = []
-    for layer in network.model.layers:
-        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
-        norms.append(torch.nn.utils.get_total_norm(gradients).item())
-    return norms

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gpas_cli.data.loader import Batch, Batches
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
+from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.train.observe import Statistics, measure
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.precision import Precision
 
@@ -59,8 +60,8 @@ class Loop:
         rate = self.spec.learning_rate(step)
         self.network.zero_grad(set_to_none=True)
         loss, tokens, variance = self._accumulate(self.batches.at(step - 1), observe)
+        layers = measure(self.network, variance) if observe else None
         norm = clip(self.network, self.spec)
-        layers = self._layers(variance) if observe else {}
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
@@ -89,21 +90,13 @@ class Loop:
 
         return forward
 
-    def _layers(self, variance: list[Tensor]) -> dict[str, list[float]]:
-        values = {
-            "activation_variance": [v.item() for v in variance],
-            "grad_norm": layer_gradient_norms(self.network),
-            "gate": gate_values(self.network),
-        }
-        return {name: series for name, series in values.items() if series}
-
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did. `loss` and `grad_norm` stay on the device until somebody asks for their number."""
+    """What one update did. `loss`, `grad_norm` and `layers` stay on the device until the observer fetches them."""
 
     step: int
     loss: Tensor
     rate: float
     grad_norm: Tensor
-    layers: dict[str, list[float]]
+    layers: Statistics | None

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.run import Cadence, Watch
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop
-from gpas_cli.train.loop import Loop, Update, micro_batch_rows
+from gpas_cli.train.health import Divergence
+from gpas_cli.train.loop import Loop, micro_batch_rows
+from gpas_cli.train.observe import Observer
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.profile import profiling
+
+USUAL = Watch()
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,16 @@ class Places:
     teacher: Path | None = None
 
 
-def train(cell: Cell, places: Places, emit: Emit, *, cadence: Cadence, stop: Stop, micro_batch: int = 0) -> Outcome:
+def train(
+    cell: Cell,
+    places: Places,
+    emit: Emit,
+    *,
+    cadence: Cadence,
+    stop: Stop,
+    micro_batch: int = 0,
+    watch: Watch = USUAL,
+) -> Outcome:
     """Pretrain `cell`, resuming from the newest sound checkpoint.
 
     Raises DataError when the text cannot be had, DamagedCheckpoint when the teacher's gates cannot.
@@ -49,7 +60,7 @@ def train(cell: Cell, places: Places, emit: Emit, *, cadence: Cadence, stop: Sto
     loop = _assemble(cell, places, batches, micro_batch)
     loop.position = _resume(cell, places, loop, emit)
     emit("phase", name="training", resumed_from=loop.position.step)
-    return _Training(cell, places, emit, cadence, stop, loop, corpus).run()
+    return _Training(cell, places, emit, cadence, watch, stop, loop, corpus).run()
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
@@ -88,6 +99,7 @@ class _Training:
     places: Places
     emit: Emit
     cadence: Cadence
+    watch: Watch
     stop: Stop
     loop: Loop
     corpus: Corpus
@@ -100,51 +112,54 @@ class _Training:
 
     def _updates(self) -> Outcome | None:
         """Every remaining update; an outcome if training ends before the last."""
-        steps, pending = self.cell.optim.steps, list[Update]()
-        self._mark = (time.perf_counter(), self.loop.position.tokens)
-        while (step := self.loop.position.step) < steps:
-            if leave := self.stop():
-                self._save()
-                return Outcome(leave, step, metrics={"train_seconds": self.loop.position.seconds})
-            pending.append(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
-            if self._due(step + 1, self.cadence.log_every):
-                if bad := self._log(pending):
-                    return bad
-                pending.clear()
-            self._keep(step + 1)
+        self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit)
+        self._observer.resume([self.places.checkpoints, *self.places.earlier], self.loop.position)
+        with profiling(self.watch.profile, self.places.checkpoints.parent / "profile", self.emit) as profiled:
+            while (step := self.loop.position.step) < self.cell.optim.steps:
+                if leave := self.stop():
+                    return self._checkpoint() or Outcome(leave, step, metrics=self._spent())
+                self._observer.add(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
+                profiled(step + 1)
+                if ended := self._log(step + 1) or self._keep(step + 1):
+                    return ended
         return None
 
     def _due(self, step: int, every: int) -> bool:
         return step % every == 0 or step in (1, self.cell.optim.steps)
 
-    def _log(self, pending: list[Update]) -> Outcome | None:
-        """Write what happened since the last log. The one place where the host waits for the device."""
-        losses = torch.stack([update.loss for update in pending]).tolist()
-        for update in pending:
-            if update.layers:
-                self.emit("layers", step=update.step, values=update.layers)
-        last, now, tokens = pending[-1], time.perf_counter(), self.loop.position.tokens
-        self.emit(
-            "step", step=last.step, steps=self.cell.optim.steps, loss=losses[-1], lr=last.rate,
-            grad_norm=last.grad_norm.item(), tokens=tokens,
-            tokens_per_second=(tokens - self._mark[1]) / max(now - self._mark[0], 1e-9),
-        )  # fmt: skip
-        self._mark = (now, tokens)
-        bad = next((u for u, loss in zip(pending, losses, strict=True) if not math.isfinite(loss)), None)
-        if bad is None:
+    def _log(self, step: int) -> Outcome | None:
+        """Where the cadence asks for it, write what happened since the last log."""
+        if not self._due(step, self.cadence.log_every):
             return None
-        cause = f"the training loss of update {bad.step} is {losses[pending.index(bad)]}"
-        return Outcome("diverged", bad.step, cause, {"train_seconds": self.loop.position.seconds})
+        divergence = self._observer.settle()
+        self._observer.log(self.loop.position)
+        return self._diverged(divergence)
 
-    def _keep(self, step: int) -> None:
+    def _diverged(self, divergence: Divergence | None) -> Outcome | None:
+        return Outcome("diverged", divergence.step, divergence.cause, self._spent()) if divergence else None
+
+    def _spent(self) -> dict[str, float]:
+        return {"train_seconds": self.loop.position.seconds}
+
+    def _keep(self, step: int) -> Outcome | None:
         """Checkpoint and evaluate where the cadence asks for it; the last update's are made in any case."""
-        last = step == self.cell.optim.steps
+        last, ended = step == self.cell.optim.steps, None
         if last or step % self.cadence.checkpoint_every == 0:
-            self._save()
-        if not last and step % self.cadence.eval_every == 0:
+            ended = self._checkpoint()
+        if not last and not ended and step % self.cadence.eval_every == 0:
             self._evaluate()
         if last or step % min(self.cadence.checkpoint_every, self.cadence.eval_every) == 0:
-            self._mark = (time.perf_counter(), self.loop.position.tokens)
+            self._observer.meter.mark(self.loop.position)
+        return ended
+
+    def _checkpoint(self) -> Outcome | None:
+        """Save, unless the updates since the last look show that there is nothing worth saving."""
+        if ended := self._diverged(self._observer.settle()):
+            return ended
+        self._save()
+        if self.loop.position.step:
+            self._observer.keep(self.places.checkpoints, self.loop.position)
+        return None
 
     def _save(self) -> None:
         began, position = time.perf_counter(), self.loop.position
