@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, json_number, print_json, project
+from gpas_cli.cli.live import spike_mark
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,7 +137,7 @@ def _row(state: CellState) -> tuple[str, ...]:
 def _how_far(state: CellState) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
-        return f"running {progress.step}/{progress.steps}"
+        return f"running {progress.step}/{progress.steps}{spike_mark(progress.spikes)}"
     return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
 
 
