@@ -88,9 +88,8 @@ def told(event: Mapping[str, Any]) -> str:
         what = "loss" if event.get("of") == "loss" else "gradient norm"
         return f"spike: {what} {_short(event.get('value'))} at update {step}, usually {_short(event.get('usual'))}"
     if kind == "evaluation":
-        return (
-            f"update {step}: validation loss {_short(event.get('loss'))}, perplexity {_short(event.get('perplexity'))}"
-        )
+        loss, perplexity = _short(event.get("loss")), _short(event.get("perplexity"))
+        return f"update {step}: validation loss {loss}, perplexity {perplexity}"
     if kind == "profile":
         return f"profiled {event.get('updates')} updates: {event.get('trace')}\n{event.get('operators')}"
     if kind == "checkpoint":

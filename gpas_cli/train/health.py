@@ -2,7 +2,7 @@
 
 A spike (of value v at update t) exceeds what was usual: with m the median and s = 1.4826 median(|x - m|) of the
 `Watch.window` updates before t, x_t - m > max(`Watch.spike` s, floor). For the loss x = v and the floor is 0.1 nats;
-for the gradient norm, whose size varies by factors, x = ln v and the floor is ln 2. The median follows a falling loss
+for the gradient norm, whose size varies by factors, x = ln v and the floor is ln 3. The median follows a falling loss
 from above, and the few values of a spike hardly move it. Of consecutive updates that exceed it, the first is told;
 nothing is told before a quarter of the window has been seen.
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from gpas_cli.spec.run import Watch
 
-FLOORS = {"loss": 0.1, "grad_norm": math.log(2)}
+FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
 TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a normal distribution
 TINY = 1e-30
 
