@@ -88,6 +88,7 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
+        "spikes": progress.spikes if progress else None,
         "metrics": {name: json_number(value) for name, value in state.metrics.items()},
     }  # fmt: skip
 

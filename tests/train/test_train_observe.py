@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,9 +29,17 @@ def cell(**values: object) -> Cell:
 
 def trained(**values: object) -> Llama:
     """A network with gradients."""
-    network = build(cell(**values).model, seed=1)
-    network(torch.randint(0, 280, (2, 8))).logsumexp(-1).sum().backward()
+    return with_gradients(build(cell(**values).model, seed=1))
+
+
+def with_gradients(network: Llama) -> Llama:
+    network(torch.arange(16).reshape(2, 8)).logsumexp(-1).sum().backward()
     return network
+
+
+def measured(network: Llama) -> dict[str, list[float]]:
+    found = measure(network, [])
+    return found.series(*fetch([found.numbers]))
 
 
 def joint(tensors: list[Tensor]) -> float:
@@ -58,8 +67,7 @@ def test_norms_are_those_of_the_layers(scheme: str) -> None:
 
 def test_gpt_and_a_network_without_gates() -> None:
     network = trained(gate=None, family="gpt")
-    found = measure(network, [])
-    series = found.series(*fetch([found.numbers]))
+    series = measured(network)
     assert "gate" not in series
     assert "weight_norm_head" not in series  # tied
     assert "weight_norm_ffn_gate" not in series
@@ -69,8 +77,29 @@ def test_gpt_and_a_network_without_gates() -> None:
 
 
 def test_two_gates_in_a_layer_follow_each_other() -> None:
-    found = measure(trained(gate={"share": "sublayer", "init": 0.3}), [])
-    assert len(found.series(*fetch([found.numbers]))["gate"]) == 8
+    assert len(measured(trained(gate={"share": "sublayer", "init": 0.3}))["gate"]) == 8
+
+
+def sharded(rank: int, ranks: int, folder: str) -> None:
+    """One rank of a network sharded by FSDP: its series must be those of the whole network."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    mesh = torch.distributed.init_device_mesh("cpu", (ranks,))
+    network = build(cell().model, seed=1)
+    for layer in network.model.layers:
+        fully_shard(layer, mesh=mesh)
+    ours, whole = measured(with_gradients(fully_shard(network, mesh=mesh))), measured(trained())
+    assert ours.keys() == whole.keys()
+    assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
+    (Path(folder) / f"told-{rank}").touch()
+    torch.distributed.destroy_process_group()
+
+
+def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(sharded, args=(2, str(tmp_path)), nprocs=2)
+    assert len(list(tmp_path.glob("told-*"))) == 2
 
 
 def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
