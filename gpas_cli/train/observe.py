@@ -163,10 +163,23 @@ def memory(device: torch.device) -> int:
 
 def make_meter(cell: Cell, device: torch.device) -> Meter:
     """The meter of a training of `cell` on `device` and as many like it as there are ranks."""
-    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = peak_flops(name, cell.precision, tf32=torch.get_float32_matmul_precision() != "highest")
-    return Meter(device, flops_per_token(cell), peak * ranks if peak else None)
+    peak = peak_flops(name, cell.precision, tf32=_tf32())
+    return Meter(device, flops_per_token(cell), peak * _rank_of()[1] if peak else None)
+
+
+def _tf32() -> bool:
+    """Whether float32 products may use tensor cores; where the new setting is used, PyTorch refuses to tell the old."""
+    matmul = torch.backends.cuda.matmul
+    new = getattr(matmul, "fp32_precision", None)  # from PyTorch 2.9 on
+    return bool(matmul.allow_tf32) if new is None else new == "tf32"
+
+
+def _rank_of() -> tuple[int, int]:
+    """This process's rank and how many there are."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 class Observer:
@@ -217,7 +230,7 @@ class Observer:
 
     def keep(self, folder: Path, position: Position) -> None:
         """Write what a run resumed from the checkpoint of `position` in `folder` needs, on the first rank."""
-        if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+        if _rank_of()[0] != 0:
             return
         try:
             self.health.save(folder, position.step)
