@@ -24,9 +24,10 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
     if updates == 0:
         yield lambda step: None
         return
-    done = {"step": 0}
+    done = {"step": 0, "written": 0}
 
     def write(profiler: profile) -> None:
+        done["written"] = 1
         try:
             paths = _write(profiler, folder)
         except (OSError, RuntimeError) as error:
@@ -43,6 +44,9 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
             profiler.step()
 
         yield count
+    if not done["written"]:
+        needed = SETTLING + WARMING + updates
+        emit("warning", message=f"no profile was made: it takes {needed} updates, and the run ended before")
 
 
 def _write(profiler: profile, folder: Path) -> dict[str, Path]:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from gpas_cli.cli.foreground import make_foreground, numbers, told, view
+from gpas_cli.cli.live import spike_mark
 from gpas_cli.launch.progress import Progress
 from gpas_cli.launch.summary import Board
 from gpas_cli.launch.watch import Sighting
@@ -74,6 +75,10 @@ def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
         assert text.count("spike: loss 9 at update 7, usually 3") == 1
         assert "30/100  loss 3.142" in text
         assert "interrupted g/a" in text
+
+
+def test_recent_spikes_leave_a_mark() -> None:
+    assert [spike_mark(count) for count in (0, 2)] == ["", " ▲2"]
 
 
 def test_while_nothing_runs_the_reason_is_shown() -> None:

@@ -196,6 +196,12 @@ def test_a_profile_is_written_and_told(places: Places, tmp_path: Path) -> None:
     assert "aten::mm" in Path(told["operators"]).read_text()
 
 
+def test_a_run_too_short_for_a_profile_says_so(places: Places, tmp_path: Path) -> None:
+    _, recorder = go(places, tmp_path / "checkpoints", cell(), 5, watch=Watch(profile=3))
+    assert recorder.of("profile") == []
+    assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
+
+
 def test_a_full_disk_costs_a_checkpoint_not_the_run(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
