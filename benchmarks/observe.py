@@ -21,20 +21,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from gpas_cli.data.loader import Batch
-from gpas_cli.model.llama import build
+from gpas_cli.data.loader import Batch, Batches
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Watch
 from gpas_cli.store.journal import Journal
-from gpas_cli.train.loop import Loop, micro_batch_rows
+from gpas_cli.train.loop import Loop
 from gpas_cli.train.observe import Observer
-from gpas_cli.train.optim import make_adam
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.precision import choose_device
+from gpas_cli.train.run import assemble
 
 CADENCE = Cadence()
 
@@ -51,10 +50,7 @@ class RandomText:
 
 
 def make_loop(cell: Cell) -> Loop:
-    precision = Precision(cell.precision, choose_device())
-    network = build(cell.model, seed=1, dtype=precision.weights, device=precision.device)
-    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab)
-    return Loop(network, make_adam(network, cell.optim), cell.optim, RandomText(cell), precision, rows)
+    return assemble(cell, cast(Batches, RandomText(cell)))
 
 
 def seconds(act: Callable[[], object], device: torch.device) -> float:

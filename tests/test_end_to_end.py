@@ -22,8 +22,8 @@ LONG = 500  # updates of about ten milliseconds: long enough to be caught in the
 def final_checkpoints(toy: Toy) -> dict[str, bytes]:
     """Stage key -> bytes of all tensors of its newest checkpoint."""
     newest = {}
-    for path in sorted(toy.runs.glob("??/*/*/checkpoints/step-*.safetensors"), key=lambda p: p.name):
-        newest[path.parents[2].name] = b"".join(t.tobytes() for _, t in sorted(load_file(path).items()))
+    for path in sorted(toy.runs.glob("??/*/*/checkpoints/step-*/*.safetensors"), key=lambda p: p.parts[-2]):
+        newest[path.parents[3].name] = b"".join(t.tobytes() for _, t in sorted(load_file(path).items()))
     return newest
 
 
@@ -56,7 +56,7 @@ def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
     assert "±" in markdown
     told = json.loads(toy.gpas("why", "pre-gpas-s1", "--json").stdout)["stages"][0]
     assert told["attempts"][0]["facts"]["code"]
-    assert Path(told["attempts"][0]["checkpoint"]).is_file()
+    assert Path(told["attempts"][0]["checkpoint"]).is_dir()
     cell = toy.status()["pre-gpas-s1"]
     assert told["attempts"][0]["metrics"]["perplexity"] == pytest.approx(cell["metrics"]["perplexity"])
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")

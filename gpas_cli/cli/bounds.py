@@ -29,13 +29,11 @@ def theory_of(cell: Cell) -> Theory:
 
 def _checkpoints(cell: Cell) -> list[Path]:
     """The cell's checkpoints, the one with the most updates first; then those that its gates are taken from."""
-    from gpas_cli.store.rundir import attempts
+    from gpas_cli.store.rundir import checkpoints_of
 
-    teacher, found = cell.teacher(), list["Path"]()
-    for key in [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]:
-        own = [path for attempt in attempts(project().runs, key) for path in attempt.checkpoints.glob("step-*")]
-        found.extend(sorted(own, key=lambda path: path.name, reverse=True))
-    return found
+    teacher = cell.teacher()
+    keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
+    return [path for key in keys for path in checkpoints_of(project().runs, key)]
 
 
 def as_mapping(theory: Theory) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.loop import micro_batch_rows
+from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import prepare_text
 
@@ -173,20 +173,24 @@ def _random_ids(cell: Cell, network: Llama) -> Tensor:
     return torch.randint(cell.model.size.vocab, shape, generator=generator).to(network.model.embed_tokens.weight.device)
 
 
-def _batches(cell: Cell, corpus: Corpus) -> Iterator[Batch]:
-    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab)
+def _precision(network: Llama) -> Precision:
+    weight = network.model.embed_tokens.weight
+    return Precision("pure_bf16" if weight.dtype == torch.bfloat16 else "fp32", weight.device)
+
+
+def _batches(cell: Cell, corpus: Corpus, rows: int) -> Iterator[Batch]:
     return validation_batches(corpus.validation, rows, min(HELD_OUT_TOKENS, cell.data.eval_tokens))
 
 
 def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
-    weight = network.model.embed_tokens.weight
-    precision = Precision("pure_bf16" if weight.dtype == torch.bfloat16 else "fp32", weight.device)
-    return evaluate(network, _batches(cell, corpus), precision, corpus.validation_bytes_per_token)
+    precision = _precision(network)
+    rows = micro_batch_rows(cell, precision)
+    return evaluate(network, _batches(cell, corpus, rows), precision, corpus.validation_bytes_per_token)
 
 
 def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:
-    device = ours.model.embed_tokens.weight.device
-    tokens = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus))
+    device, rows = ours.model.embed_tokens.weight.device, micro_batch_rows(cell, _precision(ours))
+    tokens = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus, rows))
     return _largest([logit_difference(ours, exported, ids) for ids in tokens])
 
 

@@ -15,8 +15,9 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.events import Emit, Outcome, Stop
-from gpas_cli.train.loop import micro_batch_rows
+from gpas_cli.train.events import Emit, Outcome, Stop, silent
+from gpas_cli.train.memory import micro_batch_rows
+from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import prepare_text
 
@@ -32,33 +33,37 @@ def without_layer(network: Llama, layer: int) -> Iterator[None]:
         network.model.layers = whole
 
 
-def measure(cell: Cell, trained: Path, cache: Path, root: Path, emit: Emit, stop: Stop) -> Outcome:
-    """Validation loss without each layer in turn, minus the loss of the whole network.
+def measure(
+    cell: Cell, trained: Path, cache: Path, root: Path, emit: Emit, stop: Stop, world: World = ALONE
+) -> Outcome:
+    """Validation loss without each layer in turn, minus the loss of the whole network. Collective.
 
     `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint when it is not sound.
     """
     assert cell.importance is not None
+    emit = emit if world.leads else silent
     corpus = prepare_text(cell, cache, root, notify=lambda _: None)
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
-    checkpoint.load(trained, cell.trained.key, network, None)
+    checkpoint.load(trained, cell.trained.key, network, None, world)
     began, layers = time.perf_counter(), cell.model.size.layers
     emit("phase", name="removing layers")
-    whole = _loss(cell, network, corpus, precision)
+    whole = _loss(cell, network, corpus, precision, world)
     rises: list[float] = []
     for layer in range(layers):
-        if leave := stop():
+        if leave := world.agree(stop()):
             return Outcome(leave, layer)
         with without_layer(network, layer):
-            rises.append(_loss(cell, network, corpus, precision) - whole)
+            rises.append(_loss(cell, network, corpus, precision, world) - whole)
         emit("step", step=layer + 1, steps=layers, loss=whole + rises[-1])
     emit("layers", step=layers, values={"importance": rises})
     metrics = {"loss": whole, "mean_importance": sum(rises) / layers, "least_importance": min(rises)}
     return Outcome("done", layers, metrics={**metrics, "seconds": time.perf_counter() - began})
 
 
-def _loss(cell: Cell, network: Llama, corpus: Corpus, precision: Precision) -> float:
+def _loss(cell: Cell, network: Llama, corpus: Corpus, precision: Precision, world: World) -> float:
     assert cell.importance is not None
-    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab)
-    batches = validation_batches(corpus.validation, rows, cell.importance.eval_tokens)
-    return evaluate(network, batches, precision, corpus.validation_bytes_per_token)["loss"]
+    batches = validation_batches(corpus.validation, cell.optim.batch, cell.importance.eval_tokens)
+    rows = micro_batch_rows(cell, precision, processes=world.size)
+    per_token = corpus.validation_bytes_per_token
+    return evaluate(network, batches, precision, per_token, micro_batch=rows, world=world)["loss"]

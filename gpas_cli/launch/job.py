@@ -1,7 +1,11 @@
-"""The process that runs one attempt: `python -m gpas_cli.launch.job ATTEMPT_DIRECTORY`.
+"""The process that runs one attempt: `python -m gpas_cli.launch.job ATTEMPT_DIRECTORY [--rank]`.
 
 It reads `attempt.json`, appends to `journal.jsonl` (its only writer) and leaves with
 0 done or diverged, 1 failed, 75 interrupted (checkpointed, to be resumed), 130 cancelled.
+
+An attempt of several processes is started as one, which starts the others (`launch.ranks`). With --rank it is one of
+those itself: srun or torchrun started them all, and the environment says which it is (`launch.place`). The first is
+then the journal's writer.
 """
 
 from __future__ import annotations
@@ -11,22 +15,24 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.launch import ranks
+from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
 from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
-from gpas_cli.spec.run import Cadence, Watch
+from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, attempts
 
 if TYPE_CHECKING:
     from gpas_cli.train.events import Outcome
+    from gpas_cli.train.parallel import World
 
 EXIT_CODES = {"done": 0, "diverged": 0, "failed": 1, "interrupted": 75, "cancelled": 130}
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -43,6 +49,10 @@ class StopFlag:
         for number in STOP_SIGNALS:
             signal.signal(number, self._raise)
 
+    def raise_alone(self) -> None:
+        """Act as on SIGTERM: whoever started this process is gone."""
+        self.signal = signal.SIGTERM
+
     def _raise(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
 
@@ -53,21 +63,71 @@ class StopFlag:
         return "cancelled" if self.cancel_request.exists() else "interrupted"
 
 
-def run_attempt(directory: Path) -> int:
-    """Run the attempt in `directory` to its outcome; the exit code. Never raises."""
-    here = AttemptDir(directory)
-    attempt = here.read_attempt()
-    journal, flag = Journal(here.journal_path), StopFlag(directory / "cancel.json")
-    flag.install()
+def main(directory: Path, *, rank: bool = False) -> int:
+    """Run the attempt in `directory`, or this process's part of it; the exit code."""
+    if rank:
+        return run_attempt(directory, place(os.environ))
+    attempt = AttemptDir(directory).read_attempt()
+    processes = Resources(**attempt["resources"]).processes
+    if processes == 1:
+        return run_attempt(directory)
+    command = [sys.executable, "-P", "-m", "gpas_cli.launch.job", str(directory), "--rank"]
+    return ranks.run(AttemptDir(directory), processes, _threads(attempt, processes), command, STOP_SIGNALS)
+
+
+def run_attempt(directory: Path, here: Place = ALONE) -> int:
+    """Run the attempt in `directory` to its outcome, as the process `here` of it; the exit code. Never raises."""
+    run = Run(AttemptDir(directory), here)
+    run.flag.install()
+    if RENDEZVOUS in os.environ:
+        ranks.watch_parent(run.flag.raise_alone)
     try:
-        cell = recorded_cell(attempt)
-        outcome = _run_stage(here, attempt, cell, journal, flag)
+        outcome = _run_stage(run)
     except GpasError as error:
         outcome = {"outcome": "failed", "cause": str(error)}
     except Exception as error:
         traceback.print_exc()
-        outcome = {"outcome": "failed", "cause": f"{type(error).__name__}: {error}"}
-    return _leave(journal, outcome)
+        outcome = _blamed(run, error)
+    return run.leave(outcome)
+
+
+class Run:
+    """An attempt and this process's part in it. Only the first process has a journal."""
+
+    def __init__(self, directory: AttemptDir, here: Place):
+        self.directory, self.place = directory, here
+        self.attempt = directory.read_attempt()
+        self.flag = StopFlag(directory.path / "cancel.json")
+        self._journal = Journal(directory.journal_path) if here.rank == 0 else None
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """One event into the journal, if this process writes it."""
+        if self._journal is not None:
+            self._journal(kind, **fields)
+
+    def leave(self, outcome: dict[str, Any]) -> int:
+        """Tell the outcome; the exit code for it."""
+        if self._journal is not None:
+            return _leave(self._journal, outcome)
+        if outcome["outcome"] == "failed":
+            ranks.tell_failure(self.directory, self.place.rank, outcome["cause"])
+        return EXIT_CODES[outcome["outcome"]]
+
+
+def _blamed(run: Run, error: Exception) -> dict[str, Any]:
+    """The outcome after an exception: failed, or interrupted where it is another process that is gone."""
+    from gpas_cli.train.parallel import lost_a_peer
+
+    cause = f"{type(error).__name__}: {error}"
+    if run.place.size == 1 or not lost_a_peer(error):
+        return {"outcome": "failed", "cause": cause}
+    if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=5)):
+        return {"outcome": "failed", "cause": told}
+    return {"outcome": "interrupted", "cause": f"another process of the job is gone: {cause}"}
+
+
+def _threads(attempt: dict[str, Any], processes: int) -> int:
+    return max(1, int(attempt["threads"]) // processes)
 
 
 def recorded_cell(attempt: dict[str, Any]) -> Cell:
@@ -92,23 +152,23 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
     return EXIT_CODES[outcome["outcome"]]
 
 
-def _run_stage(
-    here: AttemptDir, attempt: dict[str, Any], cell: Cell, journal: Journal, flag: Callable[[], str | None]
-) -> dict[str, Any]:
+def _run_stage(run: Run) -> dict[str, Any]:
+    from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic
 
-    make_deterministic(attempt["threads"])
-    journal("start", **_facts(attempt, cell))
-    stage = {"pretrain": _pretrain, "importance": _importance}[attempt["stage"]]
-    return dict(parse.plain(stage(here, attempt, cell, journal, flag)))
+    cell, here = recorded_cell(run.attempt), run.place
+    make_deterministic(_threads(run.attempt, here.size))
+    with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
+        run.emit("start", **_facts(run, cell))
+        stage = {"pretrain": _pretrain, "importance": _importance}[run.attempt["stage"]]
+        return dict(parse.plain(stage(run, cell, world)))
 
 
-def _pretrain(
-    here: AttemptDir, attempt: dict[str, Any], cell: Cell, journal: Journal, flag: Callable[[], str | None]
-) -> Outcome:
+def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
     from gpas_cli.train.run import Places, train
     from gpas_cli.train.sinks import Subject, opened
 
+    here, attempt = run.directory, run.attempt
     runs = here.path.parents[2]
     earlier = [a.checkpoints for a in attempts(runs, attempt["key"]) if a.number < here.number]
     teacher = cell.teacher()
@@ -119,21 +179,22 @@ def _pretrain(
         root=Path(attempt["root"]),
         teacher=_last_checkpoint(runs, teacher.trained.key) if teacher else None,
     )
-    cadence = Cadence(**attempt["cadence"])
-    micro_batch = attempt["resources"]["micro_batch"]
+    cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
+    # Only the first process has a journal, and only it tells others.
     watch = Watch(**attempt.get("watch", {}))
     subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
-    with opened(watch, subject, places.root, journal) as emit:
-        return train(cell, places, emit, cadence=cadence, stop=flag, micro_batch=micro_batch, watch=watch)
+    with opened(watch, subject, places.root, run.emit, leads=world.leads) as emit:
+        return train(
+            cell, places, emit, cadence=cadence, stop=run.flag, resources=resources, world=world, watch=watch
+        )  # fmt: skip
 
 
-def _importance(
-    here: AttemptDir, attempt: dict[str, Any], cell: Cell, journal: Journal, flag: Callable[[], str | None]
-) -> Outcome:
+def _importance(run: Run, cell: Cell, world: World) -> Outcome:
     from gpas_cli.evaluate.importance import measure
 
-    trained = _last_checkpoint(here.path.parents[2], cell.trained.key)
-    return measure(cell, trained, Path(attempt["cache"]), Path(attempt["root"]), journal, flag)
+    trained = _last_checkpoint(run.directory.path.parents[2], cell.trained.key)
+    cache, root = Path(run.attempt["cache"]), Path(run.attempt["root"])
+    return measure(cell, trained, cache, root, run.emit, run.flag, world)
 
 
 def _last_checkpoint(runs: Path, key: str) -> Path:
@@ -144,24 +205,25 @@ def _last_checkpoint(runs: Path, key: str) -> Path:
     return found
 
 
-def _facts(attempt: dict[str, Any], cell: Cell) -> dict[str, Any]:
+def _facts(run: Run, cell: Cell) -> dict[str, Any]:
     import torch
 
     from gpas_cli.launch.environment import environment
     from gpas_cli.model.llama import Llama
     from gpas_cli.train.precision import choose_device
 
-    device = choose_device()
+    attempt, device = run.attempt, choose_device()
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Llama(cell.model).parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "stage": attempt["stage"], "key": attempt["key"], "host": socket.gethostname(), "pid": os.getpid(),
         "device": device.type, "threads": torch.get_num_threads(), "precision": cell.precision,
-        "parameters": parameters, "code": attempt["code"], "git": attempt.get("git", {}),
+        "processes": run.place.size, "parameters": parameters, "code": attempt["code"], "git": attempt.get("git", {}),
         "environment": {**environment(), "torch": torch.__version__, "gpu": gpu},
     }  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(run_attempt(Path(sys.argv[1]).absolute()))
+    code = main(Path(sys.argv[1]).absolute(), rank="--rank" in sys.argv[2:])
+    sys.exit(code)

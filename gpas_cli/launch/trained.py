@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpas_cli.store.journal import read
-from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.store.rundir import AttemptDir, checkpoints_of
 
 
 def newest_checkpoint(runs: Path, key: str) -> Path | None:
     """The checkpoint of the stage `key` with the most updates, over all attempts; None when there is none."""
-    from gpas_cli.train.checkpoint import list_newest_first
-
-    return next(iter(list_newest_first(attempt.checkpoints for attempt in attempts(runs, key))), None)
+    return next(iter(checkpoints_of(runs, key)), None)
 
 
 def tokenizer_of(checkpoint: Path) -> str | None:

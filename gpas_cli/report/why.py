@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import UnknownCell
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.store.rundir import AttemptDir
-
-_CHECKPOINT = re.compile(r"step-(\d+)\.")
 
 # Columns of an attempt that say where, when and with what it ran.
 _FACTS = (
@@ -134,12 +132,5 @@ def _try(runs: Path, row: Mapping[str, Any]) -> Try:
         metrics=row["metrics"],
         directory=directory.path,
         log=directory.log_path,
-        checkpoint=_newest(directory.checkpoints),
+        checkpoint=next(iter(newest_first([directory.checkpoints])), None),
     )
-
-
-def _newest(checkpoints: Path) -> Path | None:
-    """The checkpoint with the highest step in its name; files set aside while they are written have none."""
-    paths = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    found = {int(match[1]): path for path in paths if (match := _CHECKPOINT.match(path.name))}
-    return found[max(found)] if found else None

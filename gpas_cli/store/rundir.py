@@ -4,7 +4,7 @@ attempt.json   what was asked for; written before the directory can be seen, the
 journal.jsonl  what happened (`store.journal`)
 log.txt        what the job printed
 exit.json      how the process ended, if anyone saw it end
-checkpoints/
+checkpoints/   one folder each (`gpas_cli.checkpoints`)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
 
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -79,6 +80,11 @@ def stage_dir(runs: Path, key: str) -> Path:
 def attempts(runs: Path, key: str) -> list[AttemptDir]:
     """The attempts at a stage, in the order they were made."""
     return _attempts_in(stage_dir(runs, key))
+
+
+def checkpoints_of(runs: Path, key: str) -> list[Path]:
+    """The checkpoints of a stage over all attempts, the one with the most updates first."""
+    return newest_first(attempt.checkpoints for attempt in attempts(runs, key))
 
 
 def all_attempts(runs: Path) -> Iterator[AttemptDir]:

@@ -1,144 +1,189 @@
-"""Checkpoints: one safetensors file each, written aside and renamed, with a checksum of its tensors inside.
+"""Checkpoints: a folder of shards and a manifest (`train.shardfiles`), written aside, renamed, verified when read.
 
 A checkpoint holds the network, Adam's state and the update it was taken after. Batches, schedules and initialisation
-are pure functions of (seed, step), so nothing else is needed to go on bit for bit.
+are pure functions of (seed, step), so nothing else is needed to go on bit for bit. torch.distributed.checkpoint plans
+the parts: any number of processes, under any layout, reads what any other has written.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
+from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
+from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.shardfiles import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
 
-KEPT = 2
+__all__ = ["DamagedCheckpoint", "Position", "load", "load_gates", "save"]
+
 _NETWORK, _ADAM = "network/", "adam/"
-
-
-class DamagedCheckpoint(Exception):
-    """A file that is torn, altered, or belongs to another stage."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: updates done, target tokens seen, seconds spent in updates."""
+    """Where a run stands: updates done, target tokens seen, seconds spent in updates; and how it splits a batch: rows
+    at once in each of so many processes, and by which matrix product (`train.gemm`), kept so that a resumed run rounds
+    as an unbroken one."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    micro_batch: int = 0
+    processes: int = 1
+    gemm: str = ""
 
 
-def path_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}.safetensors"
+def save(
+    folder: Path, key: str, network: Llama, optimizer: torch.optim.Optimizer, position: Position, world: World = ALONE
+) -> Path:
+    """Write the checkpoint of `position` and drop old ones. Collective.
 
-
-def save(folder: Path, key: str, network: Llama, optimizer: torch.optim.Optimizer, position: Position) -> Path:
-    """Write the checkpoint of `position` and drop all but the newest two.
-
-    Raises OSError when it cannot be written; older checkpoints are then untouched.
+    Raises OSError, in every process, when it cannot be written; older checkpoints are then untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path, aside = path_of(folder, position.step), folder / f".writing-{os.getpid()}"
-    tensors = dict(_tensors(network, optimizer))
-    facts = {"key": key, **position.__dict__, "sha256": _checksum(tensors)}
-    try:
-        save_file(tensors, aside, metadata={"gpas": json.dumps(facts)})
-        _fsync(aside)
-        aside.replace(path)
-        _fsync(folder)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    finally:
-        aside.unlink(missing_ok=True)
-    for old in list_newest_first([folder])[KEPT:]:
-        old.unlink(missing_ok=True)
+    path = path_of(folder, position.step)
+    tensors = {**_network_tensors(network), **_adam_tensors(network, optimizer)}
+    with _own_errors(), _without_warning():
+        save_parts(
+            dict(tensors), storage_writer=Writer(path, {"key": key, **asdict(position)}), no_dist=world.alone,
+            planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+        )  # fmt: skip
+    if world.leads:
+        for old in outdated(folder):
+            shutil.rmtree(old, ignore_errors=True)
     return path
 
 
-def list_newest_first(folders: Iterable[Path]) -> list[Path]:
-    """Every checkpoint in `folders`, the one with the most updates first."""
-    found = [path for folder in folders for path in folder.glob("step-*.safetensors")]
-    return sorted(found, key=lambda path: path.name, reverse=True)
+def load(
+    path: Path, key: str, network: Llama, optimizer: torch.optim.Optimizer | None, world: World = ALONE
+) -> Position:
+    """Fill `network` (and `optimizer`) from the checkpoint. Collective.
 
-
-def load(path: Path, key: str, network: Llama, optimizer: torch.optim.Optimizer | None) -> Position:
-    """Fill `network` (and `optimizer`) from the file.
-
-    Raises DamagedCheckpoint, with nothing changed, unless the checksum and the stage's key fit.
+    Raises DamagedCheckpoint, in every process and with nothing changed, unless all checksums and the stage's key fit.
     """
-    facts, tensors = _read(path)
-    if facts["key"] != key:
-        raise DamagedCheckpoint(f"{path} belongs to stage {facts['key']}, not {key}")
-    network.load_state_dict(dict(_under(_NETWORK, tensors)))
+    manifest = _verified(path, world)
+    if manifest.facts["key"] != key:
+        raise DamagedCheckpoint(f"{path} belongs to stage {manifest.facts['key']}, not {key}")
+    wanted = _network_tensors(network)
+    state = _empty_adam(network, manifest) if optimizer is not None else {}
+    wanted |= {_adam_name(part, name): t for name, parts in state.items() for part, t in parts.items()}
+    _refuse_others(path, manifest, wanted)
+    with _own_errors(), _without_warning(), torch.no_grad():
+        load_parts(
+            wanted, storage_reader=Reader(path, manifest), no_dist=world.alone,
+            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+        )  # fmt: skip
     if optimizer is not None:
-        _load_adam(network, optimizer, dict(_under(_ADAM, tensors)))
-    return Position(step=facts["step"], tokens=facts["tokens"], seconds=facts["seconds"])
+        optimizer.state.update({network.get_parameter(name): parts for name, parts in state.items()})
+    return Position(**{name: manifest.facts[name] for name in asdict(Position())})
 
 
 def load_gates(path: Path, network: Llama) -> None:
     """Copy the gates of another cell's checkpoint into `network`'s. Raises DamagedCheckpoint if one is missing."""
-    _, tensors = _read(path)
-    gates = {name: t for name, t in _under(_NETWORK, tensors) if name.endswith(".alpha")}
+    manifest = _verified(path, ALONE)
     ours = {name: t for name, t in network.state_dict().items() if name.endswith(".alpha")}
-    if gates.keys() != ours.keys():
+    if {name for name in manifest.tensors if _is_gate(name)} != {_NETWORK + name for name in ours}:
         raise DamagedCheckpoint(f"{path} does not hold the gates of this network")
     for name, tensor in ours.items():
-        tensor.copy_(gates[name])
+        tensor.copy_(_one(path, manifest, _NETWORK + name))
 
 
-def _tensors(network: Llama, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in network.state_dict().items():
-        yield _NETWORK + name, tensor.detach().cpu().contiguous()
-    for name, parameter in network.named_parameters():
-        for part, value in optimizer.state.get(parameter, {}).items():
-            yield f"{_ADAM}{part}/{name}", value.detach().cpu().contiguous()
+def _is_gate(name: str) -> bool:
+    return name.startswith(_NETWORK) and name.endswith(".alpha")
 
 
-def _load_adam(network: Llama, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    # Adam keeps its step count in float32 on the parameter's device, whatever the parameter's dtype.
-    for name, tensor in tensors.items():
-        part, parameter_name = name.split("/", 1)
-        parameter = network.get_parameter(parameter_name)
-        optimizer.state[parameter][part] = tensor.to(parameter.device)
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    return ((name.removeprefix(prefix), t) for name, t in tensors.items() if name.startswith(prefix))
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _one(path: Path, manifest: Manifest, name: str) -> Tensor:
+    """One whole tensor of a checkpoint, which all processes had whole."""
+    (chunk,) = manifest.tensors[name]["chunks"]
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["gpas"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        with safe_open(path / chunk["file"], framework="pt") as file:
+            return file.get_tensor(name)  # type: ignore[no-any-return]
+    except (OSError, SafetensorError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    if _checksum(tensors) != facts["sha256"]:
-        raise DamagedCheckpoint(f"{path} does not have the checksum it was written with")
-    return facts, tensors
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _network_tensors(network: Llama) -> dict[str, Tensor]:
+    return {_NETWORK + name: tensor.detach() for name, tensor in network.state_dict().items()}
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _adam_name(part: str, parameter: str) -> str:
+    return f"{_ADAM}{part}/{parameter}"
+
+
+def _adam_tensors(network: Llama, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    named = ((name, optimizer.state.get(parameter, {})) for name, parameter in network.named_parameters())
+    return {_adam_name(part, name): value for name, parts in named for part, value in parts.items()}
+
+
+def _empty_adam(network: Llama, manifest: Manifest) -> dict[str, dict[str, Tensor]]:
+    """Room for the parts of Adam's state that the checkpoint has: parameter's name -> part -> tensor."""
+    state: dict[str, dict[str, Tensor]] = {}
+    for full in manifest.tensors:
+        if full.startswith(_ADAM):
+            part, name = full.removeprefix(_ADAM).split("/", 1)
+            try:
+                parameter = network.get_parameter(name).detach()
+            except AttributeError:
+                continue  # _refuse_others names it
+            # Adam counts its steps in float32, whatever the parameter's dtype, where the parameter is.
+            empty = torch.zeros((), device=parameter.device) if part == "step" else torch.zeros_like(parameter)
+            state.setdefault(name, {})[part] = empty
+    return state
+
+
+def _verified(path: Path, world: World) -> Manifest:
+    """The manifest, when every file is as it was written; each process looks at some. Collective."""
+    problem = ""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        manifest = read_manifest(path)
+        for name, digest in sorted(manifest.files.items())[world.rank :: world.size]:
+            verify(path, name, digest)
+    except DamagedCheckpoint as error:
+        problem = str(error)
+    if world.any(bool(problem)):
+        raise DamagedCheckpoint(problem or f"{path}: another process found it damaged")
+    return manifest
+
+
+def _refuse_others(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor]) -> None:
+    """Raise DamagedCheckpoint unless the checkpoint has the tensors that are wanted, and the network's no others."""
+    if missing := sorted(wanted.keys() - manifest.tensors.keys()):
+        raise DamagedCheckpoint(f"{path} lacks {missing[0]}")
+    if unknown := sorted(n for n in manifest.tensors.keys() - wanted.keys() if n.startswith(_NETWORK)):
+        raise DamagedCheckpoint(f"{path} has {unknown[0]}, which this network lacks")
+    for name, tensor in wanted.items():
+        told = manifest.tensors[name]
+        if list(tensor.shape) != told["shape"] or str(tensor.dtype) != f"torch.{told['dtype']}":
+            raise DamagedCheckpoint(f"{path}: {name} is {told['dtype']} {told['shape']} there")
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """DCP's collected failures as the first of them: an OSError stays one."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause = next((failure[0] for failure in error.failures.values()), error)
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, cause.strerror or str(cause), cause.filename) from error
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from error
+
+
+@contextmanager
+def _without_warning() -> Iterator[None]:
+    """DCP warns that a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

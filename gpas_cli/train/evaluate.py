@@ -6,10 +6,14 @@ import math
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama
-from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.model.shards import put_back
+from gpas_cli.train.loop import micro_batches
+from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
 
@@ -20,29 +24,47 @@ def perplexity(loss: float) -> float:
 
 @torch.no_grad()
 def evaluate(
-    network: Llama, batches: Iterable[Batch], precision: Precision, bytes_per_token: float
+    network: Llama,
+    batches: Iterable[Batch],
+    precision: Precision,
+    bytes_per_token: float,
+    *,
+    micro_batch: int = 0,
+    world: World = ALONE,
 ) -> dict[str, float]:
-    """Losses in nats per token over `batches`.
+    """Losses in nats per token over `batches`, `micro_batch` rows at once (0: all) in each process. Collective.
 
     `loss` weighs every token equally. `loss_batch_mean` is the mean of the batches' means, and `loss_reference` their
-    sum divided by their number plus one, which is what the published code reports (its counter starts at 1).
+    sum divided by their number plus one, which is what the published code reports (its counter starts at 1). How many
+    rows fit at once changes none of them.
     """
     network.eval()
-    total, tokens, means = 0.0, 0, []
+    means, counts = list[Tensor](), list[int]()
     for batch in batches:
-        inputs, targets = (torch.from_numpy(a).to(precision.device) for a in (batch.inputs, batch.targets))
-        loss = summed_loss(network, inputs, targets, precision).double().item()
-        count = int((targets != IGNORED).sum())
-        total, tokens = total + loss, tokens + count
-        means.append(loss / count)
+        means.append(_batch_mean(network, batch, precision, micro_batch, world))
+        counts.append(batch.predicted)
+    put_back(network)
     network.train()
-    mean, reference = total / tokens, sum(means) / (len(means) + 1)
+    # The one place where the host waits for the device.
+    losses = world.sum(torch.stack(means)).tolist()
+    tokens = sum(counts)
+    mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
+    reference = sum(losses) / (len(losses) + 1)
     return {
         "loss": mean,
         "perplexity": perplexity(mean),
         "bits_per_byte": mean / math.log(2) / bytes_per_token,
         "tokens": tokens,
-        "loss_batch_mean": sum(means) / len(means),
+        "loss_batch_mean": sum(losses) / len(losses),
         "loss_reference": reference,
         "perplexity_reference": perplexity(reference),
     }
+
+
+def _batch_mean(network: Llama, batch: Batch, precision: Precision, micro_batch: int, world: World) -> Tensor:
+    """This process's part of the batch's mean loss, float64 of shape ()."""
+    total = torch.zeros((), dtype=torch.float64, device=precision.device)
+    for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
+        rows = Rows.of(batch.inputs[part], batch.targets[part], precision.device)
+        total += summed_loss(network, rows, precision, weight)
+    return total

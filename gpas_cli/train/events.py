@@ -13,6 +13,10 @@ class Emit(Protocol):
     def __call__(self, kind: str, **fields: object) -> None: ...
 
 
+def silent(kind: str, **fields: object) -> None:
+    """The `Emit` of processes that do not speak for all."""
+
+
 Stop = Callable[[], str | None]
 """Polled between updates: None to go on, or the outcome to leave with, "interrupted" or "cancelled"."""
 

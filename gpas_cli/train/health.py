@@ -138,15 +138,17 @@ class Health:
             if not any(folder.glob(f"step-{path.stem.removeprefix('watch-')}*")):
                 path.unlink(missing_ok=True)
 
-    def load(self, folders: Iterable[Path], step: int) -> bool:
-        """Restore the state after update `step`; False where none of the folders has one that can be read."""
-        for folder in folders:
-            try:
-                self.restore(json.loads(_path(folder, step).read_text()))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-            return True
-        return False
+
+def read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
+    """The state after update `step`, None where none of the folders has one that can be read."""
+    for folder in folders:
+        try:
+            state = json.loads(_path(folder, step).read_text())
+            Health(Watch(), 2).restore(state)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return dict(state)
+    return None
 
 
 def _path(folder: Path, step: int) -> Path:

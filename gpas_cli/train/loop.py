@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from gpas_cli.data.loader import Batch, Batches
+from gpas_cli.data.loader import IGNORED, Batch, Batches
+from gpas_cli.data.rows import Ints
+from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.train.compiling import eager
+from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.observe import Statistics, measure
 from gpas_cli.train.optim import clip, set_learning_rate
+from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
-
-# Logits of one micro-batch, in elements: 256 MB of float32.
-LOGITS = 2**26
+from gpas_cli.train.strategy import Layout
 
 
-def micro_batch_rows(batch: int, length: int, vocab: int, asked: int = 0) -> int:
-    """Rows per micro-batch: as asked, or as many as keep its logits within LOGITS elements."""
-    fitting = asked or max(1, LOGITS // (length * vocab))
-    return min(batch, fitting)
+def micro_batches(
+    targets: Ints, micro_batch: int, mean_rows: int = 0, world: World = ALONE
+) -> Iterator[tuple[slice, float]]:
+    """This process's rows of each micro-batch, and what their summed loss is divided by: the targets of the
+    `mean_rows` rows that they belong to (all rows if 0), over all processes, times the number of such means.
 
-
-def micro_batches(targets: Tensor, micro_batch: int, mean_rows: int = 0) -> Iterator[tuple[slice, int]]:
-    """The rows of each micro-batch, and what its summed loss is divided by: the targets of the `mean_rows` rows that
-    it belongs to (all rows if 0) times the number of such means. targets: (rows, time)."""
+    targets: (rows, time), of all processes; process r has rows r, r + size, ... of each mean. All processes get the
+    same number of micro-batches, as sharded networks need: one that runs out gets a row with infinite weight, which
+    counts for nothing.
+    """
     rows = len(targets)
     group = mean_rows or rows
     for first in range(0, rows, group):
         end = min(first + group, rows)
         weight = int((targets[first:end] != IGNORED).sum()) * (rows // group)
-        for start in range(first, end, micro_batch):
-            yield slice(start, min(start + micro_batch, end)), max(1, weight)
+        for start in range(first, end, micro_batch * world.size):
+            own = start + (world.rank - (start - first)) % world.size
+            stop = min(start + micro_batch * world.size, end)
+            yield (slice(own, stop, world.size), max(1, weight)) if own < stop else (slice(first, first + 1), math.inf)
 
 
 @dataclass
@@ -51,44 +57,65 @@ class Loop:
     batches: Batches
     precision: Precision
     micro_batch: int
+    gate_gradients: GateGradients | None = None
     position: Position = field(default_factory=Position)
+    layout: Layout = field(default_factory=Layout)
+    warn: Callable[[str], None] = print
 
     def update(self, *, observe: bool = False) -> Update:
         """Do the next update and advance `position`; with `observe`, also measure every layer."""
         began = time.perf_counter()
         step = self.position.step + 1
         rate = self.spec.learning_rate(step)
-        self.network.zero_grad(set_to_none=True)
-        loss, tokens, variance = self._accumulate(self.batches.at(step - 1), observe)
+        loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe)
+        self.layout.add_up(self.network, loss)
+        if self.gate_gradients:
+            self.gate_gradients.fill(self.layout.sum_parts)
         layers = measure(self.network, variance) if observe else None
         norm = clip(self.network, self.spec)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
-        self.position = Position(step=step, tokens=self.position.tokens + tokens, seconds=seconds)
+        self.position = replace(
+            self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
+            micro_batch=self.micro_batch, processes=self.layout.world.size,
+        )  # fmt: skip
         return Update(step, loss, rate, norm, layers)
+
+    def _gradients(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
+        """`_accumulate`, again with half as many rows at once where they do not fit the device."""
+        while True:
+            self.network.zero_grad(set_to_none=True)
+            try:
+                result = self._accumulate(batch, observe)
+            except torch.OutOfMemoryError:
+                if self.micro_batch == 1 or self.layout.strategy == "fsdp":
+                    raise  # the other processes wait inside a layer for this one
+                result = None
+            # Processes with whole networks go through a batch without each other, and meet here.
+            if not self.layout.world.any(result is None):
+                assert result is not None
+                return result
+            self._halve()
+
+    def _halve(self) -> None:
+        before, self.micro_batch = self.micro_batch, max(1, self.micro_batch // 2)
+        torch.cuda.empty_cache()
+        self.warn(f"{before} rows at once do not fit the device's memory; going on with {self.micro_batch}")
 
     def _accumulate(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
         """Gradients of the batch's mean loss (`Optim.mean_rows`), whatever its split into micro-batches."""
-        inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
-        for rows, weight in micro_batches(targets, self.micro_batch, self.spec.mean_rows):
-            x, y = (a[rows].to(self.precision.device) for a in (inputs, targets))
-            forward = self._watched(variance) if observe and rows.start == 0 else summed_loss
-            loss = forward(self.network, x, y, self.precision) / weight
+        for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
+            rows = Rows.of(batch.inputs[part], batch.targets[part], self.precision.device)
+            watched = observe and not variance
+            with eager(watched), activation_variance(self.network, wanted=watched) as seen:
+                loss = summed_loss(self.network, rows, self.precision, weight)
+            variance.extend(seen)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        return total, int((targets != IGNORED).sum()), variance
-
-    def _watched(self, variance: list[Tensor]) -> Callable[..., Tensor]:
-        def forward(network: Llama, *args: object) -> Tensor:
-            with activation_variance(network) as seen:
-                loss = summed_loss(network, *args)  # type: ignore[arg-type]
-            variance.extend(seen)
-            return loss
-
-        return forward
+        return total, batch.predicted, variance
 
 
 @dataclass(frozen=True)

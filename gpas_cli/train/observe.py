@@ -3,8 +3,8 @@
 Losses, gradient norms and layer statistics stay on the device until the next log line or checkpoint; then all of them
 come over in one copy, which is the only place where the host waits for the device.
 
-Every rank measures (a sharded parameter's norm is a sum over ranks) and judges, so that all come to the same verdict;
-only the first rank's `emit` reaches anybody.
+Every process of a world measures, as a sharded parameter's norm is a sum over processes; the verdict is the first's,
+and only its `emit` reaches anybody.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.shards import is_shard, local
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token, peak_flops
 from gpas_cli.spec.run import Watch
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.events import Emit
-from gpas_cli.train.health import Divergence, Health
+from gpas_cli.train.health import Divergence, Health, read_state
+from gpas_cli.train.parallel import ALONE, World
 
 if TYPE_CHECKING:
     from gpas_cli.train.loop import Update
@@ -69,23 +71,37 @@ class Statistics:
 
 def measure(network: Llama, variance: Sequence[Tensor]) -> Statistics:
     """Of every layer: the l2 norms of its gradients and weights, in all and by module; of the embedding, the final norm
-    and the head as well; the values of the gates; and `variance`, measured on the first micro-batch of this rank.
+    and the head as well; the values of the gates; and `variance`, of this process's first micro-batch.
 
-    To be called with the gradients complete and not yet clipped.
+    To be called with the gradients complete and not yet clipped. Collective where the network is sharded.
     """
-    rows = [*_norms(network), *_values("gate", (gate.value() for gate in network.gates()))]
-    rows += _values("activation_variance", variance)
-    numbers = torch.stack([_whole(number).reshape(()).float() for _, number in rows])
-    return Statistics(tuple(place for place, _ in rows), numbers)
+    norms = list(_norms(network))
+    rest = [*_values("gate", (gate.value() for gate in network.gates())), *_values("activation_variance", variance)]
+    parts = [number.detach().reshape(()).float() for _, number in rest]
+    places = tuple(place for place, _ in (*norms, *rest))
+    return Statistics(places, torch.stack([*_joined([tensor for _, tensor in norms]), *parts]))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The l2 norm of each tensor, of the whole of one that is sharded, shape (tensors,)."""
+    norms = torch.stack([torch.linalg.vector_norm(local(tensor).detach(), dtype=torch.float32) for tensor in tensors])
+    shards = [is_shard(tensor) for tensor in tensors]
+    if not any(shards):
+        return norms
+    mine = torch.tensor(shards, device=norms.device)
+    squared = torch.where(mine, norms.square(), 0.0)
+    torch.distributed.all_reduce(squared)
+    return torch.where(mine, squared.sqrt(), norms)
 
 
 def _norms(network: Llama) -> Iterator[tuple[Place, Tensor]]:
+    """The weights and gradients whose norms are to be told, and where."""
     for i, layer in enumerate(network.model.layers):
         for name, parameter in layer.named_parameters():
             kind = next((series for part, series in KINDS.items() if part in name), None)
-            yield (("weight_norm", kind) if kind else ("weight_norm",), i), _norm(parameter)
+            yield (("weight_norm", kind) if kind else ("weight_norm",), i), parameter
             if parameter.grad is not None:
-                yield (("grad_norm",), i), _norm(parameter.grad)
+                yield (("grad_norm",), i), parameter.grad
     ends = {"embedding": network.model.embed_tokens, "final_norm": network.model.norm, "head": network.lm_head}
     for name, module in ends.items():
         yield from _end(name, module) if module is not None else ()
@@ -93,24 +109,13 @@ def _norms(network: Llama) -> Iterator[tuple[Place, Tensor]]:
 
 def _end(name: str, module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     for parameter in module.parameters():
-        yield ((f"weight_norm_{name}",), 0), _norm(parameter)
+        yield ((f"weight_norm_{name}",), 0), parameter
         if parameter.grad is not None:
-            yield ((f"grad_norm_{name}",), 0), _norm(parameter.grad)
-
-
-def _norm(tensor: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32)
-    return norm
+            yield ((f"grad_norm_{name}",), 0), parameter.grad
 
 
 def _values(name: str, values: Iterable[Tensor]) -> list[tuple[Place, Tensor]]:
-    return [(((name,), i), value.detach()) for i, value in enumerate(values)]
-
-
-def _whole(number: Tensor) -> Tensor:
-    """A number of a parameter that is sharded over ranks, summed up; any other as it is."""
-    whole: Tensor = number.full_tensor() if hasattr(number, "full_tensor") else number
-    return whole
+    return [(((name,), i), value) for i, value in enumerate(values)]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -119,7 +124,7 @@ def _rounded(value: float | None) -> float | None:
 
 def fetch(tensors: Iterable[Tensor]) -> list[list[float]]:
     """The numbers of each tensor, in one transfer, as float64."""
-    flat = [_whole(tensor).detach().reshape(-1) for tensor in tensors]
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
     numbers = iter(torch.cat([tensor.double() for tensor in flat]).tolist() if flat else [])
     return [[next(numbers) for _ in range(len(tensor))] for tensor in flat]
 
@@ -161,11 +166,11 @@ def memory(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def make_meter(cell: Cell, device: torch.device) -> Meter:
-    """The meter of a training of `cell` on `device` and as many like it as there are ranks."""
+def make_meter(cell: Cell, device: torch.device, devices: int = 1) -> Meter:
+    """The meter of a training of `cell` on `device` and others like it, so many together."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_flops(name, cell.precision, tf32=_tf32())
-    return Meter(device, flops_per_token(cell), peak * _rank_of()[1] if peak else None)
+    return Meter(device, flops_per_token(cell), peak * devices if peak else None)
 
 
 def _tf32() -> bool:
@@ -175,27 +180,25 @@ def _tf32() -> bool:
     return bool(matmul.allow_tf32) if new is None else new == "tf32"
 
 
-def _rank_of() -> tuple[int, int]:
-    """This process's rank and how many there are."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
 class Observer:
     """Takes every update, judges it, and tells of it. Nothing is waited for but in `settle`."""
 
-    def __init__(self, cell: Cell, watch: Watch, device: torch.device, emit: Emit) -> None:
-        self.steps, self.emit = cell.optim.steps, emit
+    def __init__(self, cell: Cell, watch: Watch, device: torch.device, emit: Emit, world: World = ALONE) -> None:
+        self.steps, self.emit, self.world = cell.optim.steps, emit, world
         self.health = Health(watch, cell.model.size.vocab)
-        self.meter = make_meter(cell, device)
+        self.meter = make_meter(cell, device, world.size)
         self._pending: list[Update] = []
         self._last: dict[str, float] = {}
 
     def resume(self, folders: Sequence[Path], position: Position) -> None:
-        """Go on after the checkpoint of `position`, which lies in one of `folders`."""
+        """Go on after the checkpoint of `position`, which lies in one of `folders`. Collective."""
         self.meter.mark(position)
-        if position.step and not self.health.load(folders, position.step):
+        if not position.step:
+            return
+        state = self.world.told(read_state(folders, position.step))
+        if state is not None:
+            self.health.restore(state)
+        else:
             message = f"how the updates before {position.step} went is not recorded: a spike soon after goes unseen"
             self.emit("warning", message=message)
 
@@ -203,11 +206,11 @@ class Observer:
         self._pending.append(update)
 
     def settle(self) -> Divergence | None:
-        """Fetch what is pending and tell its statistics and spikes; the divergence that it shows, if any."""
+        """Fetch what is pending, tell its statistics and spikes; the divergence that it shows, if any. Collective."""
         pending, self._pending = self._pending, []
         layers = [update.layers.numbers for update in pending if update.layers]
         losses = torch.stack([update.loss for update in pending]) if pending else torch.zeros(0)
-        norms = torch.stack([_whole(update.grad_norm) for update in pending]) if pending else torch.zeros(0)
+        norms = torch.stack([update.grad_norm for update in pending]) if pending else torch.zeros(0)
         losses_, norms_, *series = fetch([losses, norms, *layers])
         numbers, divergence = iter(series), None
         for update, loss, norm in zip(pending, losses_, norms_, strict=True):
@@ -215,7 +218,7 @@ class Observer:
                 self.emit("layers", step=update.step, values=update.layers.series(next(numbers)))
             self._last = {"step": update.step, "loss": loss, "lr": update.rate, "grad_norm": norm}
             divergence = divergence or self._judge(update.step, loss, norm)
-        return divergence
+        return self.world.told(divergence)  # all leave, or none
 
     def _judge(self, step: int, loss: float, norm: float) -> Divergence | None:
         spikes, divergence = self.health.add(step, loss, norm)
@@ -229,8 +232,8 @@ class Observer:
         self.emit("step", **self._last, steps=self.steps, tokens=position.tokens, **measured)
 
     def keep(self, folder: Path, position: Position) -> None:
-        """Write what a run resumed from the checkpoint of `position` in `folder` needs, on the first rank."""
-        if _rank_of()[0] != 0:
+        """Write what a run resumed from the checkpoint of `position` in `folder` needs."""
+        if not self.world.leads:
             return
         try:
             self.health.save(folder, position.step)

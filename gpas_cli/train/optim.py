@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.shards import is_shard, joint_norm, local
 from gpas_cli.spec.optim import Optim
 
 
 def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay over every trainable parameter, gates included, in one group."""
+    """Adam with decoupled weight decay over every trainable parameter, gates included, with the same settings."""
     trainable = [p for p in network.parameters() if p.requires_grad]
+    # One call of the fused kernel takes shards or whole tensors, not both.
+    groups = [[p for p in trainable if is_shard(p) == sharded] for sharded in (False, True)]
+    parameters = [{"params": group} for group in groups if group]
     betas = (spec.beta1, spec.beta2)
-    return torch.optim.AdamW(trainable, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.AdamW(parameters, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -23,9 +27,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """The joint l2 norm of the gradients, shape ()."""
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return joint_norm(p.grad for p in parameters if p.grad is not None)
 
 
 def clip(network: Llama, spec: Optim) -> Tensor:
@@ -33,9 +37,18 @@ def clip(network: Llama, spec: Optim) -> Tensor:
     parameters, gates = list(network.parameters()), [gate.alpha for gate in network.gates()]
     norm = gradient_norm(parameters)
     if spec.clip > 0 and spec.clip_over == "all":
-        torch.nn.utils.clip_grads_with_norm_(parameters, spec.clip, norm)
+        _scale(parameters, spec.clip, norm)
     elif spec.clip > 0:
-        torch.nn.utils.clip_grad_norm_([p for p in parameters if all(p is not gate for gate in gates)], spec.clip)
+        others = [p for p in parameters if all(p is not gate for gate in gates)]
+        _scale(others, spec.clip, gradient_norm(others))
     if spec.clip_gates > 0:
-        torch.nn.utils.clip_grad_norm_(gates, spec.clip_gates)
+        _scale(gates, spec.clip_gates, gradient_norm(gates))
     return norm
+
+
+def _scale(parameters: Iterable[Tensor], bound: float, norm: Tensor) -> None:
+    """Scale gradients of joint norm `norm` down to `bound`, the way torch.nn.utils.clip_grads_with_norm_ does, which
+    cannot scale shards together with whole tensors."""
+    factor = torch.clamp(bound / (norm + 1e-6), max=1.0)
+    if gradients := [local(p.grad) for p in parameters if p.grad is not None]:
+        torch._foreach_mul_(gradients, factor)

@@ -5,32 +5,41 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
-from gpas_cli.model.llama import build
+from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
+from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.run import Cadence, Watch
+from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.events import Emit, Outcome, Stop
+from gpas_cli.train.events import Emit, Outcome, Stop, silent
+from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.health import Divergence
-from gpas_cli.train.loop import Loop, micro_batch_rows
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.optim import make_adam
+from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.profile import profiling
+from gpas_cli.train.strategy import check_batch, choose
 
+WHATEVER_FITS = Resources()
 USUAL = Watch()
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run reads and writes: its own checkpoints, those of earlier attempts, the teacher's, the token cache,
-    and the folder that relative data paths start from."""
+    """Where a run reads and writes: the folder of its own checkpoints and those of earlier attempts, the teacher's
+    checkpoint, the token cache, and the folder that relative data paths start from."""
 
     checkpoints: Path
     earlier: Sequence[Path]
@@ -46,21 +55,33 @@ def train(
     *,
     cadence: Cadence,
     stop: Stop,
-    micro_batch: int = 0,
+    resources: Resources = WHATEVER_FITS,
+    world: World = ALONE,
     watch: Watch = USUAL,
 ) -> Outcome:
-    """Pretrain `cell`, resuming from the newest sound checkpoint.
+    """Pretrain `cell`, resuming from the newest sound checkpoint. Collective: every process of `world` calls it.
 
-    Raises DataError when the text cannot be had, DamagedCheckpoint when the teacher's gates cannot.
+    Only the first process's `emit` is used; a wish of any to `stop` stops all. Raises DataError when the text cannot
+    be had, DamagedCheckpoint when the teacher's gates cannot, GpasError when the batch cannot be shared evenly.
     """
+    emit = emit if world.leads else silent
+    check_batch(cell.optim.batch, cell.optim.mean_rows, world)
     emit("phase", name="tokenising")
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
-    loop = _assemble(cell, places, batches, micro_batch)
+    loop = assemble(cell, batches, resources, world, places.teacher)
+    loop.warn = lambda message: emit("warning", message=message)
     loop.position = _resume(cell, places, loop, emit)
-    emit("phase", name="training", resumed_from=loop.position.step)
-    return _Training(cell, places, emit, cadence, watch, stop, loop, corpus).run()
+    gemm = _settle_gemm(cell, loop)
+    if not resources.micro_batch and loop.position.processes == world.size:
+        loop.micro_batch = loop.position.micro_batch or loop.micro_batch
+    emit(
+        "phase", name="training", resumed_from=loop.position.step, processes=world.size,
+        strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
+        compiled=loop.layout.compiled, gates_in_graph=any(gate.in_graph for gate in loop.network.gates()), **gemm,
+    )  # fmt: skip
+    return _Training(cell, places, emit, cadence, watch, lambda: world.agree(stop()), loop, corpus).run()
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
@@ -73,19 +94,56 @@ def _notify(emit: Emit) -> Callable[[str], None]:
     return lambda message: emit("phase", name="tokenising", detail=message)
 
 
-def _assemble(cell: Cell, places: Places, batches: Batches, micro_batch: int) -> Loop:
+def assemble(
+    cell: Cell,
+    batches: Batches,
+    resources: Resources = WHATEVER_FITS,
+    world: World = ALONE,
+    teacher: Path | None = None,
+) -> Loop:
+    """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
-    if places.teacher is not None:
-        checkpoint.load_gates(places.teacher, network)
-    rows = micro_batch_rows(cell.optim.batch, cell.data.length, cell.model.size.vocab, micro_batch)
-    return Loop(network, make_adam(network, cell.optim), cell.optim, batches, precision, rows)
+    if teacher is not None:
+        checkpoint.load_gates(teacher, network)
+    layout = choose(resources, network, precision, world)
+    layout.apply(network)
+    rows = micro_batch_rows(
+        cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
+        reserved=layout.still_to_come(network),
+    )  # fmt: skip
+    return Loop(
+        network, make_adam(network, cell.optim), cell.optim, batches, precision, rows,
+        gate_gradients=_gates(network, precision), layout=layout,
+    )  # fmt: skip
+
+
+def _gates(network: Llama, precision: Precision) -> GateGradients | None:
+    """The gates' gradients without autograd, wherever they are determined; where all is rounded to bfloat16 as in the
+    reference, the gates are as well."""
+    try:
+        return None if precision.name == "pure_bf16" else GateGradients(network)
+    except NotDetermined:
+        return None
+
+
+def _settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
+    """Choose the float32 matrix product where the cell uses one, the same in all processes and after a resume; what
+    there is to record of it. Collective."""
+    if cell.precision != "fp32":
+        return {}
+    gemm = loop.layout.world.told(choose_gemm(cell.model.size, loop.precision.device, loop.position.gemm))
+    torch.set_float32_matmul_precision(gemm.path)
+    loop.position = replace(loop.position, gemm=gemm.path)
+    return {"gemm": gemm.path, "gemm_error": gemm.error, "gemm_speedup": gemm.speedup}
 
 
 def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:
-    for path in checkpoint.list_newest_first([places.checkpoints, *places.earlier]):
+    world = loop.layout.world
+    # The first process's list: file systems may show others an older one.
+    for path in world.told(newest_first([places.checkpoints, *places.earlier])):
         try:
-            return checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer)
+            return checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer, world)
         except DamagedCheckpoint as error:
             emit("warning", message=f"{error}; an older one is used")
     return Position()
@@ -112,9 +170,11 @@ class _Training:
 
     def _updates(self) -> Outcome | None:
         """Every remaining update; an outcome if training ends before the last."""
-        self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit)
+        world = self.loop.layout.world
+        self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit, world)
         self._observer.resume([self.places.checkpoints, *self.places.earlier], self.loop.position)
-        with profiling(self.watch.profile, self.places.checkpoints.parent / "profile", self.emit) as profiled:
+        profile = self.watch.profile if world.leads else 0
+        with profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled:
             while (step := self.loop.position.step) < self.cell.optim.steps:
                 if leave := self.stop():
                     return self._checkpoint() or Outcome(leave, step, metrics=self._spent())
@@ -166,8 +226,10 @@ class _Training:
         if position.step == 0:
             return
         try:
-            key = self.cell.stages[0].key
-            path = checkpoint.save(self.places.checkpoints, key, self.loop.network, self.loop.optimizer, position)
+            key, world = self.cell.stages[0].key, self.loop.layout.world
+            path = checkpoint.save(
+                self.places.checkpoints, key, self.loop.network, self.loop.optimizer, position, world
+            )
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the last good one is still there.
             self.emit("warning", message=f"checkpoint of update {position.step} not written: {error}")
@@ -176,9 +238,12 @@ class _Training:
 
     def _evaluate(self) -> dict[str, float]:
         data = self.cell.data
-        rows = micro_batch_rows(self.cell.optim.batch, data.length, self.cell.model.size.vocab, self.loop.micro_batch)
+        rows = self.cell.optim.mean_rows or self.cell.optim.batch
         batches = validation_batches(self.corpus.validation, rows, data.eval_tokens)
-        scores = evaluate(self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token)
+        scores = evaluate(
+            self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token,
+            micro_batch=self.loop.micro_batch, world=self.loop.layout.world,
+        )  # fmt: skip
         self.emit("evaluation", step=self.loop.position.step, **scores)
         return scores
 

@@ -137,15 +137,16 @@ class Fanout:
 
 
 @contextmanager
-def opened(watch: Watch, subject: Subject, root: Path, journal: Emit) -> Iterator[Emit]:
-    """`journal`, and the sinks that `watch` asks for beside it. Relative folders start from `root`."""
+def opened(watch: Watch, subject: Subject, root: Path, journal: Emit, *, leads: bool = True) -> Iterator[Emit]:
+    """`journal`, and the sinks that `watch` asks for beside it, in the process that `leads`. Relative folders start
+    from `root`."""
     wanted: Sequence[tuple[str, str, Callable[[], Sink]]] = (
         ("TensorBoard", watch.tensorboard, lambda: TensorBoard(root / watch.tensorboard, subject)),
         ("Weights & Biases", watch.wandb, lambda: WeightsAndBiases(watch.wandb, subject)),
     )
     fanout = Fanout(journal)
     for name, setting, make in wanted:
-        if setting:
+        if setting and leads:
             fanout.open(name, make)
     try:
         yield fanout if fanout.sinks else journal

@@ -71,7 +71,7 @@ def test_bounds_as_json(tmp_path: Path) -> None:
         assert layer["bound"] == layer["attention"]["bound"] * layer["feed_forward"]["bound"]
     assert [row["layer"] for row in told["preserved"]] == [1, 2, 3]
     assert all(row["error"] < 1e-9 for row in told["preserved"])
-    assert told["gates"] == "as trained (step-00000004.safetensors)"
+    assert told["gates"] == "as trained (step-00000004)"
     assert told["preserved"][0]["predicted"] == pytest.approx((1 - ACTIVATIONS["silu"][0](0.7)) ** 4, rel=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml", "runs"]
 

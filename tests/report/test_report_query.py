@@ -133,8 +133,8 @@ def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine,
     add(engine, gated, 2, "done", 33.0, gpu="H200", fingerprint="f00d")
     checkpoints = tmp_path / key[:2] / key / "002" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    for name in ("step-00000090.safetensors", "step-00000100.safetensors", ".writing-77"):
-        (checkpoints / name).touch()
+    for name in ("step-00000090", "step-00000100", ".writing-step-00000110"):
+        (checkpoints / name).mkdir()
     found = explain_number(engine, tmp_path, key)
     assert (found.key, found.stage, found.name, found.decisive) == (key, "pretrain", "demo/a", 2)
     first, second = found.tries
@@ -147,7 +147,7 @@ def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine,
     assert first.checkpoint is None
     assert (second.metrics, second.facts["gpu"], second.facts["fingerprint"]) == ({"perplexity": 33.0}, "H200", "f00d")
     assert second.log == tmp_path / key[:2] / key / "002" / "log.txt"
-    assert second.checkpoint == checkpoints / "step-00000100.safetensors"
+    assert second.checkpoint == checkpoints / "step-00000100"
     told = {d.setting: (d.base, d.own) for d in found.differences}
     assert told["gate.activation"] == (None, "silu")
     assert told["optim.clip_gates"] == (0.0, 0.01)  # without a gate there is nothing to clip

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpas_cli.checkpoints import newest_first
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.optim import Optim
-from gpas_cli.train import checkpoint
+from gpas_cli.train import checkpoint, shardfiles
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.optim import make_adam, set_learning_rate
 
@@ -48,24 +49,60 @@ def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
     network, adam = pair()
     for step in (1, 2, 3, 10):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=step))
-    assert [p.name for p in checkpoint.list_newest_first([tmp_path])] == [
-        "step-00000010.safetensors",
-        "step-00000003.safetensors",
-    ]
+    assert [p.name for p in newest_first([tmp_path])] == ["step-00000010", "step-00000003"]
 
 
 @pytest.mark.parametrize("where", [0.5, 0.999])
 def test_an_altered_or_torn_file_is_refused(tmp_path: Path, where: float) -> None:
     network, adam = pair()
     path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * where)] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DamagedCheckpoint, match="checksum"):
-        checkpoint.load(path, KEY, network, adam)
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(DamagedCheckpoint, match="cannot be read"):
-        checkpoint.load(path, KEY, network, adam)
+    before = [tensor.clone() for tensor in network.state_dict().values()]
+    for file in path.iterdir():
+        data = file.read_bytes()
+        altered = bytearray(data)
+        altered[int(len(data) * where)] ^= 1
+        for content in (bytes(altered), data[: len(data) // 2], b""):
+            file.write_bytes(content)
+            with pytest.raises(DamagedCheckpoint, match=r"checksum|cannot be read"):
+                checkpoint.load(path, KEY, network, adam)
+        file.unlink()
+        with pytest.raises(DamagedCheckpoint, match="cannot be read"):
+            checkpoint.load(path, KEY, network, adam)
+        file.write_bytes(data)
+    assert all(torch.equal(a, b) for a, b in zip(before, network.state_dict().values(), strict=True))
+    assert checkpoint.load(path, KEY, network, adam) == Position(step=1)
+
+
+def test_a_checkpoint_of_an_older_version_is_named_and_never_deleted(tmp_path: Path) -> None:
+    network, adam = pair()
+    old = tmp_path / "step-00000099.safetensors"
+    old.write_bytes(b"0")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, KEY, network, adam, Position(step=step))
+    assert newest_first([tmp_path])[0] == old
+    with pytest.raises(DamagedCheckpoint, match="as older versions wrote them"):
+        checkpoint.load(old, KEY, network, adam)
+
+
+def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
+    network, adam = pair()
+    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    plain, wide = build(parse_model({"size": TINY})), build(parse_model({"size": {**TINY, "ffn": 32}, "gate": "gpas"}))
+    with pytest.raises(DamagedCheckpoint, match=r"has network/.*alpha, which this network lacks"):
+        checkpoint.load(path, KEY, plain, None)
+    with pytest.raises(DamagedCheckpoint, match=r"is float32 \[24, 16\] there"):
+        checkpoint.load(path, KEY, wide, None)
+    path = checkpoint.save(tmp_path, KEY, plain, adam, Position(step=1))
+    with pytest.raises(DamagedCheckpoint, match=r"lacks network/.*alpha"):
+        checkpoint.load(path, KEY, network, None)
+
+
+def test_a_write_that_was_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
+    network, adam = pair()
+    (tmp_path / ".writing-step-00000007").mkdir()
+    (tmp_path / ".writing-step-00000007/00000.safetensors").write_bytes(b"torn")
+    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=8))
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_another_stages_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -79,14 +116,14 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
     network, adam = pair()
     path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
 
-    def full(_tensors: object, aside: Path, **_: object) -> None:
-        aside.write_bytes(b"half")
+    def full(_tensors: object, file: Path, **_: object) -> None:
+        file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(shardfiles, "save_file", full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert newest_first([tmp_path]) == [path]
 
 
 def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ def test_the_mean_is_of_declared_rows_whatever_fits_at_once(micro_batch: int) ->
 
 def test_by_default_every_token_weighs_the_same() -> None:
     targets = torch.tensor([[1, 2, 3], [1, 2, 3], [1, IGNORED, IGNORED], [1, 2, IGNORED]])
-    assert list(micro_batches(targets, 3)) == [(slice(0, 3), 9), (slice(3, 4), 9)]
+    assert list(micro_batches(targets, 3)) == [(slice(0, 3, 1), 9), (slice(3, 4, 1), 9)]
     # Means of 6 and of 3 targets, and then the mean of the two.
-    assert list(micro_batches(targets, 3, 2)) == [(slice(0, 2), 12), (slice(2, 4), 6)]
+    assert list(micro_batches(targets, 3, 2)) == [(slice(0, 2, 1), 12), (slice(2, 4, 1), 6)]
 
 
 @pytest.mark.parametrize("clip_over", ["all", "others"])

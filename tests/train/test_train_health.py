@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.spec.run import Watch
-from gpas_cli.train.health import Divergence, Health, Spike
+from gpas_cli.train.health import Divergence, Health, Spike, read_state
 
 VOCAB = 512
 
@@ -74,7 +74,9 @@ def test_a_resumed_run_tells_the_same(at: int, tmp_path: Path) -> None:
     (tmp_path / f"step-{at:08d}.safetensors").touch()
     before.save(tmp_path, at)
     after = Health(Watch(), VOCAB)
-    assert after.load([tmp_path / "elsewhere", tmp_path], at)
+    state = read_state([tmp_path / "elsewhere", tmp_path], at)
+    assert state is not None
+    after.restore(state)
     assert json.dumps(after.state()) == json.dumps(before.state())
     assert told + judge(series[at:], after, first=at + 1) == whole
 
@@ -94,7 +96,7 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"first": 1}', "null"])
 def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "watch-00000010.json").write_text(text)
-    assert not Health(Watch(), VOCAB).load([tmp_path], 10)
+    assert read_state([tmp_path], 10) is None
 
 
 @pytest.mark.parametrize(

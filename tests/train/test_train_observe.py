@@ -18,6 +18,8 @@ from gpas_cli.train import observe
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update
 from gpas_cli.train.observe import Observer, fetch, make_meter, measure
+from gpas_cli.train.parallel import World, joined
+from gpas_cli.train.strategy import Layout
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
 
@@ -81,20 +83,15 @@ def test_two_gates_in_a_layer_follow_each_other() -> None:
 
 
 def sharded(rank: int, ranks: int, folder: str) -> None:
-    """One rank of a network sharded by FSDP: its series must be those of the whole network."""
-    from torch.distributed.fsdp import fully_shard
-
+    """One process of a network sharded by FSDP: its series must be those of the whole network."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
-    mesh = torch.distributed.init_device_mesh("cpu", (ranks,))
-    network = build(cell().model, seed=1)
-    for layer in network.model.layers:
-        fully_shard(layer, mesh=mesh)
-    ours, whole = measured(with_gradients(fully_shard(network, mesh=mesh))), measured(trained())
+    with joined(World(rank, ranks, rank), f"file://{folder}/meet") as world:
+        network = build(cell().model, seed=1)
+        Layout(world, "fsdp").apply(network)
+        ours, whole = measured(with_gradients(network)), measured(trained())
     assert ours.keys() == whole.keys()
     assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
     (Path(folder) / f"told-{rank}").touch()
-    torch.distributed.destroy_process_group()
 
 
 def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gpas_cli.checkpoints import path_of
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.spec.run import Cadence, Watch
-from gpas_cli.train import checkpoint, loop
+from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.train import loop, shardfiles
 from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import Places, train
@@ -65,7 +67,8 @@ def go(
 
 
 def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.path_of(folder, STEPS))
+    (shard,) = path_of(folder, STEPS).glob("*.safetensors")
+    return load_file(shard)
 
 
 def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> None:
@@ -103,7 +106,7 @@ def test_a_resumed_run_ends_in_the_same_bits(places: Places, tmp_path: Path, pre
         left, _ = go(places, first, what, stop_at)
         assert (left.outcome, left.step) == ("interrupted", stop_at)
         if lost:  # a SIGKILL leaves only the periodic checkpoints
-            checkpoint.path_of(first, stop_at).unlink()
+            shutil.rmtree(path_of(first, stop_at))
         resumed, recorder = go(places, second, what, earlier=[first])
         assert recorder.of("phase")[-2]["resumed_from"] <= stop_at
         assert resumed.metrics["loss"] == straight.metrics["loss"]
@@ -113,7 +116,7 @@ def test_a_resumed_run_ends_in_the_same_bits(places: Places, tmp_path: Path, pre
 
 def test_the_split_into_micro_batches_changes_rounding_only(places: Places, tmp_path: Path) -> None:
     whole, _ = go(places, tmp_path / "a", cell())
-    split, _ = go(places, tmp_path / "b", cell(), micro_batch=1)
+    split, _ = go(places, tmp_path / "b", cell(), resources=Resources(micro_batch=1))
     assert split.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-4)
 
 
@@ -208,7 +211,7 @@ def test_a_full_disk_costs_a_checkpoint_not_the_run(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(shardfiles, "save_file", full)
     outcome, recorder = go(places, tmp_path, cell())
     assert outcome.outcome == "done"
     assert "No space left" in recorder.of("warning")[0]["message"]
@@ -217,7 +220,7 @@ def test_a_full_disk_costs_a_checkpoint_not_the_run(
 
 def test_a_damaged_newest_checkpoint_is_passed_over(places: Places, tmp_path: Path) -> None:
     go(places, tmp_path / "1", cell(), stop_at=15)
-    newest = checkpoint.path_of(tmp_path / "1", 15)
+    newest = path_of(tmp_path / "1", 15) / "00000.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
     outcome, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
@@ -229,7 +232,7 @@ def test_predefined_gates_start_from_the_teacher_and_stay(places: Places, tmp_pa
     go(places, tmp_path / "teacher", cell())
     trained = final_tensors(tmp_path / "teacher")
     pupil = cell(gate={"learnable": False, "from_trained": True})
-    go(places, tmp_path / "pupil", pupil, teacher=checkpoint.path_of(tmp_path / "teacher", STEPS))
+    go(places, tmp_path / "pupil", pupil, teacher=path_of(tmp_path / "teacher", STEPS))
     kept = final_tensors(tmp_path / "pupil")
     gates = [name for name in trained if name.startswith("network/") and name.endswith("alpha")]
     assert len(gates) == 3

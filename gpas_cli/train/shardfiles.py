@@ -1,0 +1,235 @@
+"""The files of a checkpoint, as storage for torch.distributed.checkpoint: safetensors shards and one JSON manifest.
+
+    step-00000100/
+      manifest.json              {"facts", "files": {name: sha256}, "tensors": {name: dtype, shape, chunks}, "sha256"}
+      00000.safetensors ...      what process 0, 1, ... wrote: its shards, and its share of what all have whole
+
+DCP plans who writes and reads which part, so a checkpoint can be read by another number of processes and under
+another layout. Its own file writer keeps the plan in a pickle and its safetensors writer holds every file in memory
+twice; here nothing is ever unpickled, and every byte is under a checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that is torn, altered, of another format, or belongs to another stage."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    facts: Mapping[str, Any]
+    files: Mapping[str, str]
+    tensors: Mapping[str, Mapping[str, Any]]
+
+
+class Writer(StorageWriter):
+    """Writes a checkpoint aside and renames it to `path` when it is complete and on the disk."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]):
+        self.path, self.facts = path, facts
+        self.aside = path.with_name(f".writing-{path.name}")
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        if is_coordinator:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            discard(self.path.parent)
+            self.aside.mkdir()
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [replace(plan, storage_data=f"{number:05d}.safetensors") for number, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's part. Raises OSError."""
+        future: Future[list[WriteResult]] = Future()
+        file = self.aside / plan.storage_data
+        tensors = {i.index.fqn: planner.resolve_data(i).detach().cpu().contiguous() for i in plan.items}  # type: ignore[union-attr]
+        assert len(tensors) == len(plan.items)
+        digest = _write(file, tensors) if tensors else ""
+        future.set_result([WriteResult(i.index, 0, (file.name, digest)) for i in plan.items])
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the manifest, then give the checkpoint its name. Raises OSError."""
+        written = [result for part in results for result in part]
+        content = {
+            "format": FORMAT,
+            "facts": dict(self.facts),
+            "files": dict(sorted({result.storage_data for result in written})),
+            "tensors": _tensors(metadata, {result.index: result.storage_data[0] for result in written}),
+        }
+        text = json.dumps({**content, "sha256": _digest_of(content)})
+        with (self.aside / MANIFEST).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        _fsync(self.aside)
+        if self.path.exists():  # of an attempt that has been here before and found it damaged
+            shutil.rmtree(self.path)
+        self.aside.rename(self.path)
+        _fsync(self.path.parent)
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
+        return False
+
+
+class Reader(StorageReader):
+    """Reads the checkpoint in `path`, whose files have been verified."""
+
+    def __init__(self, path: Path, manifest: Manifest):
+        self.path, self.manifest = path, manifest
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        tensors: dict[str, Any] = {}
+        storage: dict[MetadataIndex, str] = {}
+        for name, told in self.manifest.tensors.items():
+            chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in told["chunks"]]
+            tensors[name] = TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, told["dtype"])), torch.Size(told["shape"]), chunks
+            )
+            storage |= {MetadataIndex(name, torch.Size(c["offsets"])): c["file"] for c in told["chunks"]}
+        return Metadata(state_dict_metadata=tensors, storage_data=storage)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self._storage: Mapping[MetadataIndex, str] = metadata.storage_data
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the tensors that the plan names."""
+        by_file: dict[str, list[Any]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._storage[item.storage_index], []).append(item)
+        for name, items in by_file.items():
+            with safe_open(self.path / name, framework="pt") as file:
+                for item in items:
+                    source = file.get_tensor(item.storage_index.fqn)
+                    for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                        source = source.narrow(dimension, start, length)
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(source)
+                    planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
+        return False
+
+
+def discard(folder: Path) -> None:
+    """Delete what an interrupted write has left in `folder`."""
+    for left in folder.glob(".writing-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint `path`. Raises DamagedCheckpoint."""
+    if path.suffix == ".safetensors":
+        raise DamagedCheckpoint(f"{path} is a checkpoint in one file, as older versions wrote them; it cannot be read")
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+        told = content.pop("sha256")
+        if content["format"] != FORMAT:
+            raise DamagedCheckpoint(f"{path} has format {content['format']}, and this version reads format {FORMAT}")
+        manifest = Manifest(content["facts"], content["files"], content["tensors"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    if told != _digest_of(content):
+        raise DamagedCheckpoint(f"{path}: {MANIFEST} does not have the checksum it was written with")
+    return manifest
+
+
+def verify(path: Path, name: str, digest: str) -> None:
+    """Raise DamagedCheckpoint unless the file `name` of the checkpoint has the sha256 `digest`."""
+    try:
+        found = _sha256(path / name)
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    if found != digest:
+        raise DamagedCheckpoint(f"{path}: {name} does not have the checksum it was written with")
+
+
+def _tensors(metadata: Metadata, file_of: Mapping[MetadataIndex, str]) -> dict[str, Any]:
+    """The manifest's word on every tensor: what it is, and which file has which part."""
+    tensors: dict[str, Any] = {
+        name: {"dtype": str(told.properties.dtype).removeprefix("torch."), "shape": list(told.size), "chunks": []}
+        for name, told in metadata.state_dict_metadata.items()
+        if isinstance(told, TensorStorageMetadata)
+    }
+    for name, told in metadata.state_dict_metadata.items():
+        assert isinstance(told, TensorStorageMetadata), name
+        for chunk in told.chunks:
+            place = {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes)}
+            tensors[name]["chunks"].append({"file": file_of[MetadataIndex(name, chunk.offsets)], **place})
+    return tensors
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write one shard through to the disk; its sha256. Raises OSError."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    _fsync(path)
+    return _sha256(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+"""How a network lies over the processes of a world: whole in each (ddp) or in shards (fsdp); and its gradients' sum.
+
+Every process divides its summed loss by the weight of the whole batch, and gradients are added, not averaged: any
+number of processes computes the number that one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gpas_cli.errors import GpasError
+from gpas_cli.model.llama import Llama
+from gpas_cli.model.shards import is_shard, local
+from gpas_cli.spec.run import Resources
+from gpas_cli.train.compiling import compile_layers
+from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import Precision
+
+LARGE = 1_000_000_000  # parameters from which a network is sharded and its activations are recomputed on GPUs
+SHARE = 0.4  # of a device's memory: what weights, gradients and Adam may take before the network is sharded
+BUCKET = 2**25  # bytes of gradients in one message
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`strategy` none (one process), ddp or fsdp; `recompute`: activations inside a layer are not kept; `compiled`: its
+    layers are compiled, one graph for all that are wired alike."""
+
+    world: World = ALONE
+    strategy: str = "none"
+    recompute: bool = False
+    compiled: bool = False
+
+    def apply(self, network: Llama) -> None:
+        """Lay out a network that is whole. Its optimizer is made afterwards. Collective."""
+        if self.recompute:
+            _recompute(network)
+        if self.compiled:
+            compile_layers(network)
+        if self.strategy == "fsdp":
+            _shard(network)
+        elif self.strategy == "ddp":
+            for tensor in network.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
+    def still_to_come(self, network: Llama) -> int:
+        """Bytes that gradients and Adam will take in this process."""
+        return 3 * sum(local(p).numel() * p.element_size() for p in network.parameters())
+
+    def sum_parts(self, tensor: Tensor) -> Tensor:
+        """The sum over processes of what each has of its shards. Collective."""
+        return self.world.sum(tensor) if self.strategy == "fsdp" else tensor
+
+    def add_up(self, network: Llama, loss: Tensor) -> None:
+        """Replace gradients and `loss` by their sums over all processes, after the last micro-batch. Collective."""
+        if self.world.alone:
+            return
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        for bucket in _buckets([g for g in gradients if not is_shard(g)]):
+            _all_reduce(bucket)
+        # FSDP has averaged them already, in every backward pass.
+        if shards := [local(g) for g in gradients if is_shard(g)]:
+            torch._foreach_mul_(shards, float(self.world.size))
+        self.world.sum(loss)
+
+
+def choose(resources: Resources, network: Llama, precision: Precision, world: World) -> Layout:
+    """The layout that was asked for, or the cheapest one that fits."""
+    parameters = sum(p.numel() for p in network.parameters())
+    on_gpu = precision.device.type == "cuda"
+    large = on_gpu and (parameters >= LARGE or state_bytes(network) > SHARE * _memory(precision.device))
+    asked = {"auto": "fsdp" if large else "ddp"}.get(resources.strategy, resources.strategy)
+    recompute = resources.activation_checkpointing == "blocks" or (
+        resources.activation_checkpointing == "auto" and large
+    )
+    compiled = resources.compile == "on" or (resources.compile == "auto" and on_gpu)
+    return Layout(world, "none" if world.alone else asked, recompute, compiled)
+
+
+def check_batch(batch: int, mean_rows: int, world: World) -> None:
+    """Raise GpasError unless the rows of every mean can be shared evenly."""
+    rows = mean_rows or batch
+    if rows % world.size:
+        divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - world.size))
+        raise GpasError(f"{rows} rows cannot be shared evenly by {world.size} processes; nearest: {nearest}")
+
+
+def state_bytes(network: Llama) -> int:
+    """Bytes of weights, gradients and Adam's two averages, over all processes."""
+    return sum(4 * p.numel() * p.element_size() for p in network.parameters())
+
+
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _recompute(network: Llama) -> None:
+    # On the instances, so that names of parameters and types of modules stay; hooks run outside and once.
+    for layer in network.model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _shard(network: Llama) -> None:
+    """FSDP2: every layer a group, the rest one more; gates stay whole everywhere, as they have one element."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    weight = network.model.embed_tokens.weight
+    mesh = init_device_mesh(weight.device.type, (dist.get_world_size(),))
+    gates = {p for gate in network.gates() for p in gate.parameters()}
+    for layer in network.model.layers:
+        fully_shard(layer, mesh=mesh, ignored_params=gates)
+    fully_shard(network, mesh=mesh, ignored_params=gates)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """`tensors` in lists of one dtype and about BUCKET bytes."""
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        bucket, filled = list[Tensor](), 0
+        for tensor in (t for t in tensors if t.dtype == dtype):
+            bucket.append(tensor)
+            filled += tensor.numel() * tensor.element_size()
+            if filled >= BUCKET:
+                yield bucket
+                bucket, filled = [], 0
+        if bucket:
+            yield bucket
+
+
+def _all_reduce(bucket: Sequence[Tensor]) -> None:
+    flat = torch.cat([tensor.flatten() for tensor in bucket])
+    dist.all_reduce(flat)
+    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+    torch._foreach_copy_(list(bucket), [part.view_as(t) for part, t in zip(parts, bucket, strict=True)])

@@ -1,0 +1,141 @@
+"""Two processes compute what one does: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from together import run, start, text
+from torch import Tensor
+
+from gpas_cli.checkpoints import newest_first
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.train import checkpoint
+from gpas_cli.train.optim import make_adam
+from gpas_cli.train.parallel import ALONE
+from gpas_cli.train.precision import Precision, make_deterministic
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 280}
+DATA = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 300}
+OPTIM = {"lr": 3e-3, "warmup": 1, "steps": 6, "batch": 12, "clip": 1.0, "clip_gates": 0.01}
+ALL = 10**6
+
+
+def values(norm: str, gate: object = "gpas", optim: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"size": SIZE, "norm": norm, "gate": gate, "data": DATA, "optim": {**OPTIM, **(optim or {})}, **more}
+
+
+CELLS = {
+    "pre": values("pre", optim={"mean_rows": 4}),
+    "deepnorm": values("deepnorm", {"share": "sublayer"}, {"clip_over": "others", "mean_rows": 6}),
+    "plain": values("sandwich", None, {"clip": 0.1}),
+    "bf16": values("pre", precision="bf16"),
+    "pure": values("pre", precision="pure_bf16"),
+}
+LAYOUTS = {
+    "ddp": {"strategy": "ddp", "micro_batch": 2},
+    "fsdp": {"strategy": "fsdp", "micro_batch": 1, "activation_checkpointing": "blocks"},
+}
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every cell trained by one process and by two; and runs that change hands after three updates."""
+    root = tmp_path_factory.mktemp("together")
+    text(root)
+    make_deterministic(1)
+    for name, cell in CELLS.items():
+        keep(root, [f"one-{name}", cell, {"micro_batch": 3}, [], ALL])
+    keep(root, ["half-one", CELLS["pre"], {}, [], 3])
+    cases = [[f"{way}-{name}", cell, asked, [], ALL] for way, asked in LAYOUTS.items() for name, cell in CELLS.items()]
+    halves = [[f"half-{way}", CELLS["pre"], asked, [], 3] for way, asked in LAYOUTS.items()]
+    second = [
+        [f"{before}-then-{way}", CELLS["pre"], asked, [f"half-{before}"], ALL]
+        for before in ("one", "ddp", "fsdp")
+        for way, asked in LAYOUTS.items()
+    ]
+    start(root, 2, [*cases, *halves, *second])
+    for before in LAYOUTS:
+        keep(root, [f"{before}-then-one", CELLS["pre"], {}, [f"half-{before}"], ALL])
+    return root
+
+
+def keep(root: Path, case: list[Any]) -> None:
+    (root / f"{case[0]}.json").write_text(json.dumps(run(root, case, ALONE)))
+
+
+def told(root: Path, name: str) -> dict[str, Any]:
+    return json.loads((root / f"{name}.json").read_text())
+
+
+def weights(root: Path, name: str, cell: dict[str, Any]) -> dict[str, Tensor]:
+    """The final network of a run, read by one process."""
+    parsed = cell_from(cell)
+    dtype = Precision(parsed.precision, torch.device("cpu")).weights
+    network = build(parsed.model, dtype=dtype)
+    newest = newest_first([root / name])[0]
+    position = checkpoint.load(newest, parsed.stages[0].key, network, make_adam(network, parsed.optim))
+    assert position.step == OPTIM["steps"]
+    return network.state_dict()
+
+
+def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, tolerance: float) -> None:
+    assert len(ours) == len(theirs) > 0
+    for mine, yours in zip(ours, theirs, strict=True):
+        for name in names.split():
+            assert mine[name] == pytest.approx(yours[name], rel=tolerance, abs=tolerance), name
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("way", LAYOUTS)
+def test_two_processes_compute_what_one_does(room: Path, way: str, name: str) -> None:
+    one, two = told(room, f"one-{name}"), told(room, f"{way}-{name}")
+    tolerance = {"bf16": 2e-2, "pure": 5e-2}.get(name, 1e-6)
+    same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
+    same(two["evaluation"], one["evaluation"], "loss loss_batch_mean loss_reference tokens", tolerance)
+    ours, theirs = (weights(room, f"{who}-{name}", CELLS[name]) for who in (way, "one"))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=tolerance, atol=tolerance)
+    if name != "plain":
+        assert any(tensor.abs().max() > 1e-4 for key, tensor in ours.items() if key.endswith("alpha"))
+
+
+@pytest.mark.parametrize("way", LAYOUTS)
+def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
+    one, two = told(room, "one-pre")["layers"], told(room, f"{way}-pre")["layers"]
+    same([e["values"] for e in two], [e["values"] for e in one], "grad_norm gate", 1e-6)
+    assert {len(e["values"]["activation_variance"]) for e in two} == {SIZE["layers"] + 1}
+
+
+@pytest.mark.parametrize("before", ["one", "ddp", "fsdp"])
+@pytest.mark.parametrize("after", ["one", "ddp", "fsdp"])
+def test_a_run_goes_on_under_another_layout(room: Path, before: str, after: str) -> None:
+    if (before, after) == ("one", "one"):
+        pytest.skip("test_train_run")
+    first, second, straight = (told(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))
+    assert (first["outcome"]["outcome"], first["outcome"]["step"]) == ("interrupted", 3)
+    assert next(e["resumed_from"] for e in second["phase"] if "resumed_from" in e) == 3
+    same(second["step"], straight["step"][3:], "loss grad_norm tokens", 1e-6)
+    ours, theirs = (weights(room, n, CELLS["pre"]) for n in (f"{before}-then-{after}", "one-pre"))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-6, atol=1e-6)
+
+
+def test_shards_are_written_by_all(room: Path) -> None:
+    for way in LAYOUTS:
+        folder = newest_first([room / f"{way}-pre"])[0]
+        sizes = sorted(path.stat().st_size for path in folder.glob("*.safetensors"))
+        assert len(sizes) == 2
+        assert sizes[1] < 1.5 * sizes[0], "each process writes about half"
+    assert len(list(newest_first([room / "one-pre"])[0].glob("*.safetensors"))) == 1
+    assert len(newest_first([room / "fsdp-pre"])) == 2
+
+
+def test_only_the_first_process_speaks(room: Path) -> None:
+    (event,) = [e for e in told(room, "fsdp-pre")["phase"] if e["name"] == "training"]
+    assert (event["processes"], event["strategy"], event["recompute"], event["micro_batch"]) == (2, "fsdp", True, 1)
+    assert [e["step"] for e in told(room, "ddp-pre")["step"]] == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,77 @@
+"""Processes that train small cells together, started by tests: `python together.py RANK SIZE MEETING CASES`.
+
+CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process leaves NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def text(folder: Path) -> None:
+    """Documents of very different lengths."""
+    words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
+    for i in range(80):
+        (folder / f"{i:02d}.txt").write_text(" ".join(words[(i * j * j + 3 * j) % 10] for j in range(2 + i % 23)))
+
+
+def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
+    """Train one case into root/NAME; its events by kind, and its outcome."""
+    from gpas_cli.spec.cell import cell_from
+    from gpas_cli.spec.run import Cadence, Resources
+    from gpas_cli.train.run import Places, train
+
+    name, cell, resources, earlier, updates = case
+    told: dict[str, Any] = {}
+    asked = iter(range(10**6))
+    outcome = train(
+        cell_from(cell), Places(root / name, [root / e for e in earlier], root / "cache", root),
+        lambda kind, **fields: told.setdefault(kind, []).append(fields),
+        cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2), resources=Resources(**resources),
+        # Only one of the processes wishes to stop.
+        stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
+    )  # fmt: skip
+    return {**told, "outcome": asdict(outcome)}
+
+
+def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 120) -> None:
+    """Run the cases, one after the other, in `size` processes; fails with what they print unless all succeed."""
+    (root / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, "-P", "-W", "error", __file__]
+    words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(root)},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=seconds)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
+
+
+def main(rank: int, size: int, meeting: str, cases: Path) -> None:
+    from gpas_cli.train.parallel import World, joined
+    from gpas_cli.train.precision import make_deterministic
+
+    make_deterministic(1)
+    with joined(World(rank, size, rank), meeting) as world:
+        for case in json.loads(cases.read_text()):
+            told = run(cases.parent, case, world)
+            if rank == 0:
+                (cases.parent / f"{case[0]}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
