@@ -57,11 +57,12 @@ class Foreground(PlainReporter):
     def tick(self, board: Board) -> None:
         self._tell()
         seen = [sighting.progress for _, sighting in board.running if sighting.progress]
+        stepping = [progress for progress in seen if progress.step is not None]
         if self.live is not None:
             self.live.update(view(board, seen, time.monotonic() - self.began))
-        elif time.monotonic() >= self.next and (seen or board.starved):
+        elif time.monotonic() >= self.next and (stepping or board.starved):
             self.next = time.monotonic() + EVERY
-            self.say(numbers(seen[0]) if seen else waiting(board))
+            self.say(numbers(stepping[0]) if stepping else waiting(board))
 
     def _tell(self) -> None:
         """A line for each new event that is worth one."""
