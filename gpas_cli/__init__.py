@@ -8,7 +8,7 @@ The life of one cell, one station per package. Data flows down this list and nev
  4. launch/            cells that lack a result become jobs: SLURM arrays, or slots of this machine
  5. data/              the corpus, tokenised once into content-addressed shards, is served as batches
  6. model/             the `Cell` becomes an `nn.Module`
- 7. train/             module + batches -> events (step, evaluation, layer statistics, checkpoint, outcome)
+ 7. train/             module + batches -> events (step, layer statistics, spike, evaluation, checkpoint, outcome)
  8. evaluate/          finetuning, downstream scores, layer importance: later stages on the checkpoint
  9. store/             events are journalled in the run directory and ingested into SQL rows
 10. report/            rows -> table cells, figures, a report

@@ -24,6 +24,7 @@ from gpas_cli.cli import (
     status,
     sync,
     table,
+    train,
     why,
 )
 from gpas_cli.cli.console import STATE
@@ -63,6 +64,7 @@ def main(
 app.command("init")(init.init)
 app.command("plan")(plan.plan)
 app.add_typer(run.app, name="run")
+app.command("train")(train.train)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("cancel")(cancel.cancel)

@@ -15,31 +15,42 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.figure import Figure
 
-# what -> (words for the axis, logarithmic)
+# By layer: what -> (words for the axis, logarithmic)
+MATRICES = {
+    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
+    "norms": "the norms",
+}  # fmt: skip
 BY_LAYER = {
     "gate": ("gate value act(alpha)", False),
     "activation_variance": ("activation variance", True),
     "grad_norm": ("gradient norm", True),
+    "weight_norm": ("weight norm", False),
+    **{f"weight_norm_{part}": (f"weight norm of {words}", False) for part, words in MATRICES.items()},
     "importance": ("rise of the loss without the layer", False),
 }
-CURVES = ("loss", "eval_loss", "eval_perplexity", "lr", "tokens_per_second")
+# Over updates: what -> the curve in the database; the total gradient norm has the name of the layers' there.
+SAME = ("loss", "eval_loss", "eval_perplexity", "eval_bits_per_byte", "lr")
+SPEED = ("tokens_per_second", "seconds_per_step", "flops_per_second", "mfu", "memory")
+CURVES = {name: name for name in (*SAME, *SPEED)} | {"total_grad_norm": "grad_norm"}
+# Over updates as well: the norms of what is no layer.
+PARTS = tuple(f"{norm}_{part}" for norm in ("weight_norm", "grad_norm") for part in ("embedding", "final_norm", "head"))
+SPIKES = {"loss": "spike_loss", "total_grad_norm": "spike_grad_norm"}
+WHAT = f"A curve over updates ({', '.join((*CURVES, *PARTS))}) or by layer ({', '.join(BY_LAYER)})."
 
 
 def figure(
     names: Names = None,
     where: Where = None,
-    what: Annotated[
-        str,
-        typer.Option("--what", help=f"A curve over updates ({', '.join(CURVES)}) or by layer ({', '.join(BY_LAYER)})."),
-    ] = "loss",
+    what: Annotated[str, typer.Option("--what", help=WHAT)] = "loss",
     out: Annotated[Path, typer.Option("--out", "-o", help="The files to write, without suffix.")] = Path("figure"),
 ) -> None:
-    """Draw curves of a grid's cells as OUT.svg and OUT.png.
+    """Draw curves of a grid's cells as OUT.svg and OUT.png. Triangles mark spikes of the loss and the gradient norm.
 
     Example: [bold]gpas figure quickstart --where norm=pre --what activation_variance[/bold]
     """
-    if what not in (*CURVES, *BY_LAYER):
-        raise GpasError(f"unknown curve '{what}'; {nearest(what, (*CURVES, *BY_LAYER))}")
+    known = (*CURVES, *PARTS, *BY_LAYER)
+    if what not in known:
+        raise GpasError(f"unknown curve '{what}'; {nearest(what, known)}")
     from gpas_cli.report.figure import save
 
     written = save(_make(entries(names, where), what), out)
@@ -58,7 +69,11 @@ def _make(chosen: Sequence[Entry], what: str) -> Figure:
     if what in BY_LAYER:
         title, log = BY_LAYER[what]
         return figures.by_layer(_read(chosen, lambda key: query.layer_curve(engine, key, what)), title, log)
-    return figures.over_updates(_read(chosen, lambda key: query.curve(engine, key, what)), what)
+    if what in PARTS:
+        parts = _read(chosen, lambda key: [(step, at[0]) for step, at in query.layer_curve(engine, key, what)])
+        return figures.over_updates(parts, what)
+    marks = _read(chosen, lambda key: query.curve(engine, key, SPIKES[what])) if what in SPIKES else {}
+    return figures.over_updates(_read(chosen, lambda key: query.curve(engine, key, CURVES[what])), what, marks)
 
 
 def _read(chosen: Sequence[Entry], read: Any) -> dict[str, Any]:

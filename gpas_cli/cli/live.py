@@ -118,7 +118,7 @@ def _row(job: StageJob, sighting: Sighting) -> tuple[str, ...]:
         return (job.name, progress.phase if progress else sighting.state, "", "", "", "")
     speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
     left = clock(progress.eta) if progress.eta is not None else ""
-    loss = f"{progress.loss:.3f}" if progress.loss is not None else ""
+    loss = f"{progress.loss:.3f}{spike_mark(progress.spikes)}" if progress.loss is not None else ""
     return (job.name, f"{progress.step}/{progress.steps}", loss, speed, left, sparkline(progress.losses))
 
 
@@ -148,6 +148,11 @@ def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
         return ""
     low, span = min(shown), max(shown) - min(shown)
     return "".join(BARS[int((value - low) / span * (len(BARS) - 1)) if span else 0] for value in shown)
+
+
+def spike_mark(count: int) -> str:
+    """ " ▲2" for two recent spikes of loss or gradient, "" for none."""
+    return f" ▲{count}" if count else ""
 
 
 def clock(seconds: float) -> str:

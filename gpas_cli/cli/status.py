@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, json_number, print_json, project
+from gpas_cli.cli.live import spike_mark
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,6 +88,7 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
+        "spikes": progress.spikes if progress else None,
         "metrics": {name: json_number(value) for name, value in state.metrics.items()},
     }  # fmt: skip
 
@@ -136,7 +138,7 @@ def _row(state: CellState) -> tuple[str, ...]:
 def _how_far(state: CellState) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
-        return f"running {progress.step}/{progress.steps}"
+        return f"running {progress.step}/{progress.steps}{spike_mark(progress.spikes)}"
     return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
 
 

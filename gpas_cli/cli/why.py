@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gpas_cli.report.why import Provenance, Try
 
 
+SPIKES = 8  # named in one line
+
+
 def why(cells: Cells, as_json: AsJson = False) -> None:
     """Trace a cell's number to its runs: every attempt, host, code, text, seed, log and checkpoint.
 
@@ -59,6 +62,8 @@ def _print(stage: Provenance) -> None:
         say(f"  base {stage.base_key}, from which it differs in")
         for difference in stage.differences:
             say(f"    {difference.setting}: {difference.base} -> {difference.own}", markup=False)
+    if stage.spikes:
+        say(f"  {_spikes(stage.spikes)}", markup=False)
     for attempt in stage.tries:
         _print_try(attempt, decisive=attempt.number == stage.decisive)
 
@@ -85,6 +90,14 @@ def _print_try(attempt: Try, *, decisive: bool) -> None:
             say(f"    {name:<12} {text}", markup=False)
 
 
+def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
+    """The first few in words."""
+    words = {"loss": "loss", "grad_norm": "gradient norm"}
+    shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes[:SPIKES]]
+    more = f", and {len(spikes) - SPIKES} more" if len(spikes) > SPIKES else ""
+    return f"spikes: {', '.join(shown)}{more}"
+
+
 def _clock(moment: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "?"
 
@@ -98,4 +111,5 @@ def _as_mapping(stage: Provenance) -> dict[str, Any]:
     ]  # fmt: skip
     return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
             "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
+            "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
             "differences": [vars(difference) for difference in stage.differences], "attempts": tries}  # fmt: skip

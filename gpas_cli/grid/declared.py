@@ -10,7 +10,7 @@ from pathlib import Path
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.grid.scalar import Label, same
 from gpas_cli.spec.cell import Catalogue
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Grid:
     override: tuple[Override, ...] = ()
     include: tuple[Include, ...] = ()
     cadence: Cadence = field(default_factory=Cadence)
+    watch: Watch = field(default_factory=Watch)
     resources: dict[str, object] = field(default_factory=dict)
     table: TableSpec | None = None
     table_node: Node | None = None

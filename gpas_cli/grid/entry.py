@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpas_cli.grid.scalar import Label
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Entry:
     axes: dict[str, Label]
     cadence: Cadence = field(default_factory=Cadence)
     resources: Resources = field(default_factory=Resources)
+    watch: Watch = field(default_factory=Watch)
     notes: tuple[str, ...] = ()
 
     @property

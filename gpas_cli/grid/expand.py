@@ -158,6 +158,7 @@ class _Expansion:
                 name=name,
                 axes=draft.labels,
                 cadence=grid.cadence,
+                watch=grid.watch,
                 resources=self.resources(grid, draft.settings),
                 notes=draft.notes,
             )

@@ -11,11 +11,11 @@ from gpas_cli.grid.document import Mark, Node, mapping
 from gpas_cli.grid.scalar import Label, same, spelled
 from gpas_cli.grid.schema import Path, built, entries, fault, items, texts, word, words
 from gpas_cli.grid.settings import SETTINGS, STAGE_SECTIONS, children, has_label, label, merge, nested, unnamed
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 
 GRID_KEYS = (
     *("title", "base", "axes", "when", "exclude", "override", "include"),
-    *("stages", "cadence", "resources", "table"),
+    *("stages", "cadence", "watch", "resources", "table"),
 )
 STAGES = ("pretrain", *STAGE_SECTIONS)
 # What a cell is where nothing is said; these labels every cell has, so that tables and conditions can rely on them.
@@ -46,6 +46,7 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
         override=_read_override(parts.get("override"), (*path, "override"), labels, problems),
         include=_read_include(parts.get("include"), (*path, "include"), problems),
         cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), problems),
+        watch=_read_watch(parts.get("watch"), (*path, "watch"), problems),
         resources=_read_resources(parts.get("resources"), (*path, "resources"), problems),
         table=_read_table(parts.get("table"), (*path, "table"), title, problems),
         table_node=parts.get("table"),
@@ -252,6 +253,10 @@ def _read_include(node: Node | None, path: Path, problems: list[Problem]) -> tup
 
 def _read_cadence(node: Node | None, path: Path, problems: list[Problem]) -> Cadence:
     return (built(Cadence, node, path, problems) if node else None) or Cadence()
+
+
+def _read_watch(node: Node | None, path: Path, problems: list[Problem]) -> Watch:
+    return (built(Watch, node, path, problems) if node else None) or Watch()
 
 
 def _read_resources(node: Node | None, path: Path, problems: list[Problem]) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """What jobs will cost: hours of a device, and hours on the clock, from measured speed or else from FLOPs.
 
-FLOPs per token of a training update = 6 (N - V d) + 6 L T d: N parameters, of which the V x d of the input table do no
-arithmetic; L layers of width d attend over half of T positions on average. A forward pass costs a third of that.
+FLOPs of a training update are counted as in `spec.flops`; a forward pass costs a third of that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch.progress import number
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import StageJob
-from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.rundir import AttemptDir, all_attempts
 
@@ -68,15 +67,6 @@ def estimate(
         tokens=sum(work.tokens for work in works),
         basis=_basis(works, machine),
     )
-
-
-def flops_per_token(cell: Cell) -> float:
-    """FLOPs of one training update, per token."""
-    size = cell.model.size
-    matrices = 3 if cell.model.family.ffn == "swiglu" else 2
-    per_layer = 4 * size.hidden**2 + matrices * size.hidden * size.ffn
-    attention = 6 * size.layers * cell.data.length * size.hidden
-    return 6.0 * (size.vocab * size.hidden + size.layers * per_layer) + attention
 
 
 def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:

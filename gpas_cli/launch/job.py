@@ -26,7 +26,7 @@ from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, attempts
 
@@ -166,6 +166,7 @@ def _run_stage(run: Run) -> dict[str, Any]:
 
 def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
     from gpas_cli.train.run import Places, train
+    from gpas_cli.train.sinks import Subject, opened
 
     here, attempt = run.directory, run.attempt
     runs = here.path.parents[2]
@@ -179,7 +180,13 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
         teacher=_last_checkpoint(runs, teacher.trained.key) if teacher else None,
     )
     cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
-    return train(cell, places, run.emit, cadence=cadence, stop=run.flag, resources=resources, world=world)
+    # Only the first process has a journal, and only it tells others.
+    watch = Watch(**attempt.get("watch", {}))
+    subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
+    with opened(watch, subject, places.root, run.emit, leads=world.leads) as emit:
+        return train(
+            cell, places, emit, cadence=cadence, stop=run.flag, resources=resources, world=world, watch=watch
+        )  # fmt: skip
 
 
 def _importance(run: Run, cell: Cell, world: World) -> Outcome:

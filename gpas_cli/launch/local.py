@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import slots, spawn
 from gpas_cli.launch.claims import CLAIMABLE, Claims
+from gpas_cli.launch.libraries import require_libraries
 from gpas_cli.launch.slots import Machine, Slots
 from gpas_cli.launch.snapshot import snapshot
 from gpas_cli.launch.spawn import Process, Spawner
@@ -111,6 +112,7 @@ class LocalScheduler:
                 phase = "waiting" if key in self._claims.held else "followed" if sighting.state in ALIVE else "ended"
                 self._tasks[key] = Task(self.jobs[key], phase, sighting, before=phase == "ended")
             slots.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
+            require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
             self._slots = Slots(runs, self.machine)
             self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
         except BaseException:

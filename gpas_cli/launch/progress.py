@@ -14,7 +14,8 @@ Event = Mapping[str, Any]
 class Progress:
     """The newest of each number a journal tells; None where it has told none.
 
-    `losses` are the training losses of the last log lines, oldest first. `eta` is in seconds.
+    `losses` are the training losses of the last log lines, oldest first; `spikes` counts the spikes among the same
+    events. `eta` is in seconds.
     """
 
     phase: str = ""
@@ -25,6 +26,9 @@ class Progress:
     tokens_per_second: float | None = None
     losses: tuple[float, ...] = ()
     eta: float | None = None
+    grad_norm: float | None = None
+    mfu: float | None = None
+    spikes: int = 0
 
 
 def progress(events: Sequence[Event]) -> Progress | None:
@@ -44,6 +48,9 @@ def progress(events: Sequence[Event]) -> Progress | None:
         tokens_per_second=number(last.get("tokens_per_second")),
         losses=tuple(loss for line in lines if (loss := number(line.get("loss"))) is not None),
         eta=_eta(lines),
+        grad_norm=number(last.get("grad_norm")),
+        mfu=number(last.get("mfu")),
+        spikes=sum(event.get("kind") == "spike" for event in events),
     )
 
 

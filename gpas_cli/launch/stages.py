@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.parse import plain
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -28,6 +28,7 @@ class StageJob:
     name: str
     axes: Mapping[str, Any]
     cadence: Cadence
+    watch: Watch
     resources: Resources
 
     @property
@@ -48,6 +49,7 @@ class StageJob:
             "axes": dict(self.axes),
             "resources": plain(self.resources),
             "cadence": plain(self.cadence),
+            "watch": plain(self.watch),
         }
 
 
@@ -93,5 +95,6 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         name=entry.name,
         axes=entry.axes,
         cadence=entry.cadence,
+        watch=entry.watch,
         resources=entry.resources,
     )

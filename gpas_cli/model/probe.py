@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.shards import joint_norm
 
 
 @contextmanager
@@ -39,11 +38,3 @@ def activation_variance(network: Llama, *, wanted: bool = True) -> Iterator[list
 def gate_values(network: Llama) -> list[float]:
     """act(alpha) of every gate, first layer first; two per layer where sub-layers do not share."""
     return [gate.value().item() for gate in network.gates()]
-
-
-def layer_gradient_norms(network: Llama) -> list[float]:
-    """The l2 norm of each layer's gradients, first layer first."""
-    norms = []
-    for layer in network.model.layers:
-        norms.append(joint_norm(p.grad for p in layer.parameters() if p.grad is not None).item())
-    return norms

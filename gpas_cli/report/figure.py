@@ -23,10 +23,11 @@ DASHES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: its name in the legend and its points (x, y)."""
+    """One curve: its name in the legend, its points (x, y), and those at which something is to be marked."""
 
     title: str
     points: Points
+    marks: Points = ()
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class Figure:
     log: bool = False
 
 
-def over_updates(curves: Mapping[str, Points], what: str = "loss") -> Figure:
-    """Title -> `query.curve` called `what`, drawn as it is. Losses are in nats per token."""
-    return Figure(f"{what.replace('_', ' ').capitalize()} during training", "update", what, _lines(curves))
+def over_updates(curves: Mapping[str, Points], what: str = "loss", marks: Mapping[str, Points] | None = None) -> Figure:
+    """Title -> `query.curve` called `what`, drawn as it is, and title -> its spikes. Losses are in nats per token."""
+    title = f"{what.replace('_', ' ').capitalize()} during training"
+    return Figure(title, "update", what, _lines(curves, marks or {}))
 
 
 def by_layer(curves: Mapping[str, Sequence[tuple[int, Mapping[int, float]]]], what: str, log: bool = False) -> Figure:
@@ -80,6 +82,8 @@ def _draw(canvas: Any, figure: Figure) -> None:
         axes.plot(
             *zip(*line.points, strict=True), label=line.title, marker=marker, markersize=3, linewidth=1.3, **style
         )
+        if line.marks:
+            axes.plot(*zip(*line.marks, strict=True), linestyle="", marker="^", markersize=6, color=style["color"])
     axes.set(title=figure.title, xlabel=figure.x, ylabel=figure.y)
     axes.grid(alpha=0.3)
     if figure.log:
@@ -87,7 +91,12 @@ def _draw(canvas: Any, figure: Figure) -> None:
     axes.legend(frameon=False, fontsize="small")
 
 
-def _lines(curves: Mapping[str, Points]) -> tuple[Line, ...]:
+def _lines(curves: Mapping[str, Points], marks: Mapping[str, Points] | None = None) -> tuple[Line, ...]:
     """Curves without their holes: what is not finite cannot be drawn, and what is empty needs no legend."""
-    finite = {title: [(x, y) for x, y in points if math.isfinite(y)] for title, points in curves.items()}
-    return tuple(Line(title, points) for title, points in finite.items() if points)
+    finite = {title: _finite(points) for title, points in curves.items()}
+    marked = {title: _finite(points) for title, points in (marks or {}).items()}
+    return tuple(Line(title, points, marked.get(title, ())) for title, points in finite.items() if points)
+
+
+def _finite(points: Points) -> Points:
+    return [(x, y) for x, y in points if math.isfinite(y)]

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, select
 
 from gpas_cli.report.result import Result
+from gpas_cli.store.fold import SPIKE_CURVES
 from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
 
 DECISIVE = ("done", "diverged")
@@ -74,6 +75,12 @@ def curve_names(engine: Engine, key: str) -> list[str]:
     names = select(Curve.name).join(Attempt, Attempt.id == Curve.attempt_id).where(Attempt.stage_key == key).distinct()
     with engine.connect() as connection:
         return sorted(connection.execute(names).scalars())
+
+
+def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
+    """The stage's spikes as (update, loss or grad_norm, value) by update; a resumed attempt's count once."""
+    found = ((step, of, value) for of, name in SPIKE_CURVES.items() for step, value in curve(engine, key, name))
+    return tuple(sorted(found))
 
 
 def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int, float]]]:

@@ -52,7 +52,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Provenance:
-    """All that is known of one stage's result. `decisive` is the number of the attempt that tables show."""
+    """All that is known of one stage's result. `decisive` is the number of the attempt that tables show.
+
+    `spikes` are (update, loss or grad_norm, value) by update, over all attempts.
+    """
 
     key: str
     stage: str
@@ -63,6 +66,7 @@ class Provenance:
     differences: tuple[Difference, ...]
     tries: tuple[Try, ...]
     decisive: int | None
+    spikes: tuple[tuple[int, str, float], ...] = ()
 
 
 def explain_number(
@@ -91,6 +95,7 @@ def explain_number(
         differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
         tries=tuple(_try(runs, row) for row in tries),
         decisive=result.number if result else None,
+        spikes=query.spikes(engine, key),
     )
 
 

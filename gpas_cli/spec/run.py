@@ -1,4 +1,4 @@
-"""How a cell is run, as far as it cannot change the result: cadence of observation and resources. Not in the key."""
+"""How a cell is run, as far as it cannot change a result: cadence, watch and resources. Not in the key."""
 
 from __future__ import annotations
 
@@ -15,6 +15,27 @@ class Cadence:
     stats_every: int = setting(100, low=1)
     eval_every: int = setting(1000, low=1)
     checkpoint_every: int = setting(500, low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What counts as a spike and as divergence, and who else is told of a run's events.
+
+    window, spike: a value is a spike if it exceeds the median of the `window` updates before it by `spike` robust
+    standard deviations (`train.health`); 0 looks for none. margin, patience: a loss that stays `margin` nats above both
+    its first value and that of guessing for `patience` updates in a row has diverged and ends the run. A network that
+    has merely stopped learning stays below that for ever: at worst it guesses by frequency.
+    tensorboard: a folder, relative to the experiments file; wandb: a project of Weights & Biases. profile: so many
+    updates after the first few are profiled.
+    """
+
+    window: int = setting(128, low=16, high=4096)
+    spike: float = setting(6.0, low=0)
+    margin: float = setting(1.0, above=0)
+    patience: int = setting(500, low=1)
+    tensorboard: str = setting("")
+    wandb: str = setting("")
+    profile: int = setting(0, low=0, high=1000)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,11 @@ from typing import Any
 
 Event = Mapping[str, Any]
 
-STEP_CURVES = ("loss", "lr", "grad_norm", "tokens_per_second")
+STEP_CURVES = (
+    *("loss", "lr", "grad_norm", "tokens_per_second"),
+    *("seconds_per_step", "flops_per_second", "mfu", "memory"),
+)
+SPIKE_CURVES = {"loss": "spike_loss", "grad_norm": "spike_grad_norm"}  # a point for each spike: the value it had
 EVALUATION_CURVES = {"loss": "eval_loss", "perplexity": "eval_perplexity", "bits_per_byte": "eval_bits_per_byte"}
 
 
@@ -124,6 +128,10 @@ def _layers(event: Event, changes: Changes) -> None:
         changes.layers.setdefault(name, {}).update(curve)
 
 
+def _spike(event: Event, changes: Changes) -> None:
+    _draw(changes, integer(event["step"]), {SPIKE_CURVES[event["of"]]: number(event["value"])})
+
+
 def _checkpoint(event: Event, changes: Changes) -> None:
     changes.reach(integer(event["step"]))
 
@@ -146,6 +154,7 @@ _HANDLERS: dict[str, Callable[[Event, Changes], None]] = {
     "data": _data,
     "step": _step,
     "layers": _layers,
+    "spike": _spike,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
     "outcome": _outcome,

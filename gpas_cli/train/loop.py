@@ -16,11 +16,12 @@ from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
+from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import eager
 from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.observe import Statistics, measure
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
@@ -78,8 +79,8 @@ class Loop:
         self.layout.add_up(self.network, loss)
         if self.gate_gradients:
             self.gate_gradients.fill(self.layout.sum_parts)
+        layers = measure(self.network, variance) if observe else None
         norm = clip(self.network, self.spec)
-        layers = self._layers(variance) if observe else {}
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
@@ -130,21 +131,13 @@ class Loop:
             total = total + loss.detach()
         return total, batch.predicted, variance
 
-    def _layers(self, variance: list[Tensor]) -> dict[str, list[float]]:
-        values = {
-            "activation_variance": [v.item() for v in variance],
-            "grad_norm": layer_gradient_norms(self.network),
-            "gate": gate_values(self.network),
-        }
-        return {name: series for name, series in values.items() if series}
-
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did. `loss` and `grad_norm` stay on the device until somebody asks for their number."""
+    """What one update did. `loss`, `grad_norm` and `layers` stay on the device until the observer fetches them."""
 
     step: int
     loss: Tensor
     rate: float
     grad_norm: Tensor
-    layers: dict[str, list[float]]
+    layers: Statistics | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,20 +16,24 @@ from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.gemm import choose_gemm
-from gpas_cli.train.loop import Loop, Served, Update
+from gpas_cli.train.health import Divergence
+from gpas_cli.train.loop import Loop, Served
 from gpas_cli.train.memory import micro_batch_rows
+from gpas_cli.train.observe import Observer
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.profile import profiling
 from gpas_cli.train.strategy import check_batch, choose
 
 WHATEVER_FITS = Resources()
+USUAL = Watch()
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def train(
     stop: Stop,
     resources: Resources = WHATEVER_FITS,
     world: World = ALONE,
+    watch: Watch = USUAL,
 ) -> Outcome:
     """Pretrain `cell`, resuming from the newest sound checkpoint. Collective: every process of `world` calls it.
 
@@ -77,7 +81,7 @@ def train(
         strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
         compiled=loop.layout.compiled, gates_in_graph=any(gate.in_graph for gate in loop.network.gates()), **gemm,
     )  # fmt: skip
-    return _Training(cell, places, emit, cadence, lambda: world.agree(stop()), loop, corpus).run()
+    return _Training(cell, places, emit, cadence, watch, lambda: world.agree(stop()), loop, corpus).run()
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
@@ -152,6 +156,7 @@ class _Training:
     places: Places
     emit: Emit
     cadence: Cadence
+    watch: Watch
     stop: Stop
     loop: Loop
     corpus: Corpus
@@ -164,51 +169,56 @@ class _Training:
 
     def _updates(self) -> Outcome | None:
         """Every remaining update; an outcome if training ends before the last."""
-        steps, pending = self.cell.optim.steps, list[Update]()
-        self._mark = (time.perf_counter(), self.loop.position.tokens)
-        while (step := self.loop.position.step) < steps:
-            if leave := self.stop():
-                self._save()
-                return Outcome(leave, step, metrics={"train_seconds": self.loop.position.seconds})
-            pending.append(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
-            if self._due(step + 1, self.cadence.log_every):
-                if bad := self._log(pending):
-                    return bad
-                pending.clear()
-            self._keep(step + 1)
+        world = self.loop.layout.world
+        self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit, world)
+        self._observer.resume([self.places.checkpoints, *self.places.earlier], self.loop.position)
+        profile = self.watch.profile if world.leads else 0
+        with profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled:
+            while (step := self.loop.position.step) < self.cell.optim.steps:
+                if leave := self.stop():
+                    return self._checkpoint() or Outcome(leave, step, metrics=self._spent())
+                self._observer.add(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
+                profiled(step + 1)
+                if ended := self._log(step + 1) or self._keep(step + 1):
+                    return ended
         return None
 
     def _due(self, step: int, every: int) -> bool:
         return step % every == 0 or step in (1, self.cell.optim.steps)
 
-    def _log(self, pending: list[Update]) -> Outcome | None:
-        """Write what happened since the last log. The one place where the host waits for the device."""
-        losses = torch.stack([update.loss for update in pending]).tolist()
-        for update in pending:
-            if update.layers:
-                self.emit("layers", step=update.step, values=update.layers)
-        last, now, tokens = pending[-1], time.perf_counter(), self.loop.position.tokens
-        self.emit(
-            "step", step=last.step, steps=self.cell.optim.steps, loss=losses[-1], lr=last.rate,
-            grad_norm=last.grad_norm.item(), tokens=tokens,
-            tokens_per_second=(tokens - self._mark[1]) / max(now - self._mark[0], 1e-9),
-        )  # fmt: skip
-        self._mark = (now, tokens)
-        bad = next((u for u, loss in zip(pending, losses, strict=True) if not math.isfinite(loss)), None)
-        if bad is None:
+    def _log(self, step: int) -> Outcome | None:
+        """Where the cadence asks for it, write what happened since the last log."""
+        if not self._due(step, self.cadence.log_every):
             return None
-        cause = f"the training loss of update {bad.step} is {losses[pending.index(bad)]}"
-        return Outcome("diverged", bad.step, cause, {"train_seconds": self.loop.position.seconds})
+        divergence = self._observer.settle()
+        self._observer.log(self.loop.position)
+        return self._diverged(divergence)
 
-    def _keep(self, step: int) -> None:
+    def _diverged(self, divergence: Divergence | None) -> Outcome | None:
+        return Outcome("diverged", divergence.step, divergence.cause, self._spent()) if divergence else None
+
+    def _spent(self) -> dict[str, float]:
+        return {"train_seconds": self.loop.position.seconds}
+
+    def _keep(self, step: int) -> Outcome | None:
         """Checkpoint and evaluate where the cadence asks for it; the last update's are made in any case."""
-        last = step == self.cell.optim.steps
+        last, ended = step == self.cell.optim.steps, None
         if last or step % self.cadence.checkpoint_every == 0:
-            self._save()
-        if not last and step % self.cadence.eval_every == 0:
+            ended = self._checkpoint()
+        if not last and not ended and step % self.cadence.eval_every == 0:
             self._evaluate()
         if last or step % min(self.cadence.checkpoint_every, self.cadence.eval_every) == 0:
-            self._mark = (time.perf_counter(), self.loop.position.tokens)
+            self._observer.meter.mark(self.loop.position)
+        return ended
+
+    def _checkpoint(self) -> Outcome | None:
+        """Save, unless the updates since the last look show that there is nothing worth saving."""
+        if ended := self._diverged(self._observer.settle()):
+            return ended
+        self._save()
+        if self.loop.position.step:
+            self._observer.keep(self.places.checkpoints, self.loop.position)
+        return None
 
     def _save(self) -> None:
         began, position = time.perf_counter(), self.loop.position

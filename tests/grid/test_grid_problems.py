@@ -57,6 +57,8 @@ MISTAKES = {
     "no pretraining": (BASE + "stages: [finetune]", "6:13", "starts with the stage 'pretrain'"),
     "cadence": (BASE + "cadence: {eval_every: 0}", "6:27", "0 is too small; at least 1"),
     "cadence key": (BASE + "cadence: {eval_evry: 1}", "6:15", "did you mean 'eval_every'?"),
+    "watch": (BASE + "watch: {patience: 0}", "6:23", "0 is too small; at least 1"),
+    "watch key": (BASE + "watch: {spikes: 4}", "6:13", "did you mean 'spike'?"),
     "resources": (BASE + "resources: {cpus: many}", "6:23", "'many' is not a whole number"),
     "table key": (BASE + "table: {row: [norm]}", "6:13", "did you mean 'rows'?"),
     "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),

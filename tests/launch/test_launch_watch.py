@@ -14,6 +14,7 @@ import pytest
 from launching import entry, key
 
 from gpas_cli.launch import locks
+from gpas_cli.launch.progress import progress as read_progress
 from gpas_cli.launch.submitters import Submitter, write_claim
 from gpas_cli.launch.watch import CellState, alive_path, cancel_path, look, observe, resumable
 from gpas_cli.store.journal import Journal, encode
@@ -268,6 +269,17 @@ def test_progress_tells_losses_and_time_left(runs: Path) -> None:
     assert progress.losses[:3] == (4, 3, 2)
     assert str(progress.loss) == "nan"
     assert progress.eta == pytest.approx(95 * 90 / 4, rel=0.01)
+
+
+def test_progress_tells_speed_and_recent_spikes(runs: Path) -> None:
+    events = [
+        ("step", {"step": 10, "steps": 99, "loss": 3.0, "grad_norm": 0.5, "mfu": 0.41}),
+        ("spike", {"step": 14, "of": "loss", "value": 9.0, "usual": 3.0}),
+        ("spike", {"step": 14, "of": "grad_norm", "value": 9.0, "usual": 1.0}),
+    ]
+    found = read_progress([{"n": i, "t": float(i), "kind": kind, **fields} for i, (kind, fields) in enumerate(events)])
+    assert found is not None
+    assert (found.grad_norm, found.mfu, found.spikes) == (0.5, 0.41, 2)
 
 
 def test_progress_counts_from_the_last_start(runs: Path) -> None:

@@ -17,6 +17,15 @@ def test_what_cannot_be_drawn_is_left_out() -> None:
     assert figure.lines == (Line("a", [(1, 5.0), (3, 4.0)]),)
 
 
+def test_spikes_are_marked_on_their_own_curve(tmp_path: Path) -> None:
+    curves = {"a": [(1, 5.0), (2, 9.0)], "b": [(1, 5.0)]}
+    figure = over_updates(curves, "loss", {"a": [(2, 9.0), (3, math.inf)], "gone": [(1, 1.0)]})
+    assert [line.marks for line in figure.lines] == [[(2, 9.0)], ()]
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    plain = save(over_updates(curves), tmp_path / "plain")[0].read_text()
+    assert len(save(figure, tmp_path / "marked")[0].read_text()) > len(plain)
+
+
 def test_layers_count_from_one_and_the_last_step_is_drawn() -> None:
     figure = by_layer({"GPAS": [(10, {0: 0.0, 1: 0.0}), (20, {1: 0.5, 0: 0.25})], "none": []}, "gate value")
     assert figure.lines == (Line("GPAS", [(1, 0.25), (2, 0.5)]),)

@@ -14,6 +14,7 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
 
 def test_steps_and_evaluations_become_curves() -> None:
     step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens_per_second=7, tokens=192)
+    step |= {"seconds_per_step": 0.1, "flops_per_second": 1e9, "mfu": 0.4, "memory": 2**30}
     evaluation = event(
         "evaluation", step=4, loss=1.5, perplexity=4.48, bits_per_byte=0.6, tokens=64, loss_reference=1.4
     )
@@ -23,6 +24,13 @@ def test_steps_and_evaluations_become_curves() -> None:
     assert changes.curves["eval_loss"] == {4: 1.5}
     assert changes.columns == {"last_step": 4}
     assert changes.metrics is None
+
+
+def test_a_spike_is_a_point_of_its_own_curve() -> None:
+    told = [event("spike", step=7, of=of, value=9.0, usual=3.0) for of in ("loss", "grad_norm", "weather")]
+    changes = fold(told)
+    assert changes.curves == {"spike_loss": {7: 9.0}, "spike_grad_norm": {7: 9.0}}
+    assert changes.malformed == 1
 
 
 def test_what_a_step_does_not_tell_has_no_point() -> None:

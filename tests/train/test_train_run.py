@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import loop, shardfiles
 from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
@@ -78,11 +80,12 @@ def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> Non
     assert steps[0]["loss"] == pytest.approx(math.log(280), rel=0.1)
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
     layers = recorder.of("layers")[-1]["values"]
-    assert {name: len(series) for name, series in layers.items()} == {
-        "activation_variance": 4,
-        "grad_norm": 3,
-        "gate": 3,
-    }
+    lengths = {name: len(series) for name, series in layers.items()}
+    assert lengths["activation_variance"] == 4
+    assert lengths["grad_norm"] == lengths["gate"] == lengths["weight_norm"] == lengths["weight_norm_q"] == 3
+    assert lengths["weight_norm_embedding"] == lengths["weight_norm_head"] == lengths["grad_norm_head"] == 1
+    assert {"seconds_per_step", "flops_per_second", "memory"} <= steps[-1].keys()
+    assert "mfu" not in steps[-1]  # of a CPU the peak is not known, and nothing is guessed
     assert [event["step"] for event in recorder.of("evaluation")] == [10, 20, 24]
     assert outcome.metrics["perplexity"] == pytest.approx(math.exp(outcome.metrics["loss"]))
     assert outcome.metrics["loss_reference"] < outcome.metrics["loss_batch_mean"]
@@ -133,6 +136,73 @@ def test_a_loss_that_is_not_a_number_is_a_result(
     assert (outcome.outcome, outcome.step) == ("diverged", 9)
     assert outcome.cause == "the training loss of update 9 is nan"
     assert recorder.of("step")[-1]["step"] == 10
+
+
+def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy, calls = loop.clip, iter(range(10**6))
+    monkeypatch.setattr(loop, "clip", lambda *a: healthy(*a) * (math.inf if next(calls) == 12 else 1))
+    outcome, recorder = go(places, tmp_path, cell())
+    assert (outcome.outcome, outcome.step) == ("diverged", 13)
+    assert outcome.cause == "the gradient norm of update 13 is inf"
+    assert recorder.of("checkpoint")[-1]["step"] == 7  # the one of update 14 would have held the damage
+
+
+def test_a_loss_that_stays_high_is_a_divergence(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy, calls = loop.summed_loss, iter(range(10**6))
+    monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 8 else 1))
+    outcome, _ = go(places, tmp_path, cell(), watch=Watch(patience=6))
+    assert (outcome.outcome, outcome.step) == ("diverged", 14)
+    assert "has been above 6." in outcome.cause
+
+
+def test_a_resumed_run_tells_the_same_spikes(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {17: 8.0, 18: 8.0, 22: 9.0}
+    update = loop.Loop.update
+
+    def spiking(self: loop.Loop, **kwargs: object) -> loop.Update:
+        done = update(self, **kwargs)
+        return replace(done, loss=done.loss * 0 + seen.get(done.step, 3.0))
+
+    monkeypatch.setattr(loop.Loop, "update", spiking)
+    watch = Watch(window=16)
+    whole = go(places, tmp_path / "whole", cell(), watch=watch)[1].of("spike")
+    assert [(spike["step"], spike["of"]) for spike in whole] == [(17, "loss"), (22, "loss")]
+    for stop_at in (3, 16, 17, 18, 23):
+        first, second = tmp_path / f"{stop_at}-1", tmp_path / f"{stop_at}-2"
+        told = go(places, first, cell(), stop_at, watch=watch)[1].of("spike")
+        _, after = go(places, second, cell(), earlier=[first], watch=watch)
+        assert told + after.of("spike") == whole
+        assert not after.of("warning")
+
+
+def test_a_checkpoint_without_a_record_of_what_was_usual(places: Places, tmp_path: Path) -> None:
+    go(places, tmp_path / "1", cell(), 9)
+    for path in (tmp_path / "1").glob("watch-*.json"):
+        path.unlink()
+    outcome, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    assert outcome.outcome == "done"
+    assert "a spike soon after goes unseen" in recorder.of("warning")[0]["message"]
+
+
+def test_a_profile_is_written_and_told(places: Places, tmp_path: Path) -> None:
+    straight, _ = go(places, tmp_path / "a/checkpoints", cell())
+    profiled, recorder = go(places, tmp_path / "b/checkpoints", cell(), watch=Watch(profile=2))
+    assert profiled.metrics["loss"] == straight.metrics["loss"]
+    (told,) = recorder.of("profile")
+    assert told["step"] == 12
+    assert Path(told["trace"]) == tmp_path / "b/profile/trace.json"
+    assert "traceEvents" in json.loads(Path(told["trace"]).read_text())
+    assert "aten::mm" in Path(told["operators"]).read_text()
+
+
+def test_a_run_too_short_for_a_profile_says_so(places: Places, tmp_path: Path) -> None:
+    _, recorder = go(places, tmp_path / "checkpoints", cell(), 5, watch=Watch(profile=3))
+    assert recorder.of("profile") == []
+    assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
 
 
 def test_a_full_disk_costs_a_checkpoint_not_the_run(

@@ -1,0 +1,151 @@
+"""What observation costs at the default intervals: blocks of updates with and without it, in turns, in one process.
+
+    python benchmarks/observe.py --quick --json
+
+`share` is (time with) / (time without) - 1, the median over pairs of blocks that take turns every ten updates: a block
+is `stats_every` (100) updates with ten log lines, one record of layer statistics, spike detection and a real journal,
+or the same updates bare. `computed` is the same from the parts, each the median of many: (measured update - bare
+update) per 100 updates plus one settling and log line per 10, over the bare update. Time is that of the process's own
+CPU use where there is no GPU, so that other work on the machine counts as little as can be, and of the clock where
+there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from gpas_cli.data.loader import Batch, Batches
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.run import Cadence, Watch
+from gpas_cli.store.journal import Journal
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.observe import Observer
+from gpas_cli.train.precision import choose_device
+from gpas_cli.train.run import assemble
+
+CADENCE = Cadence()
+
+
+class RandomText:
+    """Batches of random tokens, a function of the update: stands in for `Batches`."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.shape, self.vocab = (cell.optim.batch, cell.data.length + 1), cell.model.size.vocab
+
+    def at(self, step: int) -> Batch:
+        tokens = np.random.default_rng(step).integers(0, self.vocab, self.shape, dtype=np.int64)
+        return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy())
+
+
+def make_loop(cell: Cell) -> Loop:
+    return assemble(cell, cast(Batches, RandomText(cell)))
+
+
+def seconds(act: Callable[[], object], device: torch.device) -> float:
+    """How long `act` takes until the device has done it."""
+    if device.type != "cuda":
+        began = time.process_time()
+        act()
+        return time.process_time() - began
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    act()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def stretch(loop: Loop, observer: Observer | None, last: bool) -> None:
+    """`log_every` updates, observed as a run observes them or not at all; the `last` of a pair measures the layers."""
+    for i in range(1, CADENCE.log_every + 1):
+        update = loop.update(observe=observer is not None and last and i == CADENCE.log_every)
+        if observer is not None:
+            observer.add(update)
+    if observer is not None:
+        observer.settle()
+        observer.log(loop.position)
+
+
+def share(loop: Loop, observer: Observer) -> float:
+    """Of `stats_every` updates with observation and as many without, in turns of `log_every`, which of them first
+    alternating: what the former take more."""
+    device, taken = loop.precision.device, {True: 0.0, False: 0.0}
+    stretches = CADENCE.stats_every // CADENCE.log_every
+    for i in range(1, stretches + 1):
+        for observed in (True, False) if i % 2 else (False, True):
+            who, last = observer if observed else None, i == stretches
+            taken[observed] += seconds(partial(stretch, loop, who, last), device)
+    return taken[True] / taken[False] - 1
+
+
+def parts(loop: Loop, observer: Observer, repeats: int) -> dict[str, float]:
+    """Median seconds of an update, of one that is measured, and of a settling with its log line."""
+    device = loop.precision.device
+    found: dict[str, list[float]] = {"bare": [], "measured": [], "line": []}
+    for _ in range(repeats):
+        found["bare"].append(seconds(loop.update, device))
+        found["measured"].append(seconds(lambda: observer.add(loop.update(observe=True)), device))
+        for _ in range(CADENCE.log_every - 1):
+            observer.add(loop.update())
+        found["line"].append(seconds(lambda: (observer.settle(), observer.log(loop.position)), device))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def run(cell: Cell, pairs: int, repeats: int) -> dict[str, Any]:
+    loop = make_loop(cell)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "journal.jsonl")
+        observer = Observer(cell, Watch(), loop.precision.device, journal)
+        for _ in range(5):
+            observer.add(loop.update(observe=True))
+        observer.settle()
+        part = parts(loop, observer, repeats)
+        found = [share(loop, observer) for _ in range(pairs)]
+        journal.close()
+    cost = (part["measured"] - part["bare"]) / CADENCE.stats_every + part["line"] / CADENCE.log_every
+    return {
+        "ratios": {"share": statistics.median(found), "computed": cost / part["bare"]},
+        "shares": found,
+        "seconds": part,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="quickstart")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="fewer blocks: about a minute for the smallest size")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    optim = {"lr": 1e-3, "warmup": 60, "steps": 100_000, "batch": asked.batch}
+    data = {"like": "quickstart", "length": asked.length}
+    cell = cell_from({"size": asked.size, "gate": "gpas", "data": data, "optim": optim, "precision": asked.precision})
+    result = run(cell, pairs=4 if asked.quick else 30, repeats=10 if asked.quick else 50)
+    device = choose_device()
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    facts = {**vars(asked), "hardware": hardware, "torch": torch.__version__}
+    if asked.json:
+        print(json.dumps({**result, "facts": facts}))
+        return
+    for name, share in result["ratios"].items():
+        print(f"{name:<9} {share:+.2%}")
+    print(", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in result["seconds"].items()))
+
+
+if __name__ == "__main__":
+    main()

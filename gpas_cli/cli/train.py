@@ -1,0 +1,94 @@
+"""`gpas train`: one cell in the foreground."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import Cell, console, find_cells, project
+from gpas_cli.cli.retry import RETRIED
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.launch.summary import Summary
+    from gpas_cli.launch.watch import CellState
+
+PROFILED = 5  # updates under the profiler
+
+
+def train(
+    cell: Cell,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile a few updates: a Chrome trace and a table of operators.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Write TensorBoard events below this folder, too.")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option("--wandb", help="Tell this Weights & Biases project, too.")] = None,
+) -> None:
+    """Run one cell here and watch it: an attempt like any other, which `gpas status` and `gpas table` know.
+
+    Goes on from the last checkpoint where there is one, also after a failure. What the cell builds on is run first.
+    Ctrl-C saves and leaves, a second one ends the job at once. Refuses a cell that has a result or runs elsewhere.
+
+    Ends with 0 when the cell has a result, 3 when it was interrupted, 4 when it failed.
+
+    Example: [bold]gpas train pre-gpas-s1 --profile[/bold]
+    """
+    from gpas_cli.launch.summary import exit_code
+    from gpas_cli.launch.watch import look
+
+    (entry,) = find_cells([cell])
+    _refuse(look(project().runs, [entry])[0])
+    watch = replace(
+        entry.watch,
+        profile=PROFILED if profile else entry.watch.profile,
+        tensorboard=str(tensorboard.absolute()) if tensorboard else entry.watch.tensorboard,
+        wandb=wandb or entry.watch.wandb,
+    )
+    summary = _run(replace(entry, watch=watch))
+    _conclude(summary)
+    raise typer.Exit(exit_code(summary))
+
+
+def _refuse(state: CellState) -> None:
+    """Raise GpasError for a cell that has a result, or that somebody is at."""
+    from gpas_cli.launch.watch import ALIVE, RESULTS
+
+    name = state.entry.id
+    if state.state in RESULTS:
+        raise GpasError(f"{name} is {state.state} in attempt {state.attempt}; `gpas why {name}` shows its result")
+    if state.state in ALIVE:
+        remedy = f"`gpas logs {name} -f` follows it, `gpas cancel {name}` stops it"
+        raise GpasError(f"{name} is {state.state} already ({state.evidence}); {remedy}")
+
+
+def _run(entry: Entry) -> Summary:
+    from gpas_cli.cli.foreground import make_foreground
+    from gpas_cli.launch.executor import stop_on_signals
+    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.local import LocalScheduler
+    from gpas_cli.launch.watch import look
+
+    here = project()
+    with make_foreground(console()) as reporter:
+        scheduler = LocalScheduler(here, [entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
+        with stop_on_signals(scheduler):
+            if not scheduler.submit()["waiting"]:  # somebody was quicker
+                scheduler.claims.close()
+                _refuse(look(here.runs, [entry])[0])
+            return scheduler.follow()
+
+
+def _conclude(summary: Summary) -> None:
+    from gpas_cli.launch.summary import ENDINGS
+
+    for name in (*ENDINGS[1:], "skipped"):
+        for item in getattr(summary, name):
+            console().print(f"{name}: {item.reason or item.sighting.evidence}", markup=False)
+            if name in ("interrupted", "skipped"):
+                console().print(f"`gpas train {item.entry.id}` goes on from the last checkpoint.", markup=False)

@@ -1,0 +1,27 @@
+"""Libraries that only some runs need: asked about before anything starts, without importing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from gpas_cli.errors import GpasError
+from gpas_cli.spec.run import Watch
+
+OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # setting of `Watch`, module and extra in one
+
+
+def require_libraries(wanted: Mapping[str, Watch]) -> None:
+    """Raise GpasError that names every library which a job (id -> its watch) asks for and which is not installed."""
+    missing: dict[str, list[str]] = {}
+    for who, watch in wanted.items():
+        for name in OPTIONAL:
+            if getattr(watch, name) and find_spec(name) is None:
+                missing.setdefault(name, []).append(who)
+    lines = [
+        f"{jobs[0]}{f' and {len(jobs) - 1} more' if len(jobs) > 1 else ''}: watch.{name} asks for {OPTIONAL[name]}, "
+        f"which is not installed: pip install 'gpas-cli[{name}]'"
+        for name, jobs in missing.items()
+    ]
+    if lines:
+        raise GpasError("\n".join(lines))

@@ -1,0 +1,57 @@
+"""FLOPs of a training update, and what known accelerators can do at most: what MFU and estimates are made of.
+
+FLOPs per token = 6 (N - V d) + 6 L T d, the convention of this program (PaLM, appendix B, with causal attention): N
+parameters in matrices, of which the V x d of the input table do no arithmetic (a tied head does); L layers of width d
+attend over half of T positions on average. Forward and backward count, recomputation does not. Tokens are targets:
+padding is work that does not count.
+"""
+
+from __future__ import annotations
+
+from gpas_cli.spec.cell import Cell
+
+# Name as CUDA gives it -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without tensor
+# cores (NVIDIA's data sheets, no sparsity). The first part of a name that matches counts, so longer ones come first.
+PEAKS: dict[str, tuple[float, float, float]] = {
+    "B200": (2250.0, 1125.0, 80.0),
+    "GH200": (989.5, 494.7, 67.0),
+    "H200": (989.5, 494.7, 67.0),
+    "H100 PCIe": (756.0, 378.0, 51.0),
+    "H100 NVL": (835.5, 417.7, 60.0),
+    "H100": (989.5, 494.7, 67.0),
+    "H800": (989.5, 494.7, 67.0),
+    "H20": (148.0, 74.0, 44.0),
+    "A100": (312.0, 156.0, 19.5),
+    "A800": (312.0, 156.0, 19.5),
+    "L40S": (362.0, 183.0, 91.6),
+    "L40": (181.0, 90.5, 90.5),
+    "L4": (121.0, 60.0, 30.3),
+    "A40": (149.7, 74.8, 37.4),
+    "A10G": (70.0, 35.0, 35.0),
+    "A10": (125.0, 62.5, 31.2),
+    "RTX A6000": (154.8, 77.4, 38.7),
+    "RTX 4090": (165.2, 82.6, 82.6),
+    "RTX 3090": (71.0, 35.6, 35.6),
+}
+
+
+def flops_per_token(cell: Cell) -> float:
+    """FLOPs of one training update, per token."""
+    size = cell.model.size
+    matrices = 3 if cell.model.family.ffn == "swiglu" else 2
+    per_layer = 4 * size.hidden**2 + matrices * size.hidden * size.ffn
+    attention = 6 * size.layers * cell.data.length * size.hidden
+    return 6.0 * (size.vocab * size.hidden + size.layers * per_layer) + attention
+
+
+def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
+    """FLOP/s that one device called `gpu` has at most in a precision; None where that is not known.
+
+    `tf32`: float32 products may use tensor cores. A MIG slice or a laptop's chip is not the device it is named after.
+    """
+    words = f" {gpu} ".replace("-", " ")
+    found = next((peaks for name, peaks in PEAKS.items() if f" {name} " in words), None)
+    if found is None or any(lesser in words for lesser in (" MIG ", " Laptop ", " D ")):
+        return None
+    bf16, tensor, plain = found
+    return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)

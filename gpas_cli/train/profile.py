@@ -1,0 +1,58 @@
+"""torch.profiler over a few updates: a trace for chrome://tracing or ui.perfetto.dev, and a table of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from gpas_cli.train.events import Emit
+
+SETTLING, WARMING = 8, 2  # updates before the profiler, and under it before it counts
+SHOWN = 30  # operators in the table
+
+
+@contextmanager
+def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int], None]]:
+    """Yields what is to be called with the number of each update done. After the first SETTLING + WARMING calls,
+    `updates` of them are profiled (0: none are); trace.json and operators.txt are then in `folder`, and an event
+    `profile` tells their paths. A failure is a warning.
+    """
+    if updates == 0:
+        yield lambda step: None
+        return
+    done = {"step": 0, "written": 0}
+
+    def write(profiler: profile) -> None:
+        done["written"] = 1
+        try:
+            paths = _write(profiler, folder)
+        except (OSError, RuntimeError) as error:
+            emit("warning", message=f"the profile was not written: {error}")
+            return
+        emit("profile", step=done["step"], updates=updates, **{name: str(path) for name, path in paths.items()})
+
+    plan = schedule(wait=SETTLING, warmup=WARMING, active=updates, repeat=1)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities, schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
+
+        def count(step: int) -> None:
+            done["step"] = step
+            profiler.step()
+
+        yield count
+    if not done["written"]:
+        needed = SETTLING + WARMING + updates
+        emit("warning", message=f"no profile was made: it takes {needed} updates, and the run ended before")
+
+
+def _write(profiler: profile, folder: Path) -> dict[str, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"trace": folder / "trace.json", "operators": folder / "operators.txt"}
+    profiler.export_chrome_trace(str(paths["trace"]))
+    order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    paths["operators"].write_text(profiler.key_averages().table(sort_by=order, row_limit=SHOWN) + "\n")
+    return paths

@@ -1,0 +1,87 @@
+"""The view of `gpas train`: its lines, its numbers, and that it stands what a later version may journal."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gpas_cli.cli.foreground import make_foreground, numbers, told, view
+from gpas_cli.cli.live import spike_mark
+from gpas_cli.launch.progress import Progress
+from gpas_cli.launch.summary import Board
+from gpas_cli.launch.watch import Sighting
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
+
+RUNNING = Progress(
+    phase="training", step=30, steps=100, loss=3.14159, lr=1e-3, tokens_per_second=12345.6, losses=(5.0, 4.0, 3.1),
+    eta=65.0, grad_norm=0.5, mfu=0.413,
+)  # fmt: skip
+
+
+def board(running: bool = True, **more: Any) -> Board:
+    sightings = ((None, Sighting(state="running", evidence="", progress=RUNNING)),) if running else ()
+    values = {"running": sightings, "followed": (), "waiting": (), "ended": Counter(), "slots": 1, "starved": False}
+    return Board(**{**values, "stopping": False, **more})
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        ({"kind": "phase", "name": "training", "resumed_from": 0}, "training"),
+        ({"kind": "phase", "name": "training", "resumed_from": 40}, "training from update 40"),
+        ({"kind": "phase", "name": "tokenising", "detail": "c4"}, "tokenising: c4"),
+        (
+            {"kind": "spike", "step": 7, "of": "grad_norm", "value": 9.0, "usual": 1.5},
+            "spike: gradient norm 9 at update 7, usually 1.5",
+        ),
+        (
+            {"kind": "evaluation", "step": 7, "loss": 2.5, "perplexity": "inf"},
+            "update 7: validation loss 2.5, perplexity inf",
+        ),
+        ({"kind": "warning", "message": "disk"}, "warning: disk"),
+        ({"kind": "step", "step": 7}, ""),
+        ({"kind": "weather"}, ""),
+    ],
+)
+def test_what_an_event_is_worth(event: dict[str, Any], line: str) -> None:
+    assert told(event) == line
+
+
+def test_the_numbers_in_a_line() -> None:
+    line = "30/100  loss 3.142  lr 0.001  gradient 0.5  12,346 tokens/s  MFU 41.3%  1:05 left"
+    assert numbers(RUNNING) == line
+    assert numbers(Progress(phase="tokenising")) == "tokenising"
+    assert numbers(Progress(step=1, steps=2)) == "1/2"
+
+
+def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
+    attempt = create_attempt(tmp_path, "0123456789abcdef", {})
+    job = type("Job", (), {"id": "g/a", "kind": "pretrain", "name": "a"})()
+    with_events = Journal(attempt.journal_path)
+    with_events("spike", step=7, of="loss", value=9.0, usual=3.0)
+    with_events.close()
+    for terminal in (True, False):
+        out = io.StringIO()
+        with make_foreground(Console(file=out, force_terminal=terminal, width=120, highlight=False)) as reporter:
+            reporter.started(job, attempt)
+            reporter.tick(board())
+            reporter.finished(job, Sighting(state="interrupted", evidence="", progress=RUNNING))
+        text = out.getvalue()
+        assert text.count("spike: loss 9 at update 7, usually 3") == 1
+        assert "30/100  loss 3.142" in text
+        assert "interrupted g/a" in text
+
+
+def test_recent_spikes_leave_a_mark() -> None:
+    assert [spike_mark(count) for count in (0, 2)] == ["", " ▲2"]
+
+
+def test_while_nothing_runs_the_reason_is_shown() -> None:
+    out = io.StringIO()
+    Console(file=out, width=120).print(view(board(running=False, starved=True), [], 3.0))
+    assert "waiting for a slot: other jobs hold them" in out.getvalue()

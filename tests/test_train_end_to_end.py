@@ -1,0 +1,115 @@
+"""`gpas train` in real processes: an attempt like any other, watched, interrupted, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy, alive, wait
+
+LONG = 500
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy(tmp_path / "a project", steps=30)
+
+
+def test_one_cell_in_the_foreground_is_known_to_all(toy: Toy) -> None:
+    said = toy.gpas("train", "pre-gpas-s1", "--profile").stdout
+    for word in ("training", "30/30", "update 30 saved", "perplexity", "done", "trace.json"):
+        assert word in said, said
+    (attempt,) = toy.attempts()
+    assert (attempt / "profile/operators.txt").is_file()
+    assert toy.states() == {"pre-s1": "missing", "pre-gpas-s1": "done"}
+    assert "started" not in toy.gpas("run", "grid", "small", "--where", "gate=gpas").stdout
+    assert toy.attempts() == [attempt]
+    assert "0 missing" not in toy.gpas("table", "--format", "markdown").stdout
+    again = toy.gpas("train", "pre-gpas-s1", expect=2)
+    assert "small/pre-gpas-s1 is done in attempt 1" in again.stderr
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    for what in ("weight_norm", "weight_norm_q", "weight_norm_head", "total_grad_norm", "memory"):
+        toy.gpas("figure", "--where", "gate=gpas", "--what", what, "--out", what)
+        assert "pre-gpas-s1" in (toy.folder / f"{what}.svg").read_text()
+
+
+def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy", steps=LONG)
+    running = toy.start("train", "pre-s1")
+    wait(lambda: bool(toy.stepping()))
+    (job,) = toy.stepping()
+    refused = toy.gpas("train", "pre-s1", expect=2).stderr
+    assert "is running already" in refused
+    assert "gpas logs small/pre-s1 -f" in refused
+    os.kill(running.pid, signal.SIGINT)
+    assert running.wait(60) == 3
+    assert not alive(job)
+    said = (toy.folder / "said.txt").read_text()
+    assert "saved" in said
+    assert "`gpas train small/pre-s1` goes on from the last checkpoint" in said
+    assert "Traceback" not in said
+    assert toy.states()["pre-s1"] == "interrupted"
+    assert "training from update" in toy.gpas("train", "pre-s1").stdout
+    assert toy.states()["pre-s1"] == "done"
+    assert len(toy.attempts()) == 2
+
+
+def test_a_failed_cell_is_tried_again(toy: Toy) -> None:
+    texts = sorted((toy.folder / "text").iterdir())
+    kept = {path: path.read_text() for path in texts}
+    for path in texts:
+        path.unlink()
+    failed = toy.gpas("train", "pre-s1", expect=4).stdout
+    assert "failed" in failed
+    for path, text in kept.items():
+        path.write_text(text)
+    assert "attempt 2" in toy.gpas("train", "pre-s1").stdout
+
+
+def test_watch_is_declared_per_grid_and_changes_no_key(toy: Toy) -> None:
+    path = toy.folder / "experiments.yaml"
+    before = {name: cell["key"] for name, cell in toy.status().items()}
+    text = path.read_text()
+    path.write_text(text.replace("    cadence:", "    watch: {spike: 4, tensorboard: board}\n    cadence:"))
+    assert {name: cell["key"] for name, cell in toy.status().items()} == before
+    path.write_text(text.replace("    cadence:", "    watch: {spikes: 4, patience: 0}\n    cadence:"))
+    refused = toy.gpas("status", expect=2).stderr
+    assert "did you mean 'spike'?" in refused
+    assert "patience: 0 is too small" in refused
+
+
+def test_a_library_that_is_not_there_is_told_before_training(toy: Toy) -> None:
+    (toy.folder / "block").mkdir()
+    hide = "import sys\nfrom importlib import util\nfind = util.find_spec\n"
+    hide += "util.find_spec = lambda name, *rest: None if name in ('wandb', 'tensorboard') else find(name, *rest)\n"
+    (toy.folder / "block/sitecustomize.py").write_text(hide)
+    environment = toy.environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(toy.folder / "block"), environment["PYTHONPATH"]])
+    command = toy.command("train", "pre-s1", "--wandb", "norms", "--tensorboard", "board")
+    done = subprocess.run(command, cwd=toy.folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'gpas-cli[wandb]'" in done.stderr
+    assert "pip install 'gpas-cli[tensorboard]'" in done.stderr
+    assert toy.attempts() == []
+
+
+def test_why_tells_the_spikes_of_all_attempts(toy: Toy) -> None:
+    toy.gpas("train", "pre-s1")
+    (attempt,) = toy.attempts()
+    append(attempt / "journal.jsonl", kind="spike", step=17, of="loss", value=9.5, usual=5.0)
+    assert "spikes: loss 9.5 at update 17" in toy.gpas("why", "pre-s1").stdout
+    told = json.loads(toy.gpas("why", "pre-s1", "--json").stdout)["stages"][0]
+    assert told["spikes"] == [{"step": 17, "of": "loss", "value": 9.5}]
+
+
+def append(journal: Path, **event: object) -> None:
+    from gpas_cli.store.journal import Journal
+
+    with_events = Journal(journal)
+    with_events(str(event.pop("kind")), **event)
+    with_events("outcome", outcome="done", step=30, cause="", metrics={"perplexity": 9.0})
+    with_events.close()

@@ -1,0 +1,174 @@
+"""What observation measures, on networks whose norms can be computed by hand; speed, memory and MFU."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.probe import gate_values
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.flops import PEAKS, flops_per_token, peak_flops
+from gpas_cli.spec.run import Watch
+from gpas_cli.train import observe
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.loop import Update
+from gpas_cli.train.observe import Observer, fetch, make_meter, measure
+from gpas_cli.train.parallel import World, joined
+from gpas_cli.train.strategy import Layout
+
+OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
+
+
+def cell(**values: object) -> Cell:
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
+    return cell_from({"size": size, "gate": "gpas", "data": "quickstart", "optim": OPTIM, **values})
+
+
+def trained(**values: object) -> Llama:
+    """A network with gradients."""
+    return with_gradients(build(cell(**values).model, seed=1))
+
+
+def with_gradients(network: Llama) -> Llama:
+    network(torch.arange(16).reshape(2, 8)).logsumexp(-1).sum().backward()
+    return network
+
+
+def measured(network: Llama) -> dict[str, list[float]]:
+    found = measure(network, [])
+    return found.series(*fetch([found.numbers]))
+
+
+def joint(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in tensors))
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "sandwich", "mix", "lns", "deepnorm"])
+def test_norms_are_those_of_the_layers(scheme: str) -> None:
+    network = trained(norm=scheme)
+    found = measure(network, [torch.tensor(2.0), torch.tensor(3.0)])
+    (numbers,) = fetch([found.numbers])
+    series = found.series(numbers)
+    for i, layer in enumerate(network.model.layers):
+        parameters = dict(layer.named_parameters())
+        assert series["weight_norm"][i] == pytest.approx(joint(list(parameters.values())), rel=1e-5)
+        assert series["grad_norm"][i] == pytest.approx(joint([p.grad for p in parameters.values()]), rel=1e-5)
+        norms = [p for name, p in parameters.items() if "norm" in name]
+        assert series["weight_norm_norms"][i] == pytest.approx(joint(norms), rel=1e-5)
+        assert series["weight_norm_ffn_gate"][i] == pytest.approx(joint([layer.mlp.gate_proj.weight]), rel=1e-5)
+    assert series["weight_norm_head"] == [pytest.approx(joint([network.lm_head.weight]), rel=1e-5)]
+    assert series["grad_norm_embedding"] == [pytest.approx(joint([network.model.embed_tokens.weight.grad]), rel=1e-5)]
+    assert series["gate"] == pytest.approx(gate_values(network))
+    assert series["activation_variance"] == [2.0, 3.0]
+
+
+def test_gpt_and_a_network_without_gates() -> None:
+    network = trained(gate=None, family="gpt")
+    series = measured(network)
+    assert "gate" not in series
+    assert "weight_norm_head" not in series  # tied
+    assert "weight_norm_ffn_gate" not in series
+    layer = network.model.layers[1]
+    both = [layer.mlp.up_proj.weight, layer.mlp.up_proj.bias]
+    assert series["weight_norm_ffn_up"][1] == pytest.approx(joint(both), rel=1e-5)
+
+
+def test_two_gates_in_a_layer_follow_each_other() -> None:
+    assert len(measured(trained(gate={"share": "sublayer", "init": 0.3}))["gate"]) == 8
+
+
+def sharded(rank: int, ranks: int, folder: str) -> None:
+    """One process of a network sharded by FSDP: its series must be those of the whole network."""
+    torch.set_num_threads(1)
+    with joined(World(rank, ranks, rank), f"file://{folder}/meet") as world:
+        network = build(cell().model, seed=1)
+        Layout(world, "fsdp").apply(network)
+        ours, whole = measured(with_gradients(network)), measured(trained())
+    assert ours.keys() == whole.keys()
+    assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
+    (Path(folder) / f"told-{rank}").touch()
+
+
+def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(sharded, args=(2, str(tmp_path)), nprocs=2)
+    assert len(list(tmp_path.glob("told-*"))) == 2
+
+
+def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, dict]] = []
+    observer = Observer(cell(), Watch(), torch.device("cpu"), lambda kind, **fields: events.append((kind, fields)))
+    network = trained()
+    for step in range(1, 11):
+        layers = measure(network, []) if step == 10 else None
+        observer.add(Update(step, torch.tensor(5.0), 0.01, torch.tensor(1.0), layers))
+    calls = []
+    once = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda self: calls.append(len(self)) or once(self))
+    monkeypatch.setattr(Tensor, "item", lambda self: pytest.fail("one number at a time"))
+    assert observer.settle() is None
+    observer.log(Position(step=10, tokens=640, seconds=1.0))
+    assert len(calls) == 1
+    assert [kind for kind, _ in events] == ["layers", "step"]
+    assert events[1][1]["loss"] == 5.0
+    assert events[1][1]["seconds_per_step"] > 0
+
+
+def test_nothing_pending_is_nothing_to_tell() -> None:
+    observer = Observer(cell(), Watch(), torch.device("cpu"), lambda *a, **k: pytest.fail("told something"))
+    assert observer.settle() is None
+
+
+def test_flops_are_those_of_the_convention() -> None:
+    """6 (N - V d) + 6 L T d, norms and gates apart."""
+    what = cell(gate=None)
+    with torch.device("meta"):
+        network = Llama(what.model)
+    matrices = sum(p.numel() for name, p in network.named_parameters() if "norm" not in name)
+    size = what.model.size
+    expected = 6 * (matrices - size.vocab * size.hidden) + 6 * size.layers * what.data.length * size.hidden
+    assert flops_per_token(what) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [
+        ("NVIDIA H200", "bf16", 989.5e12),
+        ("NVIDIA H100 80GB HBM3", "pure_bf16", 989.5e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
+        ("NVIDIA L4", "fp32", 30.3e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("AMD Instinct MI300X", "bf16", None),
+        ("", "fp32", None),
+    ],
+)
+def test_a_peak_is_known_or_not(name: str, precision: str, expected: float | None) -> None:
+    assert peak_flops(name, precision) == expected
+
+
+def test_every_peak_is_found_by_its_own_name() -> None:
+    for name, (bf16, tf32, plain) in PEAKS.items():
+        found = [peak_flops(f"NVIDIA {name}", p, tf32=t) for p, t in (("bf16", False), ("fp32", True), ("fp32", False))]
+        assert found == [1e12 * bf16, 1e12 * tf32, 1e12 * plain]
+
+
+def test_mfu_is_absent_where_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = make_meter(cell(), torch.device("cpu"))
+    measured = meter.read(Position(step=2, tokens=128))
+    assert "mfu" not in measured
+    assert measured["flops_per_second"] == pytest.approx(measured["tokens_per_second"] * flops_per_token(cell()))
+    assert measured["memory"] > 2**20
+    meter.peak = 1e12
+    clock = iter([10.0])
+    monkeypatch.setattr(observe.time, "perf_counter", lambda: next(clock))
+    meter.since = (8.0, Position(step=2, tokens=128))
+    measured = meter.read(Position(step=6, tokens=1128))
+    assert measured["seconds_per_step"] == 0.5
+    assert measured["mfu"] == pytest.approx(500 * flops_per_token(cell()) / 1e12)

@@ -1,0 +1,160 @@
+"""TensorBoard and W&B: what they are told, and that their failures cost a warning and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch import libraries
+from gpas_cli.launch.libraries import require_libraries
+from gpas_cli.spec.run import Watch
+from gpas_cli.train.sinks import Subject, opened, scalars
+
+
+class Recorder:
+    """A journal that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    return Subject("small", "pre-s1", "0123456789abcdef", 2, tmp_path / "run", {"seed": 1})
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A stand-in for the library: what its functions were given, and what they are to raise."""
+    told = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None)
+
+    class Run:
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            if told.fail:
+                raise told.fail
+            told.logged.append((step, numbers))
+
+        def finish(self) -> None:
+            told.finished += 1
+
+    def init(**fields: Any) -> Run:
+        if told.fail:
+            raise told.fail
+        told.init = fields
+        return Run()
+
+    module = types.ModuleType("wandb")
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return told
+
+
+def test_events_become_named_numbers() -> None:
+    step = scalars("step", {"step": 3, "steps": 9, "loss": 2.5, "lr": 0.1})
+    assert step == (3, {"train/loss": 2.5, "train/lr": 0.1})
+    layers = scalars("layers", {"step": 4, "values": {"gate": [0.5, None, 0.25]}})
+    assert layers == (4, {"layers/gate/01": 0.5, "layers/gate/03": 0.25})
+    spike = scalars("spike", {"step": 5, "of": "loss", "value": 9.0, "usual": 3.0})
+    assert spike == (5, {"spike/loss": 9.0})
+    assert scalars("checkpoint", {"step": 5, "path": "x"}) is None
+
+
+def test_without_sinks_the_journal_is_told_directly(subject: Subject, tmp_path: Path) -> None:
+    journal = Recorder()
+    with opened(Watch(), subject, tmp_path, journal) as emit:
+        assert emit is journal
+
+
+def test_wandb_is_told_what_the_journal_is(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+    journal = Recorder()
+    with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
+        emit("phase", name="training", resumed_from=0)
+        emit("step", step=1, steps=2, loss=2.0)
+        emit("evaluation", step=2, loss=1.5, perplexity=float("inf"))
+    assert [kind for kind, _ in journal.events] == ["phase", "step", "evaluation"]
+    assert wandb.logged == [(1, {"train/loss": 2.0}), (2, {"eval/loss": 1.5})]
+    assert wandb.init["project"] == "norms"
+    assert wandb.init["id"] == "0123456789abcdef-002"
+    assert wandb.finished == 1
+
+
+def test_a_failing_sink_costs_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+    journal = Recorder()
+    with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
+        emit("step", step=1, steps=2, loss=2.0)
+        wandb.fail = ConnectionError("no route")
+        emit("step", step=2, steps=2, loss=2.0)
+        emit("step", step=3, steps=2, loss=2.0)
+    assert [kind for kind, _ in journal.events] == ["step", "step", "warning", "step"]
+    assert journal.events[2][1]["message"] == (
+        "Weights & Biases is told nothing from here on: ConnectionError: no route"
+    )
+
+
+def test_one_that_cannot_be_opened_too(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+    journal = Recorder()
+    wandb.fail = RuntimeError("no key")
+    with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
+        emit("step", step=1, steps=2, loss=2.0)
+    assert [kind for kind, _ in journal.events] == ["warning", "step"]
+
+
+def test_tensorboard_writes_a_folder_for_each_cell(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            self.folder, self.purge_step, self.told, self.closed = folder, purge_step, [], False
+            made.append(self)
+
+        def add_scalar(self, name: str, number: float, step: int) -> None:
+            self.told.append((name, number, step))
+
+        def close(self) -> None:
+            self.closed = True
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with opened(Watch(tensorboard="board"), subject, tmp_path, Recorder()) as emit:
+        emit("phase", name="training", resumed_from=40)
+        emit("step", step=41, steps=50, loss=2.0)
+    (writer,) = made
+    assert writer.folder == str(tmp_path / "board/small/pre-s1-01234567")
+    assert (writer.purge_step, writer.told, writer.closed) == (41, [("train/loss", 2.0, 41)], True)
+
+
+def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with opened(Watch(tensorboard=str(tmp_path / "board")), subject, tmp_path, Recorder()) as emit:
+        emit("phase", name="training", resumed_from=0)
+        for step in (1, 2):
+            emit("step", step=step, steps=2, loss=2.0 / step)
+    (folder,) = (tmp_path / "board/small").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 2.0), (2, 1.0)]
+
+
+def test_what_is_not_installed_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    require_libraries({"g/a": Watch()})
+    both = Watch(tensorboard="x", wandb="y")
+    with pytest.raises(GpasError) as caught:
+        require_libraries({"g/a": both, "g/b": both})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert "g/a and 1 more: watch.tensorboard asks for TensorBoard" in lines[0]
+    assert "pip install 'gpas-cli[wandb]'" in lines[1]
