@@ -121,9 +121,9 @@ def _blamed(run: Run, error: Exception) -> dict[str, Any]:
     cause = f"{type(error).__name__}: {error}"
     if run.place.size == 1 or not lost_a_peer(error):
         return {"outcome": "failed", "cause": cause}
-    if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=5)):
+    if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=2)):
         return {"outcome": "failed", "cause": told}
-    return {"outcome": "interrupted", "cause": f"another process of the job is gone: {cause}"}
+    return {"outcome": "interrupted", "cause": "another process of the job was killed"}
 
 
 def _threads(attempt: dict[str, Any], processes: int) -> int:

@@ -56,7 +56,8 @@ def meeting(environ: Mapping[str, str]) -> str:
         port = port or str(15000 + zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % 17000)
     if not address or not port:
         raise GpasError("several processes, and nothing says where they meet; set MASTER_ADDR and MASTER_PORT")
-    return f"tcp://{address}:{port}"
+    host = f"[{address}]" if ":" in address else address
+    return f"tcp://{host}:{port}"
 
 
 def first_host(nodes: str) -> str:

@@ -107,14 +107,14 @@ def _start(command: Sequence[str], rank: int, size: int, threads: int, folder: P
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     """Until all have ended, or GRACE seconds after one has; the return code of the first that went wrong, or 0."""
     first, until = 0, None
-    while any(child.poll() is None for child in children):
-        first = first or next((child.returncode for child in children if child.returncode), 0)
-        if until is None and any(child.returncode is not None for child in children):
+    while True:
+        codes = [child.poll() for child in children]
+        first = first or next((code for code in codes if code), 0)
+        if until is None and any(code is not None for code in codes):
             until = time.monotonic() + GRACE
-        if until is not None and time.monotonic() > until:
-            break
+        if None not in codes or (until is not None and time.monotonic() > until):
+            return first
         time.sleep(POLL)
-    return first or next((child.returncode for child in children if child.returncode), 0)
 
 
 def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:

@@ -42,11 +42,13 @@ class Machine:
         return max(1, resources.gpus) if self.gpus else self.threads(resources)
 
     def threads(self, resources: Resources) -> int:
-        """Threads of a job: those it asks for, as far as there are cores."""
-        return min(resources.cpus, len(self.cores))
+        """Threads of a job, over all its processes: those it asks for, as far as there are cores."""
+        return min(max(resources.cpus, resources.processes), len(self.cores))
 
     def check(self, resources: Resources, who: str) -> str:
         """Why a job can never run here, "" when it can."""
+        if self.gpus and resources.processes > max(1, resources.gpus):
+            return f"{who} asks for {resources.processes} ranks on {max(1, resources.gpus)} GPUs: each needs its own"
         if resources.gpus <= len(self.gpus):
             return ""
         have = f"{len(self.gpus)} can be seen" if self.gpus else "none can be seen"
@@ -151,7 +153,7 @@ def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
     reasons = [reason for who, resources in wanted.items() if (reason := machine.check(resources, who))]
     if reasons:
         shown = reasons[:5] + ([f"and {len(reasons) - 5} more"] if len(reasons) > 5 else [])
-        raise GpasError("\n".join([*shown, "lower resources.gpus, or run where there are as many"]))
+        raise GpasError("\n".join([*shown, "lower resources.gpus or resources.ranks, or run where there are as many"]))
 
 
 def _installed_gpus() -> int:

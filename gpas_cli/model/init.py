@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.norm import LayerNorm, RMSNorm
+from gpas_cli.model.shards import fill
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
 
@@ -61,9 +62,10 @@ def initialise(network: nn.Module, model: Model, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name not in claimed:
-                _draw(parameter, seed, name, _std(rules, name, parameter))
-        if model.init.zero_last_row:
-            network.get_parameter("model.embed_tokens.weight")[-1].zero_()
+                values = _draw(parameter.shape, seed, name) * _std(rules, name, parameter)
+                if model.init.zero_last_row and name == "model.embed_tokens.weight":
+                    values[-1] = 0
+                fill(parameter, values)
 
 
 def _std(rules: list[tuple[str, Std]], name: str, parameter: Tensor) -> float:
@@ -73,11 +75,11 @@ def _std(rules: list[tuple[str, Std]], name: str, parameter: Tensor) -> float:
     raise LookupError(f"no initialisation rule claims {name}")
 
 
-def _draw(parameter: Tensor, seed: int, name: str, std: float) -> None:
+def _draw(shape: torch.Size, seed: int, name: str) -> Tensor:
     # Always in float32 on the CPU: the same numbers for every device and dtype.
     number = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
     generator = torch.Generator().manual_seed(number)
-    parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * std)
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
 
 
 def _start_modules(network: nn.Module) -> set[str]:

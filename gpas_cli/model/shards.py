@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 
 def is_shard(tensor: Tensor) -> bool:
@@ -19,6 +19,19 @@ def is_shard(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this process holds: all of it, unless it is sharded. Shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def fill(tensor: Tensor, values: Tensor) -> None:
+    """Copy `values`, which are whole, into `tensor`: only this process's part where it is sharded."""
+    part = local(tensor)
+    if isinstance(tensor, DTensor):
+        # FSDP cuts along the first dimension, into parts of equal length and a shorter or empty rest.
+        assert tensor.placements == (Shard(0),)
+        each = -(-len(values) // tensor.device_mesh.size())
+        start = tensor.device_mesh.get_local_rank() * each
+        values = values[start : start + each]
+    assert part.shape == values.shape
+    part.copy_(values)
 
 
 def put_back(network: nn.Module) -> None:

@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gpas_cli.data.loader import IGNORED, Batch, Batches
+from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
+from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
@@ -24,6 +26,12 @@ from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import Layout
+
+
+class Served(Protocol):
+    """Whatever has the batch of every update = 0, 1, ..., as `data.loader.Batches`."""
+
+    def at(self, step: int) -> Batch: ...
 
 
 def micro_batches(
@@ -54,7 +62,7 @@ class Loop:
     network: Llama
     optimizer: torch.optim.Optimizer
     spec: Optim
-    batches: Batches
+    batches: Served
     precision: Precision
     micro_batch: int
     gate_gradients: GateGradients | None = None
@@ -88,9 +96,15 @@ class Loop:
             self.network.zero_grad(set_to_none=True)
             try:
                 result = self._accumulate(batch, observe)
-            except torch.OutOfMemoryError:
-                if self.micro_batch == 1 or self.layout.strategy == "fsdp":
-                    raise  # the other processes wait inside a layer for this one
+            except torch.OutOfMemoryError as error:
+                if self.layout.strategy == "fsdp":  # the other processes wait inside a layer for this one
+                    lower = f"set resources.micro_batch to {max(1, self.micro_batch // 2)}"
+                    raise GpasError(
+                        f"{self.micro_batch} rows at once do not fit the device's memory; {lower}"
+                    ) from error
+                if self.micro_batch == 1:
+                    more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"
+                    raise GpasError(f"not even one row fits the device's memory; {more}") from error
                 result = None
             # Processes with whole networks go through a batch without each other, and meet here.
             if not self.layout.world.any(result is None):

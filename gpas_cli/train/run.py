@@ -14,7 +14,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import checkpoint
@@ -23,7 +23,7 @@ from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.health import Divergence
-from gpas_cli.train.loop import Loop
+from gpas_cli.train.loop import Loop, Served
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.optim import make_adam
@@ -96,18 +96,17 @@ def _notify(emit: Emit) -> Callable[[str], None]:
 
 def assemble(
     cell: Cell,
-    batches: Batches,
+    batches: Served,
     resources: Resources = WHATEVER_FITS,
     world: World = ALONE,
     teacher: Path | None = None,
 ) -> Loop:
     """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
-    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    layout = choose(resources, cell.model, precision, world)
+    network = layout.build(cell.model, cell.seed, precision)
     if teacher is not None:
         checkpoint.load_gates(teacher, network)
-    layout = choose(resources, network, precision, world)
-    layout.apply(network)
     rows = micro_batch_rows(
         cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
         reserved=layout.still_to_come(network),

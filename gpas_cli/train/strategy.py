@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.llama import Llama
+from gpas_cli.model.init import initialise
+from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.shards import is_shard, local
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.parallel import ALONE, World
@@ -38,17 +40,27 @@ class Layout:
     recompute: bool = False
     compiled: bool = False
 
-    def apply(self, network: Llama) -> None:
-        """Lay out a network that is whole. Its optimizer is made afterwards. Collective."""
+    def build(self, model: Model, seed: int, precision: Precision) -> Llama:
+        """The initialised network, laid out. Collective.
+
+        A sharded one is never whole anywhere: each process draws one matrix at a time and keeps its part.
+        """
+        sharded = self.strategy == "fsdp"
+        if sharded:
+            network = build(model, device="meta").to(precision.weights)
+        else:
+            network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
         if self.recompute:
             _recompute(network)
         if self.compiled:
             compile_layers(network)
-        if self.strategy == "fsdp":
-            _shard(network)
-        elif self.strategy == "ddp":
-            for tensor in network.state_dict().values():
-                dist.broadcast(tensor, src=0)
+        if sharded:
+            _shard(network, precision.device)
+            network.to_empty(device=precision.device)
+            initialise(network, model, seed)
+        for tensor in network.state_dict().values() if self.strategy == "ddp" else ():
+            dist.broadcast(tensor, src=0)
+        return network
 
     def still_to_come(self, network: Llama) -> int:
         """Bytes that gradients and Adam will take in this process."""
@@ -71,17 +83,19 @@ class Layout:
         self.world.sum(loss)
 
 
-def choose(resources: Resources, network: Llama, precision: Precision, world: World) -> Layout:
+def choose(resources: Resources, model: Model, precision: Precision, world: World) -> Layout:
     """The layout that was asked for, or the cheapest one that fits."""
-    parameters = sum(p.numel() for p in network.parameters())
-    on_gpu = precision.device.type == "cuda"
-    large = on_gpu and (parameters >= LARGE or state_bytes(network) > SHARE * _memory(precision.device))
-    asked = {"auto": "fsdp" if large else "ddp"}.get(resources.strategy, resources.strategy)
-    recompute = resources.activation_checkpointing == "blocks" or (
-        resources.activation_checkpointing == "auto" and large
-    )
-    compiled = resources.compile == "on" or (resources.compile == "auto" and on_gpu)
-    return Layout(world, "none" if world.alone else asked, recompute, compiled)
+    network = build(model, device="meta")
+    heavy = precision.device.type == "cuda" and state_bytes(network, precision) > SHARE * _memory(precision.device)
+    large = precision.device.type == "cuda" and sum(p.numel() for p in network.parameters()) >= LARGE
+    strategy = {"auto": "fsdp" if large or heavy else "ddp"}.get(resources.strategy, resources.strategy)
+    if world.alone:
+        strategy = "none"
+    # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
+    tight = heavy or (large and strategy == "fsdp")
+    asked = resources.activation_checkpointing
+    compiled = resources.compile == "on" or (resources.compile == "auto" and precision.device.type == "cuda")
+    return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
 
 
 def check_batch(batch: int, mean_rows: int, world: World) -> None:
@@ -93,9 +107,9 @@ def check_batch(batch: int, mean_rows: int, world: World) -> None:
         raise GpasError(f"{rows} rows cannot be shared evenly by {world.size} processes; nearest: {nearest}")
 
 
-def state_bytes(network: Llama) -> int:
+def state_bytes(network: Llama, precision: Precision) -> int:
     """Bytes of weights, gradients and Adam's two averages, over all processes."""
-    return sum(4 * p.numel() * p.element_size() for p in network.parameters())
+    return 4 * precision.weights.itemsize * sum(p.numel() for p in network.parameters())
 
 
 def _memory(device: torch.device) -> int:
@@ -108,13 +122,12 @@ def _recompute(network: Llama) -> None:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _shard(network: Llama) -> None:
+def _shard(network: Llama, device: torch.device) -> None:
     """FSDP2: every layer a group, the rest one more; gates stay whole everywhere, as they have one element."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    weight = network.model.embed_tokens.weight
-    mesh = init_device_mesh(weight.device.type, (dist.get_world_size(),))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     gates = {p for gate in network.gates() for p in gate.parameters()}
     for layer in network.model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=gates)

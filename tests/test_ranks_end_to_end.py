@@ -1,0 +1,113 @@
+"""Jobs of two processes, as `gpas run` and srun start them: ends, signals, the same bits after one was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end import Toy, alive, wait
+from safetensors.numpy import load_file
+
+LONG = 60
+
+
+def toy_of_two(folder: Path, **values: Any) -> Toy:
+    toy = Toy(folder, **values)
+    path = folder / "experiments.yaml"
+    one_cell = path.read_text().replace("gate: [none, gpas]", "gate: [gpas]").replace(", against: {gate: none}", "")
+    path.write_text(one_cell.replace("    cadence:", "    resources: {ranks: 2, cpus: 2}\n    cadence:"))
+    return toy
+
+
+def events(toy: Toy, kind: str) -> list[dict[str, Any]]:
+    paths = sorted(toy.runs.glob("??/*/*/journal.jsonl"))
+    found = [json.loads(line[9:]) for path in paths for line in path.read_text().splitlines()]
+    return [event for event in found if event["kind"] == kind]
+
+
+def ranks_of(parent: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def final_bytes(toy: Toy) -> dict[str, bytes]:
+    """The tensors of the newest checkpoint; which process writes which is not the same every time."""
+    newest = max(toy.runs.glob("??/*/*/checkpoints/step-*"), key=lambda path: path.name)
+    shards = sorted(newest.glob("*.safetensors"))
+    assert len(shards) == 2
+    return {name: tensor.tobytes() for shard in shards for name, tensor in load_file(shard).items()}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A run of two processes that nothing interrupted."""
+    toy = toy_of_two(tmp_path_factory.mktemp("straight") / "toy", steps=LONG, checkpoint_every=10)
+    toy.gpas("run", "grid")
+    return toy
+
+
+def test_one_journal_tells_of_both(straight: Toy) -> None:
+    (start,) = events(straight, "start")
+    assert (start["processes"], start["threads"]) == (2, 1)
+    assert [event["step"] for event in events(straight, "step")] == [1, *range(5, LONG + 1, 5)]
+
+
+def test_a_killed_process_ends_the_job_and_the_next_ends_in_the_same_bits(straight: Toy, tmp_path: Path) -> None:
+    broken = toy_of_two(tmp_path / "broken", steps=LONG, checkpoint_every=10)
+    for victim in (1, 0):
+        running = broken.start("run", "grid")
+        wait(lambda: bool(broken.stepping()))
+        (parent,) = broken.stepping()
+        children = sorted(ranks_of(parent))
+        os.kill(children[victim], signal.SIGKILL)
+        assert running.wait(120) == 3
+        wait(lambda pids=(parent, *children): not any(map(alive, pids)))
+        assert set(broken.states().values()) == {"interrupted"}
+    broken.gpas("run", "grid")
+    assert set(broken.states().values()) == {"done"}
+    assert len(broken.attempts()) == 3
+    assert final_bytes(broken) == final_bytes(straight)
+    assert events(broken, "outcome")[-1]["metrics"]["loss"] == events(straight, "outcome")[-1]["metrics"]["loss"]
+
+
+def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
+    expected, (first,) = final_bytes(straight), straight.attempts()
+    shutil.rmtree(first / "checkpoints")
+    second = first.with_name("002")
+    second.mkdir()
+    told = json.loads((first / "attempt.json").read_text())
+    (second / "attempt.json").write_text(json.dumps({**told, "number": 2, "executor": "slurm"}))
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
+    sizes = {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "gpas_cli.launch.job", str(second), "--rank"], cwd=straight.folder,
+            env={**straight.environment(), **step, **sizes, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.wait(120) for process in processes] == [0, 0]
+    assert [event["processes"] for event in events(straight, "start")] == [2, 2]
+    assert final_bytes(straight) == expected
+
+
+def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None:
+    toy = toy_of_two(tmp_path / "toy", steps=2000, checkpoint_every=10**6)
+    running = toy.start("run", "grid")
+    wait(lambda: bool(toy.stepping()))
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 3
+    assert [event["outcome"] for event in events(toy, "outcome")] == ["interrupted"]
+    (saved,) = events(toy, "checkpoint")
+    assert saved["path"] == f"step-{saved['step']:08d}"
+    running = toy.start("run", "grid")
+    wait(lambda: bool(toy.stepping()))
+    toy.gpas("cancel", "pre-gpas-s1")
+    assert running.wait(60) == 3
+    assert set(toy.states().values()) == {"cancelled"}

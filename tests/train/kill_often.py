@@ -1,0 +1,77 @@
+"""Kills a training with SIGKILL at random moments, over and over: `python kill_often.py FOLDER CELL KILLS`.
+
+torch is loaded once, and every trial is a fork of this process: a fresh start would take most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.spec.run import Cadence
+from gpas_cli.train.precision import make_deterministic
+from gpas_cli.train.run import Places, train
+
+CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_every=3)
+
+
+def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
+    """Train in this process as attempt `number`, after all earlier ones; every update's number goes into `pipe`."""
+
+    def emit(kind: str, **fields: Any) -> None:
+        if kind in ("step", "outcome"):
+            os.write(pipe, f"{fields['step']}\n".encode())
+        if kind == "warning":
+            (root / "warnings.txt").open("a").write(f"{fields['message']}\n")
+
+    earlier = [root / str(n) for n in range(number)]
+    outcome = train(
+        cell_from(cell), Places(root / str(number), earlier, root / "cache", root), emit, cadence=CADENCE,
+        stop=lambda: None,
+    )  # fmt: skip
+    os.write(pipe, b"0\n" if outcome.outcome == "done" else b"-1\n")
+
+
+def start(root: Path, cell: dict[str, Any], number: int) -> tuple[int, Any]:
+    """A fork that trains, and the numbers of the updates it does."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        trial(root, cell, number, write)
+        os._exit(0)
+    os.close(write)
+    return child, os.fdopen(read)
+
+
+def main(root: Path, cell: dict[str, Any], kills: int) -> None:
+    make_deterministic(1)
+    chooser, at, killed = random.Random(11), 0, list[int]()
+    steps = cell["optim"]["steps"]
+    for number in range(kills):
+        child, told = start(root, cell, number)
+        # A little further every time, so that the last trial is killed near the end.
+        at = max(at, round(steps * (number + chooser.random()) / kills))
+        for line in told:
+            if int(line) >= min(at, steps - 1):
+                break
+        time.sleep(chooser.random() * 0.01)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        killed.append(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+        told.close()
+    child, told = start(root, cell, kills)
+    seen = [int(line) for line in told]
+    os.waitpid(child, 0)
+    print(json.dumps({"killed": killed, "end": seen[-1], "resumed_at": seen[0]}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]))

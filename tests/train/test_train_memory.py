@@ -1,0 +1,156 @@
+"""Rows at once: bounded by memory, halved when that was wrong, and never a part of the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from together import run, text
+
+from gpas_cli.errors import GpasError
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell, cell_from, parse_model
+from gpas_cli.spec.run import Resources
+from gpas_cli.train import loop, memory
+from gpas_cli.train.loop import IGNORED, Loop, micro_batches
+from gpas_cli.train.memory import bytes_per_token, free_bytes, micro_batch_rows
+from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import Precision, make_deterministic
+from gpas_cli.train.strategy import Layout, check_batch, choose
+
+CPU = torch.device("cpu")
+FP32 = Precision("fp32", CPU)
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 280}
+
+
+def cell(**optim: Any) -> Cell:
+    recipe = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512, **optim}
+    data = {"source": "stdlib", "tokenizer": "bpe", "layout": "pad", "length": 16}
+    return cell_from({"size": SIZE, "data": data, "optim": recipe})
+
+
+def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = cell()
+    row = 16 * bytes_per_token(what.model.size, FP32)
+    monkeypatch.setattr(memory, "LOGITS", 2**40)
+    for rows, free in [(100, 126 * row), (1, 0), (512, 10**15)]:
+        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+        assert micro_batch_rows(what, FP32) == rows
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 126 * row)
+    assert micro_batch_rows(what, FP32, reserved=63 * row) == 50
+    assert micro_batch_rows(what, FP32, processes=2) == 50
+    assert micro_batch_rows(what, FP32, 7) == 7
+    assert micro_batch_rows(cell(mean_rows=8), FP32, 99, processes=4) == 2
+    assert micro_batch_rows(what, FP32, recompute=True) > 100
+
+
+def test_an_estimate_covers_what_a_forward_pass_keeps() -> None:
+
+    size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
+    model = parse_model({"size": size, "norm": "sandwich", "gate": "gpas"})
+    kept = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += 0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        build(model)(torch.zeros(2, 32, dtype=torch.int64)).square().sum()
+    estimate = 64 * bytes_per_token(model.size, FP32)
+    assert estimate / 2 < kept < 2 * estimate
+
+
+def test_free_memory_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert free_bytes(CPU) <= psutil.virtual_memory().total
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert free_bytes(CPU) == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes(CPU) > 10**6
+
+
+def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text(tmp_path)
+    make_deterministic(1)
+    data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 99}
+    what = {"size": SIZE, "gate": "gpas", "data": data, "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 8}}
+    plain = run(tmp_path, ["plain", what, {"micro_batch": 2}, [], 99], ALONE)
+    healthy = loop.summed_loss
+
+    def small(network: Any, inputs: torch.Tensor, *more: Any) -> torch.Tensor:
+        if len(inputs) > 2 and network.training:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return healthy(network, inputs, *more)
+
+    monkeypatch.setattr(loop, "summed_loss", small)
+    told = run(tmp_path, ["small", what, {}, [], 99], ALONE)
+    assert told["outcome"] == {**plain["outcome"], "metrics": {**told["outcome"]["metrics"]}}
+    assert [event["loss"] for event in told["step"]] == [event["loss"] for event in plain["step"]]
+    assert [event["message"] for event in told["warning"]] == [
+        "8 rows at once do not fit the device's memory; going on with 4",
+        "4 rows at once do not fit the device's memory; going on with 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"), [("none", "not even one row"), ("fsdp", "set resources.micro_batch to 2")]
+)
+def test_what_can_never_fit_is_refused_with_the_remedy(
+    strategy: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop.Loop, "_accumulate", none)
+    network = build(parse_model({"size": SIZE}))
+    what = Loop(network, None, None, None, FP32, 4, layout=Layout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(GpasError, match=words):
+        what._gradients(None, False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("mean_rows", [0, 3, 6])
+@pytest.mark.parametrize("micro_batch", [1, 2, 7])
+def test_processes_share_every_row_once(size: int, mean_rows: int, micro_batch: int) -> None:
+    targets = torch.ones(12, 4, dtype=torch.int64)
+    targets[3:7, 1:] = IGNORED
+    parts = [list(micro_batches(targets, micro_batch, mean_rows, World(r, size, r))) for r in range(size)]
+    assert len({len(part) for part in parts}) == 1, "all make as many forward passes"
+    rows = [row for part in parts for where, weight in part if weight < 1e9 for row in range(12)[where]]
+    assert sorted(rows) == list(range(12))
+    assert all(len(range(12)[where]) <= micro_batch for part in parts for where, _ in part)
+    alone = dict(enumerate(w for where, w in micro_batches(targets, 1, mean_rows) for _ in range(12)[where]))
+    assert all(alone[r] == w for part in parts for where, w in part if w < 1e9 for r in range(12)[where])
+
+
+def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpas_cli.train import strategy
+
+    small, large = (parse_model({"size": size}) for size in (SIZE, "1b"))
+    two, gpu = World(0, 2, 0), Precision("bf16", torch.device("cuda"))
+    monkeypatch.setattr(strategy, "_memory", lambda _: 80 * 2**30)
+    assert choose(Resources(), small, gpu, ALONE) == Layout(ALONE, "none", False)
+    assert choose(Resources(), small, gpu, two) == Layout(two, "ddp", False)
+    assert choose(Resources(), large, gpu, two) == Layout(two, "fsdp", True)
+    assert choose(Resources(), large, gpu, ALONE) == Layout(ALONE, "none", False)
+    assert choose(Resources(), large, FP32, two) == Layout(two, "ddp", False)
+    assert choose(Resources(strategy="fsdp"), small, FP32, two).strategy == "fsdp"
+    told = Resources(strategy="ddp", activation_checkpointing="none")
+    assert choose(told, large, gpu, two) == Layout(two, "ddp", False)
+    monkeypatch.setattr(strategy, "_memory", lambda _: 2**18)
+    assert choose(Resources(), small, gpu, two) == Layout(two, "fsdp", True)
+    assert choose(Resources(), small, gpu, ALONE) == Layout(ALONE, "none", True)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_with_the_nearest() -> None:
+    check_batch(12, 0, World(0, 4, 0))
+    check_batch(12, 6, World(0, 3, 0))
+    with pytest.raises(GpasError, match=r"12 rows cannot be shared evenly by 5 processes; nearest: 4"):
+        check_batch(12, 0, World(0, 5, 0))
+    with pytest.raises(GpasError, match=r"6 rows .* by 4 processes; nearest: 3"):
+        check_batch(12, 6, World(0, 4, 0))
