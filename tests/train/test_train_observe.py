@@ -14,12 +14,11 @@ from gpas_cli.model.probe import gate_values
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.flops import PEAKS, flops_per_token, peak_flops
 from gpas_cli.spec.run import Watch
-from gpas_cli.train import observe
+from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update
 from gpas_cli.train.observe import Observer, fetch, make_meter, measure
 from gpas_cli.train.parallel import World, joined
-from gpas_cli.train.strategy import Layout
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
 
@@ -85,9 +84,9 @@ def test_two_gates_in_a_layer_follow_each_other() -> None:
 def sharded(rank: int, ranks: int, folder: str) -> None:
     """One process of a network sharded by FSDP: its series must be those of the whole network."""
     torch.set_num_threads(1)
-    with joined(World(rank, ranks, rank), f"file://{folder}/meet") as world:
+    with joined(World(rank, ranks, rank), f"file://{folder}/meet"):
         network = build(cell().model, seed=1)
-        Layout(world, "fsdp").apply(network)
+        strategy._shard(network, torch.device("cpu"))
         ours, whole = measured(with_gradients(network)), measured(trained())
     assert ours.keys() == whole.keys()
     assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
