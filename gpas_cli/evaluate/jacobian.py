@@ -139,10 +139,10 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
     with torch.no_grad(), seen_by([*decoder.layers, decoder.norm]) as seen:
         decoder(tokens)
         entering = [seen[place] for place in (*decoder.layers, decoder.norm)]
-        tables = decoder.tables(entering[0])
+        places = decoder.places(entering[0])
     for layer, x, y in zip(decoder.layers, entering, entering[1:], strict=False):
         assert isinstance(layer, Block)
-        attention, feed_forward = layer.sublayers(tables)
+        attention, feed_forward = layer.sublayers(places)
         with torch.no_grad():
             middle = attention(x)
             if not torch.allclose(feed_forward(middle), y):

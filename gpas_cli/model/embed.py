@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from gpas_cli.model.attention import Packing
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.embed import STAGES, Embed
 from gpas_cli.spec.size import Size
@@ -64,9 +65,9 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, hidden))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, packing: Packing | None = None) -> Tensor:
         """x: (batch, time, hidden) -> same shape. Raises ValueError for more time than there are positions."""
-        context, time = len(self.weight), x.shape[1]
+        context, time = len(self.weight), packing.time if packing else x.shape[1]
         if time > context:
             raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
-        return x + self.weight[:time]
+        return x + (self.weight[packing.index % time] if packing else self.weight[:time])

@@ -26,6 +26,7 @@ class Gate(nn.Module):
     """Scales its input by 1 - act(alpha) in the forward pass; with stop-gradient, the identity in the backward pass.
 
     alpha has shape (1,): FSDP refuses parameters without a dimension. A fixed gate's alpha is a buffer.
+    `in_graph`: alpha gets its gradient from autograd; else from `gpas_cli.model.gate_gradient`, and x is not kept.
     """
 
     alpha: Tensor
@@ -35,6 +36,7 @@ class Gate(nn.Module):
         self.start = start
         self.stop_gradient = spec.stop_gradient
         self.activation = _ACTIVATIONS[spec.activation]
+        self.in_graph = True
         if spec.learnable:
             self.alpha = nn.Parameter(torch.empty(1))
         else:
@@ -46,8 +48,11 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x of any shape; the result has its shape and dtype."""
-        taken = x.detach() if self.stop_gradient else x
-        return x - self.value().to(x.dtype) * taken
+        share = self.value().to(x.dtype)
+        if self.in_graph:
+            return x - share * (x.detach() if self.stop_gradient else x)
+        share = share.detach()
+        return torch.addcmul(x, x.detach(), -share) if self.stop_gradient else x * (1 - share)
 
     def extra_repr(self) -> str:
         return f"start={self.start:g}, stop_gradient={self.stop_gradient}"

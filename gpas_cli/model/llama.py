@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention
+from gpas_cli.model.attention import Attention, Packing, Places
 from gpas_cli.model.embed import LearnedPositions, embed_stages, lookup
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.init import initialise
@@ -26,13 +26,17 @@ from gpas_cli.model.wiring import Residual, gates_in
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
 
+Read = Callable[[Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class SubLayer:
-    """One sub-layer of a layer, to be looked at or applied alone: its module and the residual formula around it."""
+    """One sub-layer of a layer, to be looked at or applied alone: its module, the linear map that this ends with, and
+    the residual formula around it."""
 
     residual: Residual
     module: nn.Module
+    output: nn.Linear
     f: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -77,16 +81,19 @@ class Block(nn.Module):
         self.attn_gate, self.mlp_gate = Gate(model.gate, start), Gate(model.gate, start)
         return self.attn_gate, self.mlp_gate
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:
-        """x: (batch, time, hidden) -> same shape."""
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
         bottom = x if self.bottom else None
-        x = self._attention(x, lambda h: self.self_attn(h, tables))
+        x = self._attention(x, lambda h: self.self_attn(h, places))
         return self._feed_forward(x, self.mlp, bottom)
 
-    def sublayers(self, tables: tuple[Tensor, Tensor] | None) -> tuple[SubLayer, SubLayer]:
+    def sublayers(self, places: Places) -> tuple[SubLayer, SubLayer]:
         """Attention and the feed-forward network, each as a function of the stream; one after the other: `forward`."""
-        attention = SubLayer(self._attention, self.self_attn, lambda h: self.self_attn(h, tables))
-        return attention, SubLayer(self._feed_forward, self.mlp, self.mlp)
+        attention, mlp = self.self_attn, self.mlp
+        return (
+            SubLayer(self._attention, attention, attention.o_proj, lambda h: attention(h, places)),
+            SubLayer(self._feed_forward, mlp, mlp.down_proj, mlp),
+        )
 
 
 def _norm(model: Model, norm: Norm | None) -> nn.Module:
@@ -102,23 +109,29 @@ class Decoder(nn.Module):
         rotary = family.positions == "rotary"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
         self.embed_stages = embed_stages(model.embed, size)
-        self.embed_positions = nn.Identity() if rotary else LearnedPositions(family.context, size.hidden)
+        self.embed_positions = None if rotary else LearnedPositions(family.context, size.hidden)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # Every architecture ends with it, Post-LN and DeepNorm too (two norms in a row there), as the reference.
         self.norm = _norm(model, Norm())
         self.rope = Rope(size.head_dim, size.rope_theta) if rotary else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (batch, time) int64 -> (batch, time, hidden)."""
-        x = self.embed_positions(self.embed_stages(self.embed_tokens(tokens)))
-        tables = self.tables(x)
+    def forward(self, tokens: Tensor, packing: Packing | None = None) -> Tensor:
+        """tokens: (batch, time) int64 -> (batch, time, hidden). With a packing (1, n) -> (1, n, hidden)."""
+        x = self.embed_stages(self.embed_tokens(tokens))
+        x = self.embed_positions(x, packing) if self.embed_positions else x
+        places = self.places(x, packing)
         for layer in self.layers:
-            x = layer(x, tables)
+            x = layer(x, places)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def tables(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The rotary tables of the stream x (batch, time, hidden); None where positions are learned."""
-        return self.rope(x.shape[1], x.device, x.dtype) if self.rope else None
+    def blocks(self) -> list[Block]:
+        """The layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, Block)]
+
+    def places(self, x: Tensor, packing: Packing | None = None) -> Places:
+        """Where the tokens of the stream x (batch, time, hidden) stand."""
+        time = packing.time if packing else x.shape[1]
+        return Places(self.rope(time, x.device, x.dtype) if self.rope else None, packing)
 
 
 class Llama(nn.Module):
@@ -131,12 +144,11 @@ class Llama(nn.Module):
         tied = model.family.tied
         self.lm_head = None if tied else nn.Linear(model.size.hidden, model.size.vocab, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (batch, time) int64 -> logits (batch, time, vocab)."""
-        hidden = self.model(tokens)
-        if self.lm_head is None:
-            return F.linear(hidden, self.model.embed_tokens.weight)
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear) -> Tensor:
+        """tokens: (batch, time) int64, or (1, n) with a packing -> logits (batch, time, vocab), or what `read` makes of
+        the final hidden states and the head's matrix (vocab, hidden) in their place."""
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return read(self.model(tokens, packing), head)
 
     def gates(self) -> Iterator[Gate]:
         """Every gate, first layer first."""

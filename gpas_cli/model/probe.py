@@ -27,11 +27,11 @@ def watching(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor]
 
 
 @contextmanager
-def activation_variance(network: Llama) -> Iterator[list[Tensor]]:
+def activation_variance(network: Llama, *, wanted: bool = True) -> Iterator[list[Tensor]]:
     """Collects, in each forward pass inside the context, the variance over features, averaged over tokens, of the
-    residual stream entering every layer and the final norm: layers + 1 scalars."""
+    residual stream entering every layer and the final norm: layers + 1 scalars. Nothing unless `wanted`."""
     seen: list[Tensor] = []
-    places = [*network.model.layers, network.model.norm]
+    places = [*network.model.layers, network.model.norm] if wanted else []
     with watching(places, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
         yield seen
 

@@ -21,6 +21,7 @@ class Cadence:
 class Resources:
     """What one job asks for. `micro_batch` 0 lets the trainer choose; `time` is a SLURM time, D-HH:MM:SS.
 
+    `compile`: torch.compile for every layer; `auto` does so on GPUs, where it pays from the first minutes on.
     `ranks` processes share the work, 0: one for each GPU. They keep whole copies of the network (`ddp`) or shards of
     it (`fsdp`); `auto` shards what is large for the GPU, and recomputes its activations layer by layer (`blocks`).
     """
@@ -30,6 +31,7 @@ class Resources:
     mem: str = setting("")
     time: str = setting("")
     micro_batch: int = setting(0, low=0)
+    compile: str = setting("auto", choices=("auto", "on", "off"))
     ranks: int = setting(0, low=0, high=4096)
     strategy: str = setting("auto", choices=("auto", "ddp", "fsdp"))
     activation_checkpointing: str = setting("auto", choices=("auto", "blocks", "none"))

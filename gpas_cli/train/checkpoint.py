@@ -35,13 +35,15 @@ _NETWORK, _ADAM = "network/", "adam/"
 @dataclass(frozen=True)
 class Position:
     """Where a run stands: updates done, target tokens seen, seconds spent in updates; and how it splits a batch: rows
-    at once in each of so many processes, kept so that a resumed run rounds as an unbroken one."""
+    at once in each of so many processes, and by which matrix product (`train.gemm`), kept so that a resumed run rounds
+    as an unbroken one."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     micro_batch: int = 0
     processes: int = 1
+    gemm: str = ""
 
 
 def save(

@@ -12,7 +12,7 @@ from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.shards import put_back
 from gpas_cli.train.loop import micro_batches
-from gpas_cli.train.loss import summed_loss
+from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
@@ -63,9 +63,8 @@ def evaluate(
 
 def _batch_mean(network: Llama, batch: Batch, precision: Precision, micro_batch: int, world: World) -> Tensor:
     """This process's part of the batch's mean loss, float64 of shape ()."""
-    inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
-    for rows, weight in micro_batches(targets, micro_batch or len(targets), world=world):
-        x, y = (a[rows].to(precision.device) for a in (inputs, targets))
-        total += summed_loss(network, x, y, precision).double() / weight
+    for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
+        rows = Rows.of(batch.inputs[part], batch.targets[part], precision.device)
+        total += summed_loss(network, rows, precision, weight)
     return total

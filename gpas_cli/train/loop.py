@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from gpas_cli.data.loader import Batch, Batches
+from gpas_cli.data.loader import IGNORED, Batch, Batches
+from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
+from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance, gate_values, layer_gradient_norms
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.loss import IGNORED, summed_loss
+from gpas_cli.train.compiling import eager
+from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
@@ -24,7 +27,7 @@ from gpas_cli.train.strategy import Layout
 
 
 def micro_batches(
-    targets: Tensor, micro_batch: int, mean_rows: int = 0, world: World = ALONE
+    targets: Ints, micro_batch: int, mean_rows: int = 0, world: World = ALONE
 ) -> Iterator[tuple[slice, float]]:
     """This process's rows of each micro-batch, and what their summed loss is divided by: the targets of the
     `mean_rows` rows that they belong to (all rows if 0), over all processes, times the number of such means.
@@ -54,6 +57,7 @@ class Loop:
     batches: Batches
     precision: Precision
     micro_batch: int
+    gate_gradients: GateGradients | None = None
     position: Position = field(default_factory=Position)
     layout: Layout = field(default_factory=Layout)
     warn: Callable[[str], None] = print
@@ -65,12 +69,17 @@ class Loop:
         rate = self.spec.learning_rate(step)
         loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe)
         self.layout.add_up(self.network, loss)
+        if self.gate_gradients:
+            self.gate_gradients.fill(self.layout.sum_parts)
         norm = clip(self.network, self.spec)
         layers = self._layers(variance) if observe else {}
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
-        self.position = Position(step, self.position.tokens + tokens, seconds, self.micro_batch, self.layout.world.size)
+        self.position = replace(
+            self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
+            micro_batch=self.micro_batch, processes=self.layout.world.size,
+        )  # fmt: skip
         return Update(step, loss, rate, norm, layers)
 
     def _gradients(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
@@ -102,25 +111,17 @@ class Loop:
 
     def _accumulate(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
         """Gradients of the batch's mean loss (`Optim.mean_rows`), whatever its split into micro-batches."""
-        inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
-        for rows, weight in micro_batches(targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
-            x, y = (a[rows].to(self.precision.device) for a in (inputs, targets))
-            forward = self._watched(variance) if observe and not variance else summed_loss
-            loss = forward(self.network, x, y, self.precision) / weight
+        for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
+            rows = Rows.of(batch.inputs[part], batch.targets[part], self.precision.device)
+            watched = observe and not variance
+            with eager(watched), activation_variance(self.network, wanted=watched) as seen:
+                loss = summed_loss(self.network, rows, self.precision, weight)
+            variance.extend(seen)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        return total, int((targets != IGNORED).sum()), variance
-
-    def _watched(self, variance: list[Tensor]) -> Callable[..., Tensor]:
-        def forward(network: Llama, *args: object) -> Tensor:
-            with activation_variance(network) as seen:
-                loss = summed_loss(network, *args)  # type: ignore[arg-type]
-            variance.extend(seen)
-            return loss
-
-        return forward
+        return total, batch.predicted, variance
 
     def _layers(self, variance: list[Tensor]) -> dict[str, list[float]]:
         values = {

@@ -1,20 +1,115 @@
-"""The language-modelling loss as a sum over targets, so that any split of a batch adds up to the same number."""
+"""The language-modelling loss as a sum over targets, so that any split of a batch adds up to the same number.
+
+Two things are never made: the logits of all tokens (at 71M with 512 rows of 256 they would be 17 GB in float32), and
+anything at all for padding.
+"""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from gpas_cli.data.loader import IGNORED
+from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Llama
 from gpas_cli.train.precision import Precision
 
-IGNORED = -100
+# Logits that exist at once, in elements: 32 MB of float32, of which a step needs two.
+CHUNK = 2**23
 
 
-def summed_loss(network: Llama, inputs: Tensor, targets: Tensor, precision: Precision) -> Tensor:
-    """Sum of -log p(target) in nats over targets that are not IGNORED; inputs and targets are (rows, time) int64."""
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a batch on their device. Without a packing `inputs` and `targets` are (rows, time), else (1, n): what
+    stands behind a row's last target is left out. Targets that are IGNORED do not count."""
+
+    inputs: Tensor
+    targets: Tensor
+    packing: Packing | None
+
+    @classmethod
+    def of(cls, inputs: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device) -> Rows:
+        """From (rows, time) arrays of token ids."""
+        rows, time = targets.shape
+        counts = targets != IGNORED
+        needed = np.where(counts.any(1), time - np.argmax(counts[:, ::-1], 1), 0)
+        if needed.min() == time:
+            return cls(_move(inputs, device), _move(targets, device), None)
+        (index,) = np.nonzero((np.arange(time) < needed[:, None]).ravel())
+        inputs, targets = (a.reshape(1, -1)[:, index] for a in (inputs, targets))
+        return cls(_move(inputs, device), _move(targets, device), Packing(_move(index, device), rows, time))
+
+
+def _move(array: NDArray[np.int64], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def summed_loss(network: Llama, rows: Rows, precision: Precision, divisor: float = 1.0) -> Tensor:
+    """Sum of -log p(target) in nats over the targets that count, divided by `divisor`."""
+
+    def read(hidden: Tensor, head: Tensor) -> Tensor:
+        states, targets, dtype = hidden.flatten(0, 1), rows.targets.flatten(), precision.matmul(hidden.dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                return _LinearCrossEntropy.apply(states, head, targets, dtype, divisor)  # type: ignore[no-any-return, no-untyped-call]
+            return _chunked(states, head, targets, dtype, divisor, wanted=False)[0]
+
     with precision.compute():
-        logits = network(inputs)
-    return F.cross_entropy(
-        precision.logits(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+        return network(rows.inputs, rows.packing, read)  # type: ignore[no-any-return]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """sum over tokens of -log softmax(W h)[target] / divisor, by chunks of tokens; gradients are made going forward,
+    while a chunk's logits are there. hidden: (n, d); head: (vocab, d); targets: (n,)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float) -> Tensor:
+        total, d_hidden, d_head = _chunked(hidden, head, targets, dtype, divisor, wanted=True)
+        ctx.save_for_backward(d_hidden, d_head)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        d_hidden, d_head = ctx.saved_tensors
+        return d_hidden * gradient, d_head.mul_(gradient), None, None, None
+
+
+def _chunked(
+    hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float, *, wanted: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The loss, and its gradients if they are `wanted`. Dtypes are explicit here: no autocast."""
+    weight, rows = head.to(dtype), max(1, CHUNK // len(head))
+    wide = torch.promote_types(dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    d_hidden = torch.empty_like(hidden) if wanted else None
+    d_head = torch.zeros_like(head, dtype=wide) if wanted else None
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        states = hidden[part].to(dtype)
+        logits = states @ weight.t()
+        # With bfloat16 weights the log-probabilities are bfloat16 as well, as in the reference; their sum is not.
+        logits = logits if head.dtype == torch.bfloat16 else logits.to(wide)
+        logs = torch.log_softmax(logits, -1)
+        counts = targets[part] != IGNORED
+        place = targets[part].clamp_min(0)[:, None]
+        total -= (logs.gather(1, place)[:, 0].to(wide) * counts).sum()
+        if d_hidden is not None and d_head is not None:
+            d_logits = logs.exp_().scatter_add_(1, place, torch.full_like(place, -1, dtype=logs.dtype))
+            d_logits = d_logits.mul_(counts.to(logs.dtype)[:, None] / divisor).to(dtype)
+            d_hidden[part] = d_logits @ weight
+            _add_product(d_head, d_logits.t(), states)
+    return total / divisor, d_hidden, None if d_head is None else d_head.to(head.dtype)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

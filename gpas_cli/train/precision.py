@@ -26,9 +26,9 @@ class Precision:
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
-    def logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits in the dtype of the loss: float32 or wider unless everything is bfloat16."""
-        return logits if self.name == "pure_bf16" or logits.dtype == torch.float64 else logits.float()
+    def matmul(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which matrices meet activations of `dtype`."""
+        return torch.bfloat16 if self.name == "bf16" else dtype
 
 
 def choose_device() -> torch.device:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,12 +14,15 @@ import torch
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
+from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.loop import Loop, Update
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.optim import make_adam
@@ -63,14 +66,16 @@ def train(
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
-    loop = _assemble(cell, places, batches, resources, world)
+    loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
     loop.position = _resume(cell, places, loop, emit)
+    gemm = _settle_gemm(cell, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
     emit(
         "phase", name="training", resumed_from=loop.position.step, processes=world.size,
         strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
+        compiled=loop.layout.compiled, gates_in_graph=any(gate.in_graph for gate in loop.network.gates()), **gemm,
     )  # fmt: skip
     return _Training(cell, places, emit, cadence, lambda: world.agree(stop()), loop, corpus).run()
 
@@ -85,17 +90,47 @@ def _notify(emit: Emit) -> Callable[[str], None]:
     return lambda message: emit("phase", name="tokenising", detail=message)
 
 
-def _assemble(cell: Cell, places: Places, batches: Batches, resources: Resources, world: World) -> Loop:
+def assemble(
+    cell: Cell,
+    batches: Batches,
+    resources: Resources = WHATEVER_FITS,
+    world: World = ALONE,
+    teacher: Path | None = None,
+) -> Loop:
+    """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
     layout = choose(resources, cell.model, precision, world)
     network = layout.build(cell.model, cell.seed, precision)
-    if places.teacher is not None:
-        checkpoint.load_gates(places.teacher, network)
+    if teacher is not None:
+        checkpoint.load_gates(teacher, network)
     rows = micro_batch_rows(
         cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
         reserved=layout.still_to_come(network),
     )  # fmt: skip
-    return Loop(network, make_adam(network, cell.optim), cell.optim, batches, precision, rows, layout=layout)
+    return Loop(
+        network, make_adam(network, cell.optim), cell.optim, batches, precision, rows,
+        gate_gradients=_gates(network, precision), layout=layout,
+    )  # fmt: skip
+
+
+def _gates(network: Llama, precision: Precision) -> GateGradients | None:
+    """The gates' gradients without autograd, wherever they are determined; where all is rounded to bfloat16 as in the
+    reference, the gates are as well."""
+    try:
+        return None if precision.name == "pure_bf16" else GateGradients(network)
+    except NotDetermined:
+        return None
+
+
+def _settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
+    """Choose the float32 matrix product where the cell uses one, the same in all processes and after a resume; what
+    there is to record of it. Collective."""
+    if cell.precision != "fp32":
+        return {}
+    gemm = loop.layout.world.told(choose_gemm(cell.model.size, loop.precision.device, loop.position.gemm))
+    torch.set_float32_matmul_precision(gemm.path)
+    loop.position = replace(loop.position, gemm=gemm.path)
+    return {"gemm": gemm.path, "gemm_error": gemm.error, "gemm_speedup": gemm.speedup}
 
 
 def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:

@@ -21,6 +21,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.shards import is_shard, local
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
+from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
@@ -31,33 +32,42 @@ BUCKET = 2**25  # bytes of gradients in one message
 
 @dataclass(frozen=True)
 class Layout:
-    """`strategy` none (one process), ddp or fsdp; `recompute`: activations inside a layer are not kept."""
+    """`strategy` none (one process), ddp or fsdp; `recompute`: activations inside a layer are not kept; `compiled`: its
+    layers are compiled, one graph for all that are wired alike."""
 
     world: World = ALONE
     strategy: str = "none"
     recompute: bool = False
+    compiled: bool = False
 
     def build(self, model: Model, seed: int, precision: Precision) -> Llama:
         """The initialised network, laid out. Collective.
 
         A sharded one is never whole anywhere: each process draws one matrix at a time and keeps its part.
         """
-        if self.strategy != "fsdp":
-            network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
-            for tensor in network.state_dict().values() if self.strategy == "ddp" else ():
-                dist.broadcast(tensor, src=0)
-        else:
-            network = build(model, device="meta").to(precision.weights)
-            _shard(network, precision.device)
-            network.to_empty(device=precision.device)
-            initialise(network, model, seed)
+        sharded = self.strategy == "fsdp"
+        device = torch.device("meta") if sharded else precision.device
+        network = build(model, seed=seed, dtype=precision.weights, device=device)
         if self.recompute:
             _recompute(network)
+        if self.compiled:
+            compile_layers(network)
+        if sharded:
+            _shard(network.to(precision.weights), precision.device)
+            network.to_empty(device=precision.device)
+            initialise(network, model, seed)
+        elif self.strategy == "ddp":
+            for tensor in network.state_dict().values():
+                dist.broadcast(tensor, src=0)
         return network
 
     def still_to_come(self, network: Llama) -> int:
         """Bytes that gradients and Adam will take in this process."""
         return 3 * sum(local(p).numel() * p.element_size() for p in network.parameters())
+
+    def sum_parts(self, tensor: Tensor) -> Tensor:
+        """The sum over processes of what each has of its shards. Collective."""
+        return self.world.sum(tensor) if self.strategy == "fsdp" else tensor
 
     def add_up(self, network: Llama, loss: Tensor) -> None:
         """Replace gradients and `loss` by their sums over all processes, after the last micro-batch. Collective."""
@@ -75,15 +85,19 @@ class Layout:
 def choose(resources: Resources, model: Model, precision: Precision, world: World) -> Layout:
     """The layout that was asked for, or the cheapest one that fits."""
     network = build(model, device="meta")
-    heavy = precision.device.type == "cuda" and state_bytes(network, precision) > SHARE * _memory(precision.device)
-    large = precision.device.type == "cuda" and sum(p.numel() for p in network.parameters()) >= LARGE
+    on_gpu = precision.device.type == "cuda"
+    heavy = on_gpu and state_bytes(network, precision) > SHARE * _memory(precision.device)
+    large = on_gpu and sum(p.numel() for p in network.parameters()) >= LARGE
     strategy = {"auto": "fsdp" if large or heavy else "ddp"}.get(resources.strategy, resources.strategy)
     if world.alone:
         strategy = "none"
     # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
     tight = heavy or (large and strategy == "fsdp")
     asked = resources.activation_checkpointing
-    return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight))
+    return Layout(
+        world, strategy, recompute=asked == "blocks" or (asked == "auto" and tight),
+        compiled=resources.compile == "on" or (resources.compile == "auto" and on_gpu),
+    )  # fmt: skip
 
 
 def check_batch(batch: int, mean_rows: int, world: World) -> None:

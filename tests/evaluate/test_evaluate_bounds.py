@@ -151,7 +151,7 @@ def test_a_layer_that_is_not_its_two_sublayers_is_refused(monkeypatch: pytest.Mo
     model = network()
     layer = model.model.layers[1]
     whole = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda x, tables: x + whole(x, tables))
+    monkeypatch.setattr(layer, "forward", lambda x, places: x + whole(x, places))
     with pytest.raises(GpasError, match="attention and then a feed-forward network"):
         list(bounds_of(model, sample()))
 

@@ -1,0 +1,57 @@
+"""The float32 matrix product: taken when it is faster and exact, and kept by a resumed run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpas_cli.spec.size import SIZES
+from gpas_cli.train import gemm
+from gpas_cli.train.gemm import TOLERANCE, choose_gemm
+
+CPU = torch.device("cpu")
+SIZE = SIZES["71m"]
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], noise: dict[str, float] | None = None) -> None:
+    """Let every path take so long, and be off by this share of its largest element."""
+
+    def product(path: str, x: torch.Tensor, weight: torch.Tensor) -> tuple[float, torch.Tensor]:
+        exact = x @ weight.t()
+        return seconds[path], exact + (noise or {}).get(path, 0) * exact.abs().max()
+
+    monkeypatch.setattr(gemm, "_timed", product)
+
+
+def test_what_it_takes_is_float32_and_set() -> None:
+    found = choose_gemm(SIZE, CPU)
+    assert found.error <= TOLERANCE
+    assert found.path == torch.get_float32_matmul_precision()
+
+
+def test_the_faster_one_is_taken_with_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, {"highest": 2.0, "medium": 1.0})
+    assert choose_gemm(SIZE, CPU).path == "medium"
+    assert choose_gemm(SIZE, CPU).speedup == 2
+    timed(monkeypatch, {"highest": 1.1, "medium": 1.0})
+    assert choose_gemm(SIZE, CPU).path == "highest"
+
+
+def test_a_fast_one_that_is_bfloat16_in_fact_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, {"highest": 2.0, "medium": 1.0}, {"medium": 2**-9})
+    assert choose_gemm(SIZE, CPU).path == "highest"
+    assert choose_gemm(SIZE, CPU, before="medium").path == "highest"
+
+
+def test_a_resumed_run_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, {"highest": 1.0, "medium": 2.0})
+    assert choose_gemm(SIZE, CPU, before="medium").path == "medium"

@@ -1,0 +1,112 @@
+"""The loss never holds all logits and computes no padding: equal to the plain one, forward and backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpas_cli.data.loader import IGNORED
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cell import parse_model
+from gpas_cli.train import loss
+from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.precision import Precision
+
+CPU = torch.device("cpu")
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 50}
+LENGTHS = [12, 3, 0, 7, 12, 1]
+
+
+def network(dtype: torch.dtype = torch.float64, **model: object) -> Llama:
+    return build(parse_model({"size": SIZE, "gate": "gpas", **model}), dtype=dtype)
+
+
+def padded(hole: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of 12 with these many targets each; with `hole`, one in the middle does not count."""
+    generator = np.random.default_rng(3)
+    inputs, targets = generator.integers(0, 50, (2, len(LENGTHS), 12))
+    targets[np.arange(12) >= np.array(LENGTHS)[:, None]] = IGNORED
+    if hole:
+        targets[0, 4] = IGNORED
+    return inputs, targets
+
+
+def plain(made: Llama, inputs: np.ndarray, targets: np.ndarray) -> torch.Tensor:
+    logits = made(torch.from_numpy(inputs)).flatten(0, 1)
+    return F.cross_entropy(logits, torch.from_numpy(targets).flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def gradients(made: Llama, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    made.zero_grad()
+    value.backward()
+    return {name: p.grad.clone() for name, p in made.named_parameters()}
+
+
+@pytest.mark.parametrize("chunk", [50, 350, 10**6])
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+@pytest.mark.parametrize("hole", [False, True])
+def test_without_padding_and_by_chunks_it_is_the_plain_loss(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, family: str, hole: bool
+) -> None:
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    made, (inputs, targets) = network(family=family), padded(hole)
+    expected = plain(made, inputs, targets)
+    rows = Rows.of(inputs, targets, CPU)
+    assert rows.packing is not None
+    assert rows.inputs.shape == (1, sum(LENGTHS))
+    ours = summed_loss(made, rows, Precision("fp32", CPU), 4)
+    torch.testing.assert_close(4 * ours, expected, rtol=1e-12, atol=0)
+    for name, gradient in gradients(made, expected).items():
+        torch.testing.assert_close(4 * gradients(made, ours)[name], gradient, rtol=1e-9, atol=1e-12)
+        ours = summed_loss(made, rows, Precision("fp32", CPU), 4)
+
+
+def test_in_single_precision_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "CHUNK", 350)
+    made, (inputs, targets) = network(torch.float32), padded()
+    expected = plain(made, inputs, targets)
+    ours = summed_loss(made, Rows.of(inputs, targets, CPU), Precision("fp32", CPU))
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+    theirs, ours = gradients(made, expected), gradients(made, ours)
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6 * largest)
+
+
+def test_full_rows_stay_rows() -> None:
+    inputs, targets = np.ones((2, 2, 5), np.int64)
+    rows = Rows.of(inputs, targets, CPU)
+    assert rows.packing is None
+    assert rows.inputs.shape == (2, 5)
+
+
+def test_a_batch_without_targets_costs_nothing_and_is_zero() -> None:
+    inputs, targets = np.ones((2, 5), np.int64), np.full((2, 5), IGNORED)
+    value = summed_loss(network(), Rows.of(inputs, targets, CPU), Precision("fp32", CPU))
+    assert value.item() == 0
+
+
+@pytest.mark.parametrize("name", ["bf16", "pure_bf16"])
+def test_in_bfloat16_it_is_near_the_exact_one(name: str) -> None:
+    precision, (inputs, targets) = Precision(name, CPU), padded()
+    made = network(precision.weights)
+    ours = summed_loss(made, Rows.of(inputs, targets, CPU), precision)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), plain(network(), inputs, targets), rtol=2e-2, atol=0)
+    ours.backward()
+    assert all(p.grad is None or p.grad.dtype == p.dtype for p in made.parameters())
+
+
+def test_an_evaluation_makes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = []
+    whole = loss._chunked
+    monkeypatch.setattr(
+        loss, "_chunked", lambda *args, **kwargs: wanted.append(kwargs["wanted"]) or whole(*args, **kwargs)
+    )
+    made, rows = network(), Rows.of(*padded(), CPU)
+    with torch.no_grad():
+        summed_loss(made, rows, Precision("fp32", CPU))
+    summed_loss(made, rows, Precision("fp32", CPU))
+    assert wanted == [False, True]
