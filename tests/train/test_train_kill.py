@@ -25,7 +25,8 @@ def final(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(shard)
 
 
-def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path, kills: int = 20) -> None:
+def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
+    kills = 20
     cell = {"size": SIZE, "gate": "gpas", "data": DATA, "optim": OPTIM}
     text(tmp_path)
     torch.set_num_threads(1)
