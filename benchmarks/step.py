@@ -1,30 +1,188 @@
-"""One training step of the bundled trainer against `transformers`' LlamaForCausalLM, and GPAS against none.
+"""One update of the bundled trainer against `transformers`' LlamaForCausalLM, and GPAS against none.
 
     python benchmarks/step.py --quick --json
 
-Every ratio is of two things that take turns in one run: a round times each once, and the ratio is the median over
-rounds. A step is everything that an update does: forward, backward, fused Adam. Networks are LLaMA 71M (hidden 512, 12
-layers, vocabulary 32,000); rows are full, or padded to 256 with the lengths of C4's documents, of which 76 % are real
-tokens. Needs `pip install transformers`.
+Every ratio is of two things that take turns in one run: a round does each once, and the ratio is the median over
+rounds. An update is forward, backward and fused Adam, in both. The network is LLaMA 71M (hidden 512, 12 layers,
+vocabulary 32,000) on rows of 256: full, or padded as C4's documents pad them (76 % real tokens). Peak memory is of a
+process that does nothing else. Needs `pip install transformers`.
 
-ratios   padded          our real tokens per second / theirs, padded rows, the same matrix products for both
-         full            the same on full rows
-         out_of_the_box  the same on full rows in float32, each as it is set up by itself
-         memory          our peak memory / theirs, full rows (each in a process of its own)
-         gpas_time       our step with GPAS / without
-         gpas_memory     our peak memory with GPAS / without
+    padded          our real tokens per second / theirs, padded rows, the same matrix products for both
+    full            the same on full rows
+    out_of_the_box  the same on padded rows in float32, each as it sets itself up
+    memory          our peak memory / theirs, padded rows
+    memory_full     the same on full rows
+    gpas_time       our update with GPAS / without, full rows
+    gpas_memory     our peak memory with GPAS / without
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gpas_cli.data.loader import IGNORED
 from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.train.bench import MadeUp, made_up_loop, peak_memory, timed_update
+from gpas_cli.train.gemm import choose_gemm
+from gpas_cli.train.precision import Precision, choose_device
 
-ROWS, TIME, VOCAB = 8, 256, 32_000
-Step = Callable[[], object]
+Step = Callable[[], float]
+DEVICE = choose_device()
 
 
 def cell(gate: str, precision: str, rows: int) -> Cell:
-    optim = {"lr": 1e-3, "warmup": 1, "steps": 1000, "batch": rows}
+    """LLaMA 71M, pre-LN."""
+    optim = {"lr": 1e-3, "warmup": 1, "steps": 10_000, "batch": rows}
     return cell_from({"size": "71m", "gate": gate, "precision": precision, "data": "c4", "optim": optim})
+
+
+def ours(gate: str, precision: str, rows: int, *, padded: bool) -> Step:
+    loop = made_up_loop(cell(gate, precision, rows), padded=padded)
+    return lambda: timed_update(loop)
+
+
+def theirs(precision: str, rows: int, *, padded: bool) -> Step:
+    """The same batches, with their attention mask and their labels."""
+    made = cell("none", precision, rows)
+    size, batches, steps = made.model.size, MadeUp(made, padded=padded), iter(range(10**6))
+    config = LlamaConfig(
+        vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.ffn, num_hidden_layers=size.layers,
+        num_attention_heads=size.heads, max_position_embeddings=made.data.length, attn_implementation="sdpa",
+        use_cache=False,
+    )  # fmt: skip
+    network = LlamaForCausalLM(config).to(DEVICE)
+    adam, compute = torch.optim.AdamW(network.parameters(), fused=True), Precision(precision, DEVICE).compute
+
+    def step() -> float:
+        batch = batches.at(next(steps))
+        began = time.perf_counter()
+        inputs, labels = torch.from_numpy(batch.inputs).to(DEVICE), torch.from_numpy(batch.targets).to(DEVICE)
+        mask = (labels != IGNORED).long() if padded else None
+        adam.zero_grad(set_to_none=True)
+        with compute():
+            # shift_labels: the targets are shifted already, as ours are.
+            loss = network(input_ids=inputs, attention_mask=mask, labels=labels, shift_labels=labels).loss
+        loss.backward()
+        adam.step()
+        loss.item()
+        return time.perf_counter() - began
+
+    return step
+
+
+def take_turns(
+    steps: Mapping[str, Step], rounds: int, before: Mapping[str, str] | None = None
+) -> dict[str, list[float]]:
+    """Seconds of every step in every round; the first round is not counted. `before`: the matrix product to set."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            if before:
+                torch.set_float32_matmul_precision(before[name])
+            taken = step()
+            if number:
+                seconds[name].append(taken)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
+    """The median over rounds of one's seconds over the other's in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def compare(precision: str, rows: int, rounds: int, path: str) -> dict[str, float]:
+    """The ratios of times; `path`: the matrix product that we choose. PyTorch starts with "highest"."""
+    ratios = {}
+    for name, padded in (("padded", True), ("full", False)):
+        steps = {"ours": ours("none", precision, rows, padded=padded), "theirs": theirs(precision, rows, padded=padded)}
+        ratios[name] = ratio(take_turns(steps, rounds, {"ours": path, "theirs": path}), "theirs", "ours")
+        if padded and precision == "fp32":
+            seconds = take_turns(steps, rounds, {"ours": path, "theirs": "highest"})
+            ratios["out_of_the_box"] = ratio(seconds, "theirs", "ours")
+    gates = {gate: ours(gate, precision, rows, padded=False) for gate in ("none", "gpas")}
+    ratios["gpas_time"] = ratio(take_turns(gates, 2 * rounds, dict.fromkeys(gates, path)), "gpas", "none")
+    return ratios
+
+
+def memory_of(who: str, precision: str, rows: int, *, padded: bool) -> int:
+    """Peak bytes of three updates in a process of their own."""
+    command = [sys.executable, __file__, "--only", who, "--precision", precision, "--rows", str(rows)]
+    output = subprocess.run([*command, *(["--padded"] if padded else [])], check=True, stdout=subprocess.PIPE).stdout
+    return int(output)
+
+
+def compare_memory(precision: str, rows: int) -> dict[str, float]:
+    names = ("none", "gpas", "theirs")
+    padded, full = (
+        {name: memory_of(name, precision, rows, padded=padded) for name in names} for padded in (True, False)
+    )
+    return {
+        "memory": padded["none"] / padded["theirs"],
+        "memory_full": full["none"] / full["theirs"],
+        "gpas_memory": full["gpas"] / full["none"],
+    }
+
+
+def only(who: str, precision: str, rows: int, *, padded: bool) -> None:
+    """The process that `memory_of` starts: three updates, then the peak."""
+    step = theirs(precision, rows, padded=padded) if who == "theirs" else ours(who, precision, rows, padded=padded)
+    for _ in range(3):
+        step()
+    print(peak_memory(DEVICE))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="float32 alone, few rounds")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rows", type=int, default=4, help="rows of 256 tokens in an update")
+    parser.add_argument("--rounds", type=int, default=0, help="default 7, or 3 with --quick")
+    parser.add_argument("--precision", action="append", choices=("fp32", "bf16"))
+    parser.add_argument("--padded", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.only:
+        only(asked.only, asked.precision[0], asked.rows, padded=asked.padded)
+        return
+    rounds = asked.rounds or (3 if asked.quick else 7)
+    gemm = choose_gemm(cell("none", "fp32", 1).model.size, DEVICE)
+    results = {}
+    for precision in asked.precision or (["fp32"] if asked.quick else ["fp32", "bf16"]):
+        times = compare(precision, asked.rows, rounds, gemm.path)
+        results[precision] = times | compare_memory(precision, asked.rows)
+    found = {
+        "ratios": next(iter(results.values())), "by_precision": results, "rows": asked.rows, "rounds": rounds,
+        "gemm": vars(gemm), "threads": torch.get_num_threads(), "device": str(DEVICE), "processor": _processor(),
+        "versions": {name: version(name) for name in ("torch", "transformers")} | {"python": platform.python_version()},
+    }  # fmt: skip
+    print(json.dumps(found, indent=2) if asked.json else _table(results))
+
+
+def _processor() -> str:
+    if DEVICE.type == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _table(results: Mapping[str, Mapping[str, float]]) -> str:
+    names = sorted({name for ratios in results.values() for name in ratios})
+    lines = [f"{'':16}" + "".join(f"{precision:>8}" for precision in results)]
+    for name in names:
+        values = (f"{ratios[name]:8.3f}" if name in ratios else f"{'':8}" for ratios in results.values())
+        lines.append(f"{name:16}" + "".join(values))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ import typer
 from gpas_cli import __version__
 from gpas_cli.cli import (
     cancel,
+    data,
     db,
     doctor,
     explain,
@@ -72,5 +73,6 @@ app.command("table")(table.table)
 app.command("figure")(figure.figure)
 app.command("export")(export.export)
 app.command("sync")(sync.sync)
+app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)

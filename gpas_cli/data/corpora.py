@@ -1,10 +1,13 @@
-"""Where documents come from: one interface, four sources, and the split between training and validation.
+"""Where documents come from: one interface for every kind of text, and the split between training and validation.
 
-    Source            documents(split, after) -> Document(id, text) in a fixed order; survey() -> fingerprints
+    Source            records(split, after) in a fixed order, parser(record) -> Document(id, text); survey()
     ├── Stdlib        the running Python's standard library                                 stdlib.py
-    ├── Files         .txt and .jsonl files under a glob                                    files.py
+    ├── Files         .txt, .jsonl and .parquet files under a glob                          files.py
     ├── HfDataset     a `datasets` data set, by name or local                               hub.py
     └── C4            allenai/c4, one shard file at a time                                  hub.py
+
+A record is a document as it lies in its file: reading records is cheap and goes in order, making documents of them is
+what many processes share.
 
 A document's id decides its side: the same file or line is validation text on every machine and in every version.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -38,6 +41,24 @@ class Document(NamedTuple):
     text: str
 
 
+class Record(NamedTuple):
+    """A document before its text is taken out of the bytes it lies in. `where` names it in messages."""
+
+    id: str
+    raw: str | bytes
+    where: str = ""
+
+
+# Picklable: it travels to other processes. None is a record without text.
+Parser = Callable[[Record], Document | None]
+
+
+def as_it_is(record: Record) -> Document | None:
+    """The parser of records that are text already."""
+    assert isinstance(record.raw, str)
+    return Document(record.id, record.raw)
+
+
 @dataclass(frozen=True)
 class Survey:
     """What a source's text is. Equal fingerprints mean equal documents in both splits, resp. in validation alone."""
@@ -56,11 +77,20 @@ class Source(ABC):
     endless: ClassVar[bool] = False
 
     @abstractmethod
-    def documents(self, split: str, after: str = "") -> Iterator[Document]:
-        """The documents of `split` in their fixed order; with `after`, those that follow the document of that id.
+    def records(self, split: str, after: str = "") -> Iterator[Record]:
+        """The records of `split` in their fixed order; with `after`, those that follow the document of that id.
 
         Raises DataError when the text cannot be had.
         """
+
+    @property
+    def parser(self) -> Parser:
+        """What makes documents of this source's records. Raises DataError for a record that is none."""
+        return as_it_is
+
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        """The documents of `split`, or those behind `after`. Raises DataError when the text cannot be had."""
+        return parsed(self.records(split, after), self.parser)
 
     @abstractmethod
     def survey(self) -> Survey:
@@ -77,11 +107,16 @@ def side(identity: str) -> str:
     return "validation" if number % 100 < VALIDATION_PERCENT else "train"
 
 
-def skip_to(documents: Iterator[Document], after: str) -> Iterator[Document]:
-    """The documents behind the one with id `after`; all of them where `after` is empty."""
-    if after and not any(document.id == after for document in documents):
+def parsed(records: Iterable[Record], parser: Parser) -> Iterator[Document]:
+    """The documents among the records."""
+    return (document for record in records if (document := parser(record)) is not None)
+
+
+def skip_to(records: Iterator[Record], after: str) -> Iterator[Record]:
+    """The records behind the one with id `after`; all of them where `after` is empty."""
+    if after and not any(record.id == after for record in records):
         raise DataError(f"document '{after}' is no longer in the corpus; the text changed while it was being tokenised")
-    return documents
+    return records
 
 
 def survey_of(documents: Iterator[tuple[str, Document]]) -> Survey:

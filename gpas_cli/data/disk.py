@@ -7,17 +7,18 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from gpas_cli.errors import DataError
 
 PREFIX = ".tmp-"
 STALE_SECONDS = 86_400
+ASK_SECONDS = 1.0
 
 
 def digest(value: Any) -> str:
@@ -76,22 +77,36 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[bool]:
     """Hold the folder's lock, waiting for it. The kernel releases it when the holder dies, however it dies.
 
+    `until` is asked while waiting; when it says so, waiting ends without the lock. Yields whether the lock is held.
     The lock spares double work; correctness does not rest on it, as every writer would write the same bytes.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", mode=0o666)
-        lock.acquire()
+        held = _acquire(lock, until)
     except OSError as error:
         raise DataError(f"cannot use {folder}: {error.strerror or error}; set GPAS_CACHE to another folder") from error
     try:
-        _sweep(folder)
-        yield
+        if held:
+            _sweep(folder)
+        yield held
     finally:
-        lock.release()
+        if held:
+            lock.release()
+
+
+def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
+    while True:
+        try:
+            lock.acquire(timeout=ASK_SECONDS)
+        except Timeout:
+            if until():
+                return False
+        else:
+            return True
 
 
 def _sweep(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The user's own text: files under a glob, a whole .txt file or one line of a .jsonl file being a document."""
+"""The user's own text: files under a glob. A document is a whole .txt file, a line of a .jsonl, a row of a .parquet."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.data.corpora import Document, Source, Survey, file_stamp, side, skip_to, survey_of
+from gpas_cli.data.corpora import Document, Parser, Record, Source, Survey, file_stamp, parsed, side, skip_to, survey_of
 from gpas_cli.errors import DataError, nearest
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz")
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_BATCH = 1024  # rows of a Parquet file read at a time
 _EXAMPLE = "data.path is a glob, for example texts/**/*.txt"
 
 
 class Files(Source):
-    """Documents by ascending file name, then line. Ids (`a/b.txt`, `a/b.jsonl:7`) start where the glob's wildcards do,
-    so that a corpus keeps its split when its folder is moved."""
+    """Documents by ascending file name, then line or row, counted from 1. Ids (`a/b.txt`, `a/b.jsonl:7`) start where
+    the glob's wildcards do, so that a corpus keeps its split when its folder is moved."""
 
     name = "files"
 
@@ -28,19 +30,29 @@ class Files(Source):
         self.text_field = text_field
         self.root = root
 
-    def documents(self, split: str, after: str = "") -> Iterator[Document]:
-        return skip_to((d for d in self._all() if side(d.id) == split), after)
+    @property
+    def parser(self) -> Parser:
+        return TextField(self.text_field)
+
+    def records(self, split: str, after: str = "") -> Iterator[Record]:
+        return skip_to((r for r in self._all() if side(r.id) == split), after)
 
     def survey(self) -> Survey:
-        return survey_of((side(d.id), d) for d in self._all())
+        return survey_of((side(d.id), d) for d in parsed(self._all(), self.parser))
 
     def stamp(self) -> Any:
         stamp = file_stamp(iter(self._named().values()))
         return {"field": self.text_field, "pattern": self.pattern, "files": stamp} if stamp else None
 
-    def _all(self) -> Iterator[Document]:
+    def _all(self) -> Iterator[Record]:
         for name, path in self._named().items():
-            yield from self._text(name, path) if name.endswith(".txt") else self._lines(name, path)
+            if name.endswith(".txt"):
+                yield Record(name, _whole(path))
+            elif name.endswith(".parquet"):
+                yield from (Record(f"{name}:{n}", text) for n, text in _column(path, self.text_field))
+            else:
+                for number, line in enumerate(read_lines(path), start=1):
+                    yield Record(f"{name}:{number}", line, f"{path}:{number}")
 
     def _named(self) -> dict[str, Path]:
         """The files by name, in order. Raises DataError when there are none, or one is of no known kind."""
@@ -54,25 +66,62 @@ class Files(Source):
             if not name.endswith(SUFFIXES):
                 raise DataError(
                     f"data.path: {path} is none of {', '.join(SUFFIXES)}; narrow the glob, or use data.source: hf "
-                    "for .json, .parquet and .csv files"
+                    "for .json and .csv files"
                 )
         return dict(sorted(files.items()))
 
-    def _text(self, name: str, path: Path) -> Iterator[Document]:
-        try:
-            text = path.read_bytes().decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-        if text.strip():
-            yield Document(name, text)
 
-    def _lines(self, name: str, path: Path) -> Iterator[Document]:
-        for number, line in enumerate(read_lines(path), start=1):
-            if not line.strip():
-                continue
-            text = field_of(line, self.text_field, f"{path}:{number}")
-            if text.strip():
-                yield Document(f"{name}:{number}", text)
+@dataclass(frozen=True)
+class TextField:
+    """The parser of lines of JSON, whose text is under `field`; records that are text already stay as they are.
+
+    Blank documents are none, unless `keep_blank`.
+    """
+
+    field: str
+    keep_blank: bool = False
+
+    def __call__(self, record: Record) -> Document | None:
+        """Raises DataError, beginning with the record's place, when it has no such text."""
+        raw = record.raw
+        if isinstance(raw, bytes):
+            if not self.keep_blank and not raw.strip():
+                return None
+            raw = field_of(raw, self.field, record.where)
+        return Document(record.id, raw) if self.keep_blank or raw.strip() else None
+
+
+def _whole(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each row of a Parquet file that has one. Raises DataError where it has no such column
+    of text, or cannot be read."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_column(path, file.schema_arrow, field)
+            number = 0
+            for batch in file.iter_batches(_BATCH, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    if text is not None:
+                        yield number, text
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _check_column(path: Path, schema: Any, field: str) -> None:
+    if field not in schema.names:
+        raise DataError(f"{path}: no column '{field}' (data.text_field); {nearest(field, schema.names)}")
+    if str(schema.field(field).type) not in ("string", "large_string", "string_view"):
+        raise DataError(f"{path}: the column '{field}' is not text but {schema.field(field).type}")
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

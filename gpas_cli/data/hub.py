@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Document, Source, Survey, file_stamp, side, survey_of
-from gpas_cli.data.files import field_of, read_lines
+from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, file_stamp, side, survey_of
+from gpas_cli.data.files import TextField, read_lines
 from gpas_cli.errors import DataError, nearest
 
+# Line of a file of C4 at which the next file's download begins: not so early that a small need fetches a second file.
+FETCH_NEXT_AT = 100_000
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -35,7 +39,7 @@ class HfDataset(Source):
         self.text_field = text_field
         self.root = root
 
-    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+    def records(self, split: str, after: str = "") -> Iterator[Record]:
         if "validation" in self._splits:
             return self._rows(split, after)
         return (d for d in self._rows("train", after) if side(d.id) == split)
@@ -51,14 +55,14 @@ class HfDataset(Source):
         stamp = file_stamp(iter(files))
         return {"field": self.text_field, "splits": sorted(self._splits), "files": stamp} if stamp else None
 
-    def _rows(self, split: str, after: str) -> Iterator[Document]:
+    def _rows(self, split: str, after: str) -> Iterator[Record]:
         start = int(after.rpartition("/")[2]) + 1 if after else 0
         rows = self._splits[split].select_columns([self.text_field]).skip(start)
         for batch in rows.iter(batch_size=1000):
             for text in batch[self.text_field]:
                 identity, start = f"{split}/{start}", start + 1
                 if text and text.strip():
-                    yield Document(identity, text)
+                    yield Record(identity, text)
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
@@ -122,17 +126,22 @@ class C4(Source):
         self.pin = cache / "sources" / "c4.json"
         self.files = files or {"train": 1024, "validation": 8}
 
-    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+    @property
+    def parser(self) -> Parser:
+        return TextField("text", keep_blank=True)
+
+    def records(self, split: str, after: str = "") -> Iterator[Record]:
         """Ids are `en/c4-train.00000-of-01024.json.gz:17`: file and line."""
         last_file, _, last_line = after.rpartition(":")
-        for name in self._names(split):
-            if name < last_file:
-                continue
+        names = [name for name in self._names(split) if name >= last_file]
+        for name, following in zip(names, [*names[1:], ""], strict=True):
             path = download(self.repo, name, self.revision)
             skipped = int(last_line) if name == last_file else 0
             for number, line in enumerate(read_lines(path), start=1):
+                if number == FETCH_NEXT_AT and following:
+                    self._fetch_ahead(following)
                 if number > skipped:
-                    yield Document(f"{name}:{number}", field_of(line, "text", f"{path}:{number}"))
+                    yield Record(f"{name}:{number}", line, f"{path}:{number}")
 
     def survey(self) -> Survey:
         """The revision stands for the text: it names the bytes of every file of the repository."""
@@ -150,6 +159,15 @@ class C4(Source):
                     known = {"repository": self.repo, "revision": resolve(self.repo, self._names("validation")[0])}
                     disk.write_json(self.pin, known)
         return str(known["revision"])
+
+    def _fetch_ahead(self, name: str) -> None:
+        """Begin to download a file that will be read soon. Should it fail, the reader will say so in its turn."""
+
+        def fetch(revision: str) -> None:
+            with suppress(DataError):
+                download(self.repo, name, revision)
+
+        Thread(target=fetch, args=(self.revision,), daemon=True, name="gpas-fetch").start()
 
     def _names(self, split: str) -> list[str]:
         count = self.files[split]

@@ -1,14 +1,15 @@
-"""From a cell's `Data` to rows: the one function of this room a trainer calls."""
+"""From a cell's `Data` to rows: `prepare`, the one function of this room a trainer calls, and its two halves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gpas_cli.data.corpora import Notify, Survey, cached_survey
+from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, cached_survey
 from gpas_cli.data.rows import Rows, open_rows
-from gpas_cli.data.shards import Enough, Shard, TokenCache, Totals
+from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.sources import open_source
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer
 from gpas_cli.errors import DataError
@@ -54,6 +55,30 @@ class Corpus:
         }
 
 
+@dataclass(frozen=True)
+class Need:
+    """How much of a split is enough: so many `documents`, `tokens`, or `targets` (a document's first token is none)."""
+
+    measure: str
+    amount: int
+
+    def of(self, totals: Totals) -> int:
+        """What there is, in the need's measure."""
+        targets = totals.tokens - totals.documents
+        return {"documents": totals.documents, "tokens": totals.tokens, "targets": targets}[self.measure]
+
+    def __call__(self, totals: Totals) -> bool:
+        return self.of(totals) >= self.amount
+
+
+# The split, what it needs (None: all there is), and what there is of it by now.
+Watch = Callable[[str, Need | None, Totals], None]
+
+
+def _unwatched(split: str, need: Need | None, totals: Totals) -> None:
+    """Nobody looks."""
+
+
 def prepare(
     data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify = lambda message: None, rows: int | None = None
 ) -> Corpus:
@@ -64,27 +89,63 @@ def prepare(
     Relative paths in `data` start from `root`. `notify` is told what takes time. Safe to call from many processes.
     Raises DataError when text or tokenizer cannot be had, or are too little for one row.
     """
-    source = open_source(data, cache, root)
-    if source.endless and rows is None:
-        raise ValueError(f"prepare() needs `rows` for data.source: {source.name}, which cannot be tokenised whole")
-    survey = cached_survey(source, cache)
-    tokenizer = make_tokenizer(data.tokenizer, vocab, source, survey, cache, root=root, notify=notify)
-    tokens = TokenCache(source, survey, tokenizer, data.length if data.layout == "pad" else None, cache)
-    limit = rows if source.endless else None
-    needs: dict[str, Enough] = {"train": _never, "validation": _never}
-    if source.endless and rows is not None:
-        needs = {"train": _rows_of(data, rows), "validation": _predicting(data.eval_tokens)}
-    shards = {split: tokens.ensure(split, enough, notify) for split, enough in needs.items()}
+    if rows is None and open_source(data, cache, root).endless:
+        raise ValueError(f"`rows` are needed for data.source: {data.source}, which cannot be tokenised whole")
+    tokens = token_cache(data, vocab, cache, root=root, notify=notify)
+    shards = build(tokens, data, rows, notify=notify)
+    tokenizer, limit = tokens.tokenizer, rows if tokens.source.endless else None
     return Corpus(
-        source=source.name,
-        survey=survey,
+        source=tokens.source.name,
+        survey=tokens.survey,
         tokenizer=tokenizer,
         folder=tokens.folder,
         train=_open(data, tokenizer, "train", shards["train"], limit),
         validation=_open(data, tokenizer, "validation", shards["validation"], None),
-        train_totals=_sum(shards["train"]),
-        validation_totals=_sum(shards["validation"]),
+        train_totals=sum_of(shards["train"]),
+        validation_totals=sum_of(shards["validation"]),
     )
+
+
+def token_cache(data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify) -> TokenCache:
+    """Where the tokens of `data` belong, after the survey of its text and the training of its tokenizer.
+
+    Raises DataError when text or tokenizer cannot be had.
+    """
+    source = open_source(data, cache, root)
+    survey = cached_survey(source, cache)
+    tokenizer = make_tokenizer(data.tokenizer, vocab, source, survey, cache, root=root, notify=notify)
+    return TokenCache(source, survey, tokenizer, data.length if data.layout == "pad" else None, cache)
+
+
+def build(
+    tokens: TokenCache,
+    data: Data,
+    rows: int | None,
+    *,
+    notify: Notify,
+    splits: Sequence[str] = SPLITS,
+    workers: int = 1,
+    watch: Watch = _unwatched,
+) -> dict[str, list[Shard]]:
+    """The shards of each split that a run of `rows` rows needs, tokenised by so many processes where they are missing.
+
+    Raises DataError when the text cannot be had.
+    """
+    shards = {}
+    for split in splits:
+        need = _need(tokens.source, data, split, rows)
+        shards[split] = tokens.ensure(
+            split, need or _never, notify, workers=workers, progress=partial(watch, split, need)
+        )
+    return shards
+
+
+def _need(source: Source, data: Data, split: str, rows: int | None) -> Need | None:
+    if not source.endless or rows is None:
+        return None
+    if split == "validation":
+        return Need("targets", data.eval_tokens + 1)
+    return Need("documents", rows) if data.layout == "pad" else Need("tokens", rows * data.length + 1)
 
 
 def _never(totals: Totals) -> bool:
@@ -92,27 +153,12 @@ def _never(totals: Totals) -> bool:
     return False
 
 
-def _rows_of(data: Data, rows: int) -> Enough:
-    if data.layout == "pad":
-        return lambda totals: totals.documents >= rows
-    return lambda totals: totals.tokens > rows * data.length
-
-
-def _predicting(budget: int) -> Enough:
-    """The first token of a padded row is not predicted."""
-    return lambda totals: totals.tokens - totals.documents > budget
-
-
 def _open(data: Data, tokenizer: Tokenizer, split: str, shards: Sequence[Shard], limit: int | None) -> Rows:
     rows = open_rows(shards, data.layout, data.length, pad_id=tokenizer.pad_id, limit=limit)
     if not len(rows):
-        totals = _sum(shards)
+        totals = sum_of(shards)
         raise DataError(
             f"the {split} split of data.source: {data.source} has {totals.documents} documents with {totals.tokens} "
             f"tokens, too few for one row of data.length: {data.length}; give more text or shorter rows"
         )
     return rows
-
-
-def _sum(shards: Sequence[Shard]) -> Totals:
-    return sum((shard.totals for shard in shards), Totals())

@@ -9,7 +9,8 @@
 
 A shard exists if and only if its .json does and the sizes agree. Shards are written in order, one writer at a time
 (a lock the kernel releases); as their bytes follow from the spec alone, a writer that is killed costs nothing but the
-shard it was at, and the next one continues behind the last whole shard.
+shard it was at, and the next one continues behind the last whole shard. Encoding may be shared by many processes
+(workers.py); one process writes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -29,16 +30,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Document, Notify, Source, Survey
+from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
+from gpas_cli.data.encode import TOKEN, Encoded, Recipe, encode_group, groups
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.data.workers import spread
 from gpas_cli.errors import DataError
 
 FORMAT = 1
-TOKEN, LENGTH = np.dtype("<u2"), np.dtype("<u4")
+LENGTH = np.dtype("<u4")
 # A shard ends with the document that reaches either bound: about 32 MB.
 SHARD_DOCUMENTS, SHARD_TOKENS = 65_536, 16_777_216
-# Documents go to the encoder in groups of about so many characters, which it spreads over its threads.
-_GROUP = 1_000_000
+# How the notice begins that somebody else is at it.
+WAITING = "waiting for another process"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Totals:
 
 
 Enough = Callable[[Totals], bool]
+Progress = Callable[[Totals], None]
+
+
+def _unwatched(totals: Totals) -> None:
+    """Nobody looks."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +87,30 @@ class Shard:
 
 @dataclass
 class _Draft:
-    """A shard in the making, in memory."""
+    """A shard in the making, in memory: pieces of encoded groups."""
 
-    ids: array[int] = field(default_factory=lambda: array("H"))
-    lengths: array[int] = field(default_factory=lambda: array("I"))
-    bytes: int = 0
+    ids: list[NDArray[np.uint16]] = field(default_factory=list)
+    lengths: list[NDArray[np.int64]] = field(default_factory=list)
+    totals: Totals = Totals()
     last: str = ""
 
+    def take(self, group: Encoded, start: int, documents: int, tokens: int) -> int:
+        """Take documents of `group` from `start` on, the one that reaches either bound included. Returns the next."""
+        lengths = group.lengths[start:]
+        counts = self.totals.documents + np.cumsum(lengths > 0)
+        reached = (counts >= documents) | (self.totals.tokens + np.cumsum(lengths) >= tokens)
+        stop = start + (int(reached.argmax()) + 1 if reached.any() else len(lengths))
+        first = int(group.lengths[:start].sum())
+        taken = group.lengths[start:stop]
+        self.ids.append(group.ids[first : first + int(taken.sum())])
+        self.lengths.append(taken[taken > 0])
+        size = int(group.sizes[start:stop].sum())
+        self.totals += Totals(len(self.lengths[-1]), len(self.ids[-1]), size)
+        self.last = group.names[stop - 1]
+        return stop
+
     def full(self, documents: int, tokens: int) -> bool:
-        return len(self.lengths) >= documents or len(self.ids) >= tokens
+        return self.totals.documents >= documents or self.totals.tokens >= tokens
 
 
 @dataclass(frozen=True)
@@ -123,29 +146,49 @@ class TokenCache:
     def folder(self) -> Path:
         return self.cache / "tokens" / f"{self.source.name}-{disk.digest(self.spec)}"
 
-    def ensure(self, split: str, enough: Enough, notify: Notify) -> list[Shard]:
+    def ensure(
+        self, split: str, enough: Enough, notify: Notify, *, workers: int = 1, progress: Progress = _unwatched
+    ) -> list[Shard]:
         """The first shards of `split` that are `enough` together, or all there can be; built where missing.
 
-        Safe to call from many processes at once. Raises DataError when the text cannot be had.
+        `workers`: processes that encode; the shards are the same. `progress` is told what is there and encoded.
+        Safe to call from many processes at once: one builds, the others have theirs as soon as it is there.
+        Raises DataError when the text cannot be had.
         """
         assert split in SPLITS
         shards, complete = self._present(split, enough)
-        if complete:
-            return shards
-        with disk.locked(self.folder / split):
+        progress(sum_of(shards))
+        told = False
+
+        def there() -> bool:
+            """Whether another process has built what is needed here."""
+            nonlocal told
+            if not told:
+                notify(f"{WAITING} that is tokenising {self.source.name} {split}")
+            told = True
+            found, complete = self._present(split, enough)
+            progress(sum_of(found))
+            return complete
+
+        while not complete:
+            with disk.locked(self.folder / split, until=there) as held:
+                if held:
+                    self._complete(split, enough, notify, workers, progress)
             shards, complete = self._present(split, enough)
-            if not complete:
-                self._describe()
-                notify(f"tokenising {self.source.name} {split}")
-            while not complete:
-                self._build(split, enough, shards, notify)
-                before = len(shards)
-                shards, complete = self._present(split, enough)
-                if len(shards) <= before:
-                    raise DataError(
-                        f"{self.folder}: a shard vanished as soon as it was written; is the folder cleaned?"
-                    )
         return shards
+
+    def _complete(self, split: str, enough: Enough, notify: Notify, workers: int, progress: Progress) -> None:
+        """Build what is missing. The lock is held."""
+        shards, complete = self._present(split, enough)
+        if not complete:
+            self._describe()
+            notify(f"tokenising {self.source.name} {split}")
+        while not complete:
+            self._build(split, enough, shards, notify, workers, progress)
+            before = len(shards)
+            shards, complete = self._present(split, enough)
+            if len(shards) <= before:
+                raise DataError(f"{self.folder}: a shard vanished as soon as it was written; is the folder cleaned?")
 
     def _present(self, split: str, enough: Enough) -> tuple[list[Shard], bool]:
         """The sound shards from the first on, no more than needed, and whether they suffice."""
@@ -170,33 +213,50 @@ class TokenCache:
             made_by = {name: _version(name) for name in names} | {"python": platform.python_version()}
             disk.write_json(self.folder / "made_by.json", made_by | {"time": time.time()})
 
-    def _build(self, split: str, enough: Enough, shards: list[Shard], notify: Notify) -> None:
+    def _build(
+        self, split: str, enough: Enough, shards: list[Shard], notify: Notify, workers: int, progress: Progress
+    ) -> None:
         """Write the shards behind `shards` until they are enough, or meet a sound one written before."""
-        totals = sum((shard.totals for shard in shards), Totals())
-        number = len(shards)
-        for draft, final in self._drafts(split, shards[-1].last if shards else ""):
-            shard = write_shard(self._stem(split, number), draft, final=final)
-            totals += shard.totals
-            number += 1
-            notify(f"tokenising {self.source.name} {split}: {totals.documents} documents, {totals.tokens} tokens")
-            if enough(totals) or read_shard(self._stem(split, number)):
-                return
+        totals, number = sum_of(shards), len(shards)
+        with closing(self._drafts(split, shards[-1].last if shards else "", workers)) as drafts:
+            for draft, state in drafts:
+                progress(totals + draft.totals)
+                if state == "growing":
+                    continue
+                totals += write_shard(self._stem(split, number), draft, final=state == "final").totals
+                number += 1
+                notify(f"tokenising {self.source.name} {split}: {totals.documents} documents, {totals.tokens} tokens")
+                if enough(totals) or read_shard(self._stem(split, number)):
+                    return
 
-    def _drafts(self, split: str, after: str) -> Iterator[tuple[_Draft, bool]]:
-        """Full drafts, then the final one, which may be empty: an empty split must be seen to be one."""
+    def _drafts(self, split: str, after: str, workers: int) -> Generator[tuple[_Draft, str]]:
+        """Each draft when it has `growing` or is `full`, then the `final` one, which may be empty: an empty split must
+        be seen to be one."""
         draft = _Draft()
-        for group in _groups(self.source.documents(split, after)):
-            encoded = self.tokenizer.encode_documents([document.text for document in group], self.limit)
-            for document, (ids, size) in zip(group, encoded, strict=True):
-                if draft.full(self.shard_documents, self.shard_tokens):
-                    yield draft, False
-                    draft = _Draft()
-                if len(ids) > 1:  # more than the end token: there is something to predict
-                    draft.ids.extend(ids)
-                    draft.lengths.append(len(ids))
-                    draft.bytes += size
-                draft.last = document.id
-        yield draft, True
+        with closing(self._encoded(split, after, workers)) as encoded:
+            for group in encoded:
+                start = 0
+                while start < len(group.names):
+                    if draft.full(self.shard_documents, self.shard_tokens):
+                        yield draft, "full"
+                        draft = _Draft()
+                    start = draft.take(group, start, self.shard_documents, self.shard_tokens)
+                yield draft, "growing"
+        yield draft, "final"
+
+    def _encoded(self, split: str, after: str, workers: int) -> Generator[Encoded]:
+        pending = groups(self.source.records(split, after))
+        parser = self.source.parser
+        if workers > 1:
+            yield from spread(Recipe.of(self.tokenizer, parser, self.limit), workers)(pending)
+            return
+        for group in pending:
+            yield encode_group(group, self.tokenizer, parser, self.limit)
+
+
+def sum_of(shards: Sequence[Shard]) -> Totals:
+    """What the shards hold together."""
+    return sum((shard.totals for shard in shards), Totals())
 
 
 def read_shard(stem: Path) -> Shard | None:
@@ -215,8 +275,8 @@ def read_shard(stem: Path) -> Shard | None:
 
 def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
     """Write ids, lengths and, last, the marker that makes them a shard."""
-    ids, lengths = np.array(draft.ids, TOKEN).tobytes(), np.array(draft.lengths, LENGTH).tobytes()
-    totals = Totals(len(draft.lengths), len(draft.ids), draft.bytes, final)
+    ids, lengths = _joined(draft.ids, TOKEN), _joined(draft.lengths, LENGTH)
+    totals = replace(draft.totals, final=final)
     # A marker left by a damaged shard must not vouch for half of its successor.
     stem.with_suffix(".json").unlink(missing_ok=True)
     disk.write(stem.with_suffix(".bin"), ids)
@@ -226,17 +286,8 @@ def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
     return Shard(stem, totals, draft.last)
 
 
-def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    group: list[Document] = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += len(document.text)
-        if size >= _GROUP:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+def _joined(pieces: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> bytes:
+    return np.concatenate([*pieces, np.zeros(0, kind)]).astype(kind).tobytes()
 
 
 def _version(name: str) -> str:

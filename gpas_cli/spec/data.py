@@ -13,8 +13,8 @@ SOURCES = ("stdlib", "files", "hf", "c4")
 class Data:
     """Corpus, tokenizer and row layout.
 
-    source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt or .jsonl files),
-    `hf` (`path` names a `datasets` data set), `c4`.
+    source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt, .jsonl or
+    .parquet files), `hf` (`path` names a `datasets` data set), `c4`.
     tokenizer: `bpe` trains a byte-level BPE of the model's vocabulary on the training split; `t5` is T5's; else the
     path of a tokenizer.json.
     layout: `pack` cuts the joined documents into rows; `pad` gives each document a row, cut or padded (the reference).

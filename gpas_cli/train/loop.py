@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gpas_cli.data.loader import IGNORED, Batch, Batches
+from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients
@@ -24,6 +25,12 @@ from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import Layout
+
+
+class Served(Protocol):
+    """Whatever has the batch of every update = 0, 1, ..., as `data.loader.Batches`."""
+
+    def at(self, step: int) -> Batch: ...
 
 
 def micro_batches(
@@ -54,7 +61,7 @@ class Loop:
     network: Llama
     optimizer: torch.optim.Optimizer
     spec: Optim
-    batches: Batches
+    batches: Served
     precision: Precision
     micro_batch: int
     gate_gradients: GateGradients | None = None

@@ -23,7 +23,7 @@ from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.gemm import choose_gemm
-from gpas_cli.train.loop import Loop, Update
+from gpas_cli.train.loop import Loop, Served, Update
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World
@@ -92,7 +92,7 @@ def _notify(emit: Emit) -> Callable[[str], None]:
 
 def assemble(
     cell: Cell,
-    batches: Batches,
+    batches: Served,
     resources: Resources = WHATEVER_FITS,
     world: World = ALONE,
     teacher: Path | None = None,

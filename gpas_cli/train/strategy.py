@@ -46,19 +46,20 @@ class Layout:
         A sharded one is never whole anywhere: each process draws one matrix at a time and keeps its part.
         """
         sharded = self.strategy == "fsdp"
-        device = torch.device("meta") if sharded else precision.device
-        network = build(model, seed=seed, dtype=precision.weights, device=device)
+        if sharded:
+            network = build(model, device="meta").to(precision.weights)
+        else:
+            network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
         if self.recompute:
             _recompute(network)
         if self.compiled:
             compile_layers(network)
         if sharded:
-            _shard(network.to(precision.weights), precision.device)
+            _shard(network, precision.device)
             network.to_empty(device=precision.device)
             initialise(network, model, seed)
-        elif self.strategy == "ddp":
-            for tensor in network.state_dict().values():
-                dist.broadcast(tensor, src=0)
+        for tensor in network.state_dict().values() if self.strategy == "ddp" else ():
+            dist.broadcast(tensor, src=0)
         return network
 
     def still_to_come(self, network: Llama) -> int:
@@ -85,19 +86,16 @@ class Layout:
 def choose(resources: Resources, model: Model, precision: Precision, world: World) -> Layout:
     """The layout that was asked for, or the cheapest one that fits."""
     network = build(model, device="meta")
-    on_gpu = precision.device.type == "cuda"
-    heavy = on_gpu and state_bytes(network, precision) > SHARE * _memory(precision.device)
-    large = on_gpu and sum(p.numel() for p in network.parameters()) >= LARGE
+    heavy = precision.device.type == "cuda" and state_bytes(network, precision) > SHARE * _memory(precision.device)
+    large = precision.device.type == "cuda" and sum(p.numel() for p in network.parameters()) >= LARGE
     strategy = {"auto": "fsdp" if large or heavy else "ddp"}.get(resources.strategy, resources.strategy)
     if world.alone:
         strategy = "none"
     # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
     tight = heavy or (large and strategy == "fsdp")
     asked = resources.activation_checkpointing
-    return Layout(
-        world, strategy, recompute=asked == "blocks" or (asked == "auto" and tight),
-        compiled=resources.compile == "on" or (resources.compile == "auto" and on_gpu),
-    )  # fmt: skip
+    compiled = resources.compile == "on" or (resources.compile == "auto" and precision.device.type == "cuda")
+    return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
 
 
 def check_batch(batch: int, mean_rows: int, world: World) -> None:

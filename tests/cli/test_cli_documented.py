@@ -32,7 +32,18 @@ def test_command_is_documented(path: str, command: object) -> None:
         assert parameter.name in ("help",) or getattr(parameter, "help", None), (path, parameter.name)
 
 
-READ_COMMANDS = ("plan", "status", "why", "explain", "table", "doctor", "db check", "sync")
+READ_COMMANDS = (
+    "plan",
+    "status",
+    "why",
+    "explain",
+    "table",
+    "doctor",
+    "db check",
+    "sync",
+    "data status",
+    "data prepare",
+)
 
 
 @pytest.mark.parametrize("name", READ_COMMANDS)

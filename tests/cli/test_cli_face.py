@@ -52,6 +52,8 @@ def gpas(folder: Path, *words: str, stdin: str | None = None) -> subprocess.Comp
         ("explain", "mix-gpas-s1"),
         ("run", "grid", "--dry-run"),
         ("run", "grid", "--help"),
+        ("data", "status"),
+        ("data", "status", "--json"),
         ("doctor",),
     ],
     ids=" ".join,

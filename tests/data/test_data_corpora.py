@@ -131,6 +131,37 @@ def test_jsonl_gz_and_txt_are_read_in_order_with_their_ids(tmp_path: Path):
     ]
 
 
+def write_parquet(path: Path, column: str, values: list[object], groups: int = 7) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({column: values, "n": range(len(values))}), path, row_group_size=groups)
+
+
+def test_parquet_is_read_row_by_row(tmp_path: Path):
+    texts: list[object] = [f"text {n}" for n in range(40)]
+    texts[3], texts[20] = None, " "
+    write_parquet(tmp_path / "a.parquet", "body", texts)
+    (tmp_path / "b.txt").write_text("a file beside it")
+    source = Files("*", "body", tmp_path)
+    documents = [d for part in both(source) for d in part]
+    assert sorted(documents) == sorted(
+        [(f"a.parquet:{n + 1}", text) for n, text in enumerate(texts) if n not in (3, 20)]
+        + [("b.txt", "a file beside it")]
+    )
+    train = list(source.documents("train"))
+    assert list(source.documents("train", after=train[9].id)) == train[10:]
+    assert source.survey() == Files("*", "body", tmp_path).survey()
+
+
+def test_parquet_without_text_is_refused(tmp_path: Path):
+    write_parquet(tmp_path / "a.parquet", "body", ["a", "b"])
+    with pytest.raises(DataError, match=r"a\.parquet: no column 'bodi' \(data\.text_field\); did you mean 'body'"):
+        Files("*.parquet", "bodi", tmp_path).survey()
+    with pytest.raises(DataError, match=r"a\.parquet: the column 'n' is not text but int64"):
+        Files("*.parquet", "n", tmp_path).survey()
+
+
 def test_ids_do_not_depend_on_where_the_corpus_lies(root: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     (root / "corpus").rename(elsewhere)
@@ -144,7 +175,7 @@ def test_wildcards_in_the_name_of_the_project_folder_are_no_wildcards(tmp_path: 
     root = tmp_path / "run[1]"
     root.mkdir()
     (root / "a.txt").write_text("text")
-    assert list(Files("*.txt", "text", root)._all()) == [("a.txt", "text")]
+    assert [r.id for r in Files("*.txt", "text", root)._all()] == ["a.txt"]
 
 
 def test_after_continues_behind_a_document(source: Files):
@@ -166,7 +197,8 @@ def test_after_continues_behind_a_document(source: Files):
         ("bad.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000)[:-12], r"bad\.jsonl\.gz: cannot be read"),
         ("bad.jsonl.gz", b"no gzip", r"bad\.jsonl\.gz: cannot be read"),
         ("bad.txt", b"\xff\xfe\x00", r"bad\.txt: cannot be read as UTF-8"),
-        ("bad.parquet", b"x", r"bad\.parquet is none of \.txt, .*data\.source: hf"),
+        ("bad.parquet", b"x", r"bad\.parquet: cannot be read as Parquet"),
+        ("bad.csv", b"x", r"bad\.csv is none of \.txt, .*data\.source: hf"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 from small_corpus import sentences, write_jsonl
 
-from gpas_cli.data import hub
+from gpas_cli.data import encode, hub
 from gpas_cli.data.corpora import cached_survey, side
 from gpas_cli.data.hub import C4, HfDataset
-from gpas_cli.data.prepare import prepare
+from gpas_cli.data.prepare import build, prepare, token_cache
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 
@@ -155,8 +156,35 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
     assert c4 == []  # a complete cache needs no hub
 
 
+def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub, "FETCH_NEXT_AT", 20)
+    documents = C4(tmp_path / "cache").documents("train")
+    first = [next(documents) for _ in range(20)]
+    names = [f"c4-train.0000{n}-of-00003.json.gz" for n in range(2)]
+    deadline = time.monotonic() + 10
+    while c4[1:] != names and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert c4[1:] == names
+    monkeypatch.undo()
+    assert [d.text for d in first] == sentences(30, seed=3)[:20]
+
+
+def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpas_cli.data.shards.TokenCache.__init__.__defaults__", (16, 10**9))
+    monkeypatch.setattr(encode, "GROUP", 400)
+    data = Data(source="c4", tokenizer="bpe", layout="pad", length=12, eval_tokens=100)
+    made = []
+    for number in (1, 2):
+        cache = tmp_path / f"cache{number}"
+        tokens = token_cache(data, 320, cache, root=tmp_path, notify=lambda message: None)
+        shards = build(tokens, data, 70, notify=lambda message: None, workers=number)
+        assert 70 <= sum(s.totals.documents for s in shards["train"]) < 90  # grown as far as needed, not further
+        made.append({p.name: p.read_bytes() for p in tokens.folder.glob("train/0*")})
+    assert made[0] == made[1]
+
+
 def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"needs `rows` for data\.source: c4"):
+    with pytest.raises(ValueError, match=r"`rows` are needed for data\.source: c4"):
         prepare(Data(source="c4", tokenizer="bpe"), 320, tmp_path, root=tmp_path)
 
 

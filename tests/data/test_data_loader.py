@@ -106,7 +106,7 @@ def test_a_token_with_the_number_of_the_filling_still_counts(make_cache: Make):
 
 def test_a_permutation_is_made_once_per_epoch(rows: Rows, monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
-    monkeypatch.setattr(loader, "permutation", lambda s, e, n: made.append(e) or permutation(s, e, n))
+    monkeypatch.setattr(loader, "order", lambda s, e, n: made.append(e) or permutation(s, e, n))
     batches = Batches(rows, 2 * len(rows) // 3, seed=0)
     for step in range(9):
         batches.at(step)
@@ -137,5 +137,55 @@ def test_validation_is_shared_out_between_ranks(rows: Rows, world: int):
     whole = list(validation_batches(rows, 8, 500))
     parts = [list(validation_batches(rows, 8, 500, rank, world)) for rank in range(world)]
     for number, batch in enumerate(whole):
-        for rank in range(world):
+        for rank in range(min(world, len(batch.inputs))):
             assert same(parts[rank][number], Batch(batch.inputs[rank::world], batch.targets[rank::world]))
+
+
+def test_a_rank_without_validation_rows_has_a_batch_that_counts_nothing(rows: Rows):
+    """9 rows in batches of 8: the last batch has one row, for rank 0."""
+    budget = int((rows.sizes(permutation(0, 0, len(rows))[:9]) - 1).sum())
+    parts = [list(validation_batches(rows, 8, budget, rank, 4)) for rank in range(4)]
+    assert [len(part) for part in parts] == [2] * 4
+    assert [len(part[1].inputs) for part in parts] == [1] * 4
+    assert [part[1].predicted > 0 for part in parts] == [True, False, False, False]
+    assert sum(b.predicted for part in parts for b in part) == budget
+
+
+def test_lengths_tell_which_targets_count(rows: Rows):
+    batch = Batches(rows, len(rows), seed=0).at(0)
+    sizes = rows.sizes(permutation(0, 0, len(rows)))
+    assert batch.lengths.tolist() == (sizes - 1).tolist()
+    assert batch.lengths.dtype == np.int64
+    for targets, length in zip(batch.targets, batch.lengths, strict=True):
+        assert (targets[:length] != IGNORED).all()
+        assert (targets[length:] == IGNORED).all()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("mean_rows", [0, 2, 6, 12])
+def test_ranks_add_up_to_the_mean_of_group_means(rows: Rows, world: int, mean_rows: int):
+    batches, step = Batches(rows, 12, seed=4), 3
+    whole = batches.at(step)
+    loss = np.where(whole.targets != IGNORED, np.sin(whole.targets), 0).sum(1)  # a loss per row, summed over targets
+    groups = [slice(first, first + (mean_rows or 12)) for first in range(0, 12, mean_rows or 12)]
+    wanted = np.mean([loss[group].sum() / whole.lengths[group].sum() for group in groups])
+    total = 0.0
+    for rank in range(world):
+        total += (loss[rank::world] / batches.divisors(step, mean_rows, rank, world)).sum()
+        assert len(batches.divisors(step, mean_rows, rank, world)) == len(batches.at(step, rank, world).inputs)
+    assert total == pytest.approx(wanted, rel=1e-12)
+
+
+def test_divisors_are_those_of_the_trainer(rows: Rows):
+    import torch
+
+    from gpas_cli.train.loop import micro_batches
+
+    batches = Batches(rows, 12, seed=4)
+    for mean_rows in (0, 4, 6):
+        told = np.zeros(12, np.int64)
+        for part, weight in micro_batches(torch.from_numpy(batches.at(2).targets), 2, mean_rows):
+            told[part] = weight
+        assert batches.divisors(2, mean_rows).tolist() == told.tolist()
+    with pytest.raises(ValueError, match="mean_rows=5 does not divide the batch of 12 rows"):
+        batches.divisors(0, 5)

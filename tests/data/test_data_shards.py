@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpas_cli.data import disk, shards
-from gpas_cli.data.corpora import Document
+from gpas_cli.data import disk, encode, shards
+from gpas_cli.data.corpora import Record, as_it_is
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache, Totals, read_shard
 from gpas_cli.errors import DataError
@@ -79,7 +79,7 @@ def test_the_key_follows_everything_the_bytes_follow_from(make_cache: Make, toke
 
 def test_grouping_for_the_encoder_does_not_show(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
     one = build(make_cache(folder="one"))
-    monkeypatch.setattr(shards, "_GROUP", 1)
+    monkeypatch.setattr(encode, "GROUP", 1)
     assert content(build(make_cache(folder="two")).folder) == content(one.folder)
 
 
@@ -127,8 +127,9 @@ def test_damaged_shards_are_built_again_and_no_others(make_cache: Make, name: st
 def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
     cache = make_cache()
     texts = ["", "one two", "", "three", ""]
-    documents = [Document(str(n), text) for n, text in enumerate(texts)]
-    monkeypatch.setattr(Files, "documents", lambda self, split, after="": iter(documents))
+    records = [Record(str(n), text) for n, text in enumerate(texts)]
+    monkeypatch.setattr(Files, "records", lambda self, split, after="": iter(records))
+    monkeypatch.setattr(Files, "parser", staticmethod(as_it_is))
     (shard,) = cache.ensure("train", everything, print)
     assert shard.totals.documents == 2
     assert shard.last == "4"
@@ -182,7 +183,7 @@ def test_what_killed_writers_left_is_swept_after_a_day(tmp_path: Path):
 BUILDER = """
 import sys, time
 from pathlib import Path
-from gpas_cli.data import disk, shards
+from gpas_cli.data import disk, encode, shards
 from gpas_cli.data.corpora import cached_survey
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache
@@ -192,19 +193,19 @@ root, cache, halt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 source = Files("corpus/*.jsonl", "text", root)
 survey = cached_survey(source, cache)
 tokenizer = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
-shards._GROUP = 200
+encode.GROUP = 200
 
 def stop():
     print("halted", flush=True)
     time.sleep(600)
 
-documents, write = source.documents, disk._write
+records, write = source.records, disk._write
 
 def slow(split, after=""):
-    for number, document in enumerate(documents(split, after)):
+    for number, record in enumerate(records(split, after)):
         if number == 25:
             stop()
-        yield document
+        yield record
 
 def torn(path, content):
     write(path, content)
@@ -212,7 +213,7 @@ def torn(path, content):
         stop()
 
 if halt == "reading":
-    source.documents = slow
+    source.records = slow
 if halt == "writing":
     disk._write = torn
 tokens = TokenCache(source, survey, tokenizer, None, cache, 10)

@@ -1,0 +1,154 @@
+"""`gpas data`: text into tokens, ahead of the jobs that read them, and what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.errors import GpasError, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from gpas_cli.cli.tokenising import Board
+    from gpas_cli.data.demand import Demand
+    from gpas_cli.data.inventory import Stored
+    from gpas_cli.data.shards import Totals
+
+app = typer.Typer(help="Prepare and look at the tokenised text.", no_args_is_help=True)
+
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-j", min=1, help="Processes that tokenise; else one per CPU.")
+]
+Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
+
+
+@app.command("prepare")
+def prepare(
+    names: Names = None,
+    where: Where = None,
+    workers: Workers = None,
+    split: Split = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise what the cells of a grid will read. Jobs do so themselves, one after another; this uses all CPUs.
+
+    May be killed and run again, also twice at once: finished shards stay, and the bytes are always the same.
+
+    Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
+    """
+    from gpas_cli.data.corpora import SPLITS
+    from gpas_cli.data.demand import demands
+    from gpas_cli.data.workers import cores
+
+    if split is not None and split not in SPLITS:
+        raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
+    here, splits = project(), (split,) if split else SPLITS
+    wanted = demands(entry.cell for entry in entries(names, where))
+    made = []
+    for demand in wanted:
+        with _board(as_json) as board:
+            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or cores(), board))
+    if as_json:
+        print_json(corpora=made)
+        return
+    for one in made:
+        for name, totals in one["splits"].items():
+            console().print(f"{one['source']} {name}: {_words(totals)} in {one['folder']}", markup=False)
+
+
+def _prepare(
+    demand: Demand, cache: Path, root: Path, splits: Sequence[str], workers: int, board: Board
+) -> dict[str, Any]:
+    from gpas_cli.data.prepare import build, token_cache
+    from gpas_cli.data.shards import sum_of
+
+    data = demand.data
+    tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
+    shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
+    return {
+        "source": data.source,
+        "folder": str(tokens.folder),
+        "fingerprint": tokens.survey.fingerprint,
+        "tokenizer": tokens.tokenizer.identity,
+        "splits": {split: _as_mapping(sum_of(shards[split])) for split in splits},
+    }
+
+
+@contextmanager
+def _board(as_json: bool) -> Iterator[Board]:
+    """Progress on the terminal; on standard error where standard output is for JSON."""
+    from rich.console import Console
+
+    from gpas_cli.cli.tokenising import Board
+
+    with Board(Console(stderr=True, highlight=False) if as_json else console()) as board:
+        yield board
+
+
+@app.command("status")
+def status(as_json: AsJson = False) -> None:
+    """Show the token caches of the project: text, tokenizer, documents, tokens, size. Reads no text, builds nothing.
+
+    Example: [bold]gpas data status --json[/bold]
+    """
+    from gpas_cli.data.inventory import stored
+
+    here = project()
+    found = stored(here.cache)
+    if as_json:
+        print_json(cache=str(here.cache), caches=[_stored(one) for one in found])
+    elif not found:
+        console().print(f"no token cache in {here.cache}; [bold]gpas data prepare[/bold] makes one")
+    else:
+        console().print(_table(found))
+
+
+def _stored(one: Stored) -> dict[str, Any]:
+    return {
+        "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
+        "vocab": one.vocab, "max_doc_tokens": one.limit, "bytes_on_disk": one.size,
+        "splits": {split: _as_mapping(totals) for split, totals in one.splits.items()},
+    }  # fmt: skip
+
+
+def _as_mapping(totals: Totals) -> dict[str, Any]:
+    return {name: getattr(totals, name) for name in ("documents", "tokens", "bytes", "final")}
+
+
+def _words(totals: dict[str, Any]) -> str:
+    more = "" if totals["final"] else ", more where it came from"
+    return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
+
+
+def _table(found: Sequence[Stored]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("cache", "text", "tokenizer", "vocabulary", "per document", "split"):
+        table.add_column(column, no_wrap=True)
+    for column in ("documents", "tokens", "text bytes", "complete", "on disk"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
+        size = _size(one.size)
+        for split, totals in one.splits.items():
+            table.add_row(*facts, split, f"{totals.documents:,}", f"{totals.tokens:,}", _size(totals.bytes),
+                          "yes" if totals.final else "grows", size)  # fmt: skip
+            facts, size = [""] * len(facts), ""
+    return table
+
+
+def _size(number: float) -> str:
+    """Bytes in the unit a person would use."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

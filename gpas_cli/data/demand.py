@@ -1,0 +1,31 @@
+"""What a choice of cells needs tokenised, each corpus once and as much of it as its greediest cell reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.data import Data
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One corpus under one vocabulary: `rows` of training (updates times batch), `data.eval_tokens` of validation."""
+
+    data: Data
+    vocab: int
+    rows: int
+
+
+def demands(cells: Iterable[Cell]) -> list[Demand]:
+    """The corpora of the cells, in the order of the cells."""
+    found: dict[object, Demand] = {}
+    for cell in cells:
+        size = cell.model.size
+        data, rows = cell.data, cell.optim.steps * cell.optim.batch
+        key = (replace(data, eval_tokens=1), size.vocab)
+        known = found.get(key, Demand(data, size.vocab, 0))
+        tokens = max(known.data.eval_tokens, data.eval_tokens)
+        found[key] = Demand(replace(data, eval_tokens=tokens), size.vocab, max(known.rows, rows))
+    return list(found.values())

@@ -1,0 +1,87 @@
+"""Updates on made-up text, for measuring: the trainer itself, without data, checkpoints or events."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpas_cli.data.loader import IGNORED, Batch
+from gpas_cli.data.rows import Ints
+from gpas_cli.spec.cell import Cell
+from gpas_cli.train.gemm import choose_gemm
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.run import assemble
+
+# Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
+FULL_ROWS = 0.5
+SHORTEST = 20
+
+
+class MadeUp:
+    """Batches of random tokens, as `data.loader.Batches` would serve them: full rows, or with `padded` rows of which
+    half are shorter, as C4's documents are."""
+
+    def __init__(self, cell: Cell, *, padded: bool):
+        self._shape, self._vocab, self._padded = (cell.optim.batch, cell.data.length), cell.model.size.vocab, padded
+
+    def at(self, step: int) -> Batch:
+        """The batch of update `step`."""
+        generator = np.random.default_rng([17, step])
+        inputs, targets = generator.integers(0, self._vocab, (2, *self._shape))
+        if self._padded:
+            targets[np.arange(self._shape[1]) >= self._lengths(generator)[:, None]] = IGNORED
+        return Batch(inputs, targets)
+
+    def _lengths(self, generator: np.random.Generator) -> Ints:
+        rows, time = self._shape
+        short = generator.integers(min(SHORTEST, time), time + 1, rows)
+        return np.where(np.arange(rows) < FULL_ROWS * rows, time, short)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What updates of a cell cost here. Seconds are the median's; tokens are real ones; memory in bytes, the device's
+    where there is one, else the whole process's."""
+
+    seconds_per_step: float
+    tokens_per_second: float
+    peak_memory: int
+    steps: int
+    micro_batch: int
+    gemm: str
+
+
+def made_up_loop(cell: Cell, *, padded: bool) -> Loop:
+    """A training of `cell` on made-up batches, at update 0."""
+    return assemble(cell, MadeUp(cell, padded=padded))
+
+
+def measure(cell: Cell, *, seconds: float) -> Speed:
+    """Do updates of `cell` for about so many seconds, after one that is not counted, and at least three."""
+    loop = made_up_loop(cell, padded=cell.data.layout == "pad")
+    gemm = choose_gemm(cell.model.size, loop.precision.device).path if cell.precision == "fp32" else ""
+    timed_update(loop)
+    times, tokens = list[float](), loop.position.tokens
+    while len(times) < 3 or sum(times) < seconds:
+        times.append(timed_update(loop))
+    per_step, real = statistics.median(times), (loop.position.tokens - tokens) / len(times)
+    return Speed(per_step, real / per_step, peak_memory(loop.precision.device), len(times), loop.micro_batch, gemm)
+
+
+def timed_update(loop: Loop) -> float:
+    """Seconds of the next update, until the device has done it."""
+    began = time.perf_counter()
+    loop.update().loss.item()
+    return time.perf_counter() - began
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at most, so far: allocated on the GPU, or resident of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
