@@ -9,6 +9,7 @@ import torch
 
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.size import Size
+from gpas_cli.train.loss import CHUNK
 from gpas_cli.train.precision import Precision
 
 # Logits of one micro-batch on the CPU, in elements: 256 MB of float32. More rows at once are not faster there.
@@ -29,7 +30,7 @@ def micro_batch_rows(
     if asked:
         return min(share, asked)
     size, length = cell.model.size, cell.data.length
-    free = max(0, free_bytes(precision.device) - reserved)
+    free = max(0, free_bytes(precision.device) - reserved - head_bytes(size))
     fitting = int(USED * free) // (length * bytes_per_token(size, precision, recompute=recompute))
     if precision.device.type == "cpu":
         fitting = min(fitting // processes, LOGITS // (length * size.vocab))
@@ -40,12 +41,16 @@ def bytes_per_token(size: Size, precision: Precision, *, recompute: bool = False
     """An estimate of what a forward pass keeps for the backward pass, in bytes for each token.
 
     Per layer: the stream and its two normed copies with their wide forms, q, k, v and the attention's output, and
-    four vectors of the feed-forward network; at the end the logits and their gradient.
+    four vectors of the feed-forward network. Logits never exist for all tokens: `head_bytes`.
     """
     width = {"fp32": 4, "bf16": 3, "pure_bf16": 2}[precision.name]
     layer = width * (16 * size.hidden + 4 * size.ffn)
-    layers = layer + size.layers * 4 * size.hidden if recompute else size.layers * layer
-    return layers + size.vocab * (4 if precision.name == "pure_bf16" else 10)
+    return layer + size.layers * 4 * size.hidden if recompute else size.layers * layer
+
+
+def head_bytes(size: Size) -> int:
+    """What the head takes however many rows there are: the logits of a chunk and the head's gradient, in float32."""
+    return 4 * (3 * CHUNK + 2 * size.vocab * size.hidden)
 
 
 def free_bytes(device: torch.device) -> int:

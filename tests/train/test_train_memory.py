@@ -13,6 +13,7 @@ from together import run, text
 from gpas_cli.errors import GpasError
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell, cell_from, parse_model
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loop, memory
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
@@ -36,6 +37,7 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     what = cell()
     row = 16 * bytes_per_token(what.model.size, FP32)
     monkeypatch.setattr(memory, "LOGITS", 2**40)
+    monkeypatch.setattr(memory, "head_bytes", lambda _: 0)
     for rows, free in [(100, 126 * row), (1, 0), (512, 10**15)]:
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
         assert micro_batch_rows(what, FP32) == rows
@@ -82,10 +84,10 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     plain = run(tmp_path, ["plain", what, {"micro_batch": 2}, [], 99], ALONE)
     healthy = loop.summed_loss
 
-    def small(network: Any, inputs: torch.Tensor, *more: Any) -> torch.Tensor:
-        if len(inputs) > 2 and network.training:
+    def small(network: Any, rows: Any, *more: Any) -> torch.Tensor:
+        if (rows.packing.rows if rows.packing else len(rows.inputs)) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return healthy(network, inputs, *more)
+        return healthy(network, rows, *more)
 
     monkeypatch.setattr(loop, "summed_loss", small)
     told = run(tmp_path, ["small", what, {}, [], 99], ALONE)
@@ -133,18 +135,22 @@ def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
     small, large = (parse_model({"size": size}) for size in (SIZE, "1b"))
     two, gpu = World(0, 2, 0), Precision("bf16", torch.device("cuda"))
+
+    def chosen(model: Model, precision: Precision, world: World, **asked: Any) -> tuple[str, bool]:
+        layout = choose(Resources(**asked), model, precision, world)
+        return layout.strategy, layout.recompute
+
     monkeypatch.setattr(strategy, "_memory", lambda _: 80 * 2**30)
-    assert choose(Resources(), small, gpu, ALONE) == Layout(ALONE, "none", False)
-    assert choose(Resources(), small, gpu, two) == Layout(two, "ddp", False)
-    assert choose(Resources(), large, gpu, two) == Layout(two, "fsdp", True)
-    assert choose(Resources(), large, gpu, ALONE) == Layout(ALONE, "none", False)
-    assert choose(Resources(), large, FP32, two) == Layout(two, "ddp", False)
-    assert choose(Resources(strategy="fsdp"), small, FP32, two).strategy == "fsdp"
-    told = Resources(strategy="ddp", activation_checkpointing="none")
-    assert choose(told, large, gpu, two) == Layout(two, "ddp", False)
+    assert chosen(small, gpu, ALONE) == ("none", False)
+    assert chosen(small, gpu, two) == ("ddp", False)
+    assert chosen(large, gpu, two) == ("fsdp", True)
+    assert chosen(large, gpu, ALONE) == ("none", False)
+    assert chosen(large, FP32, two) == ("ddp", False)
+    assert chosen(small, FP32, two, strategy="fsdp") == ("fsdp", False)
+    assert chosen(large, gpu, two, strategy="ddp", activation_checkpointing="none") == ("ddp", False)
     monkeypatch.setattr(strategy, "_memory", lambda _: 2**18)
-    assert choose(Resources(), small, gpu, two) == Layout(two, "fsdp", True)
-    assert choose(Resources(), small, gpu, ALONE) == Layout(ALONE, "none", True)
+    assert chosen(small, gpu, two) == ("fsdp", True)
+    assert chosen(small, gpu, ALONE) == ("none", True)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_with_the_nearest() -> None:
