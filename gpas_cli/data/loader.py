@@ -3,7 +3,8 @@
 position  p     = step * batch + j          j = 0 .. batch-1
 epoch     e     = p // len(rows)
 row             = order(seed, e)[p mod len(rows)]                                            (order.py)
-rank r of world takes j = r, r + world, r + 2 world, ...
+
+A batch is whole: which of its rows a process computes is the trainer's business (`train.loop.micro_batches`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Self
 
 import numpy as np
 
+from gpas_cli.data.ahead import Ahead
 from gpas_cli.data.order import order, permutation
 from gpas_cli.data.rows import Ints, Rows
 
 IGNORED = -100
 # The seed of the one order in which validation rows are visited, in every run.
 _VALIDATION_ORDER = 0
+# Batches made ahead. One hides the reading of the next behind an update; a second one evens out.
+DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def cut(rows: Rows, indices: Ints) -> Batch:
 
 
 class Batches:
-    """The training batches of a run of `seed`, `batch` rows per update over all ranks. Threads may share it."""
+    """The training batches of a run of `seed`, `batch` rows per update. Threads may share it."""
 
     def __init__(self, rows: Rows, batch: int, seed: int):
         self.rows = rows
@@ -68,24 +73,9 @@ class Batches:
         # A batch may end one epoch and begin the next.
         self._order = lru_cache(maxsize=2)(lambda epoch: order(seed, epoch, len(rows)))
 
-    def at(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """The part of `rank` in the batch of update `step` = 0, 1, ...; parts differ by at most one row in size."""
-        return cut(self.rows, self._indices(step)[rank::world])
-
-    def divisors(self, step: int, mean_rows: int = 0, rank: int = 0, world: int = 1) -> Ints:
-        """For each row of `at(step, rank, world)`, what its summed loss is divided by in the loss of the whole update:
-        the targets of the `mean_rows` consecutive rows of the whole batch that it belongs to (all rows if 0), times
-        the number of such groups. int64 [b].
-
-        The ranks' sums of quotients, added up, are the loss of one process; no rank needs to hear of the others' rows.
-        Raises ValueError when `mean_rows` does not divide the batch.
-        """
-        group = mean_rows or self.batch
-        if self.batch % group:
-            raise ValueError(f"mean_rows={mean_rows} does not divide the batch of {self.batch} rows")
-        targets = (self.rows.sizes(self._indices(step)) - 1).reshape(-1, group)
-        per_group = np.maximum(1, targets.sum(1)) * len(targets)
-        return np.repeat(per_group, group)[rank::world]
+    def at(self, step: int) -> Batch:
+        """The batch of update `step` = 0, 1, ..., all ranks' rows."""
+        return cut(self.rows, self._indices(step))
 
     def _indices(self, step: int) -> Ints:
         """The numbers of the whole batch's rows: [batch]."""
@@ -98,21 +88,36 @@ class Batches:
         return indices
 
 
-def validation_batches(rows: Rows, batch: int, token_budget: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+class Prefetched:
+    """The batches of updates `first`, ..., `last` - 1, made by a thread before they are asked for, each once, in order.
+
+    What goes wrong in the thread is raised where its batch would have come. The end of the `with` block ends it.
+    """
+
+    def __init__(self, batches: Batches, first: int, last: int):
+        self._ahead = Ahead(((step, batches.at(step)) for step in range(first, last)), DEPTH)
+
+    def at(self, step: int) -> Batch:
+        """The batch of update `step`, which has to be the next one."""
+        number, batch = next(self._ahead)
+        assert number == step
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ahead.close()
+
+
+def validation_batches(rows: Rows, batch: int, token_budget: int) -> Iterator[Batch]:
     """The validation rows in their one fixed order, `batch` at a time, until `token_budget` tokens are predicted.
 
     Which rows are used depends on the budget alone; the last of them may exceed it by less than a row. The order is
-    mixed, so that part of a split stands for all of it. Rank r has rows r, r + world, ... of each batch. All ranks have
-    equally many batches: one for whom the last has no row left gets a row none of whose targets counts.
+    mixed, so that part of a split stands for all of it.
     """
     mixed = permutation(_VALIDATION_ORDER, 0, len(rows))
     predicted = np.cumsum(rows.sizes(mixed) - 1)
     used = mixed[: int(np.searchsorted(predicted, token_budget)) + 1]
     for start in range(0, len(used), batch):
-        whole = used[start : start + batch]
-        own = whole[rank::world]
-        yield cut(rows, own) if len(own) else _uncounted(cut(rows, whole[:1]))
-
-
-def _uncounted(batch: Batch) -> Batch:
-    return Batch(batch.inputs, np.full_like(batch.targets, IGNORED))
+        yield cut(rows, used[start : start + batch])

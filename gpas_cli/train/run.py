@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gpas_cli.checkpoints import newest_first
-from gpas_cli.data.loader import Batches, validation_batches
+from gpas_cli.data.loader import Batches, Prefetched, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
@@ -173,7 +173,11 @@ class _Training:
         self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit, world)
         self._observer.resume([self.places.checkpoints, *self.places.earlier], self.loop.position)
         profile = self.watch.profile if world.leads else 0
-        with profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled:
+        steps, batches = self.cell.optim.steps, Batches(self.corpus.train, self.cell.optim.batch, self.cell.seed)
+        with (
+            Prefetched(batches, self.loop.position.step, steps) as self.loop.batches,
+            profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled,
+        ):
             while (step := self.loop.position.step) < self.cell.optim.steps:
                 if leave := self.stop():
                     return self._checkpoint() or Outcome(leave, step, metrics=self._spent())

@@ -1,14 +1,17 @@
-"""Batches: pure in (seed, step), the same union for every number of ranks, targets shifted and masked."""
+"""Batches: pure in (seed, step), the same when they are made ahead, targets shifted and masked."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from gpas_cli.data import loader
-from gpas_cli.data.loader import IGNORED, Batch, Batches, permutation, validation_batches
+from gpas_cli.data.ahead import Ahead
+from gpas_cli.data.loader import DEPTH, IGNORED, Batch, Batches, Prefetched, permutation, validation_batches
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import TokenCache
 
@@ -59,17 +62,6 @@ def test_a_batch_handed_out_may_be_changed(rows: Rows):
     batch.inputs[:] = 0
     batch.targets[:] = 0
     assert batches.at(3).digest() == before
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("batch", [8, 7, 3])
-def test_the_union_over_ranks_is_the_batch_of_one(rows: Rows, batch: int, world: int):
-    for step in (0, 9, 2 * len(rows) // batch):
-        whole = Batches(rows, batch, seed=5).at(step)
-        parts = [Batches(rows, batch, seed=5).at(step, rank, world) for rank in range(world)]
-        assert sum(len(part.inputs) for part in parts) == batch
-        for rank, part in enumerate(parts):
-            assert same(part, Batch(whole.inputs[rank::world], whole.targets[rank::world]))
 
 
 def test_an_epoch_visits_every_row_once(rows: Rows):
@@ -132,25 +124,6 @@ def test_validation_rows_are_taken_from_all_over_and_only_once(rows: Rows):
     assert not np.array_equal(inputs, every)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_validation_is_shared_out_between_ranks(rows: Rows, world: int):
-    whole = list(validation_batches(rows, 8, 500))
-    parts = [list(validation_batches(rows, 8, 500, rank, world)) for rank in range(world)]
-    for number, batch in enumerate(whole):
-        for rank in range(min(world, len(batch.inputs))):
-            assert same(parts[rank][number], Batch(batch.inputs[rank::world], batch.targets[rank::world]))
-
-
-def test_a_rank_without_validation_rows_has_a_batch_that_counts_nothing(rows: Rows):
-    """9 rows in batches of 8: the last batch has one row, for rank 0."""
-    budget = int((rows.sizes(permutation(0, 0, len(rows))[:9]) - 1).sum())
-    parts = [list(validation_batches(rows, 8, budget, rank, 4)) for rank in range(4)]
-    assert [len(part) for part in parts] == [2] * 4
-    assert [len(part[1].inputs) for part in parts] == [1] * 4
-    assert [part[1].predicted > 0 for part in parts] == [True, False, False, False]
-    assert sum(b.predicted for part in parts for b in part) == budget
-
-
 def test_lengths_tell_which_targets_count(rows: Rows):
     batch = Batches(rows, len(rows), seed=0).at(0)
     sizes = rows.sizes(permutation(0, 0, len(rows)))
@@ -161,31 +134,71 @@ def test_lengths_tell_which_targets_count(rows: Rows):
         assert (targets[length:] == IGNORED).all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("mean_rows", [0, 2, 6, 12])
-def test_ranks_add_up_to_the_mean_of_group_means(rows: Rows, world: int, mean_rows: int):
-    batches, step = Batches(rows, 12, seed=4), 3
-    whole = batches.at(step)
-    loss = np.where(whole.targets != IGNORED, np.sin(whole.targets), 0).sum(1)  # a loss per row, summed over targets
-    groups = [slice(first, first + (mean_rows or 12)) for first in range(0, 12, mean_rows or 12)]
-    wanted = np.mean([loss[group].sum() / whole.lengths[group].sum() for group in groups])
-    total = 0.0
-    for rank in range(world):
-        total += (loss[rank::world] / batches.divisors(step, mean_rows, rank, world)).sum()
-        assert len(batches.divisors(step, mean_rows, rank, world)) == len(batches.at(step, rank, world).inputs)
-    assert total == pytest.approx(wanted, rel=1e-12)
+class Unready:
+    """Rows that fail at one read."""
+
+    def __init__(self, rows: Rows, broken_at: int = -1):
+        self._rows, self.reads, self.broken_at = rows, 0, broken_at
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._rows, name)
+
+    def read(self, indices: np.ndarray) -> object:
+        self.reads += 1
+        if self.reads == self.broken_at:
+            raise OSError("the disk is gone")
+        return self._rows.read(indices)
 
 
-def test_divisors_are_those_of_the_trainer(rows: Rows):
-    import torch
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "gpas-ahead"]
 
-    from gpas_cli.train.loop import micro_batches
 
-    batches = Batches(rows, 12, seed=4)
-    for mean_rows in (0, 4, 6):
-        told = np.zeros(12, np.int64)
-        for part, weight in micro_batches(torch.from_numpy(batches.at(2).targets), 2, mean_rows):
-            told[part] = weight
-        assert batches.divisors(2, mean_rows).tolist() == told.tolist()
-    with pytest.raises(ValueError, match="mean_rows=5 does not divide the batch of 12 rows"):
-        batches.divisors(0, 5)
+def test_batches_made_ahead_are_the_batches(rows: Rows):
+    batches = Batches(rows, 12, seed=3)
+    with Prefetched(batches, 5, 30) as served:
+        assert all(same(served.at(step), batches.at(step)) for step in range(5, 30))
+    assert threads() == []
+
+
+def test_they_are_a_bounded_number_ahead(rows: Rows):
+    counted = Unready(rows)
+    with Prefetched(Batches(counted, 12, seed=3), 0, 30) as served:
+        served.at(0)
+        deadline = time.monotonic() + 10
+        while counted.reads < DEPTH + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert counted.reads == DEPTH + 2  # the one taken, those waiting, the one in the thread's hand
+
+
+def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: Rows):
+    with Prefetched(Batches(Unready(rows, broken_at=4), 12, seed=3), 0, 30) as served:
+        for step in range(3):
+            served.at(step)
+        with pytest.raises(OSError, match="the disk is gone"):
+            served.at(3)
+    assert threads() == []
+
+
+def test_the_thread_ends_when_training_fails(rows: Rows):
+    with pytest.raises(KeyError), Prefetched(Batches(rows, 12, seed=3), 0, 10**6):
+        raise KeyError("training failed")
+    assert threads() == []
+
+
+def test_a_generator_is_closed_in_its_thread():
+    closed: list[str] = []
+
+    def numbers():
+        try:
+            yield from range(100)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    with Ahead(numbers(), 3) as ahead:
+        assert [next(ahead) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert closed == ["gpas-ahead"]
