@@ -21,36 +21,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
-from gpas_cli.data.loader import Batch, Batches
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Watch
 from gpas_cli.store.journal import Journal
+from gpas_cli.train.bench import made_up_loop
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.precision import choose_device
-from gpas_cli.train.run import assemble
 
 CADENCE = Cadence()
 
 
-class RandomText:
-    """Batches of random tokens, a function of the update: stands in for `Batches`."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.shape, self.vocab = (cell.optim.batch, cell.data.length + 1), cell.model.size.vocab
-
-    def at(self, step: int) -> Batch:
-        tokens = np.random.default_rng(step).integers(0, self.vocab, self.shape, dtype=np.int64)
-        return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy())
-
-
 def make_loop(cell: Cell) -> Loop:
-    return assemble(cell, cast(Batches, RandomText(cell)))
+    return made_up_loop(cell, padded=False)
 
 
 def seconds(act: Callable[[], object], device: torch.device) -> float:

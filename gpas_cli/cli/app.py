@@ -9,6 +9,7 @@ import typer
 
 from gpas_cli import __version__
 from gpas_cli.cli import (
+    bench,
     cancel,
     data,
     db,
@@ -63,6 +64,7 @@ def main(
 
 app.command("init")(init.init)
 app.command("plan")(plan.plan)
+app.command("bench")(bench.bench)
 app.add_typer(run.app, name="run")
 app.command("train")(train.train)
 app.command("status")(status.status)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.launch.bench import Shape, measured, shape
 from gpas_cli.launch.progress import number
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import StageJob
@@ -23,8 +24,6 @@ from gpas_cli.store.rundir import AttemptDir, all_attempts
 ASSUMED_GPU = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
 ASSUMED_THREAD = 2e10  # FLOP/s of a CPU thread, whatever the precision
 ENOUGH = 5  # measured attempts of a shape: more do not make its median better
-
-Shape = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,18 @@ def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
 
 
 def measured_speeds(runs: Path) -> dict[Shape, float]:
-    """Shape -> median tokens per second of the attempts of that shape in `runs`; damaged attempts are passed over."""
+    """Shape -> median tokens per second, padding included, of the attempts of that shape in `runs`, else what
+    `gpas bench` measured; damaged attempts are passed over."""
     found: dict[Shape, list[float]] = {}
     for attempt in all_attempts(runs):
         try:
-            shape = _attempt_shape(attempt)
-            if len(found.get(shape, ())) < ENOUGH and (speed := _speed(attempt)):
-                found.setdefault(shape, []).append(speed)
+            asked = attempt.read_attempt()
+            own = _attempt_shape(attempt, asked)
+            if len(found.get(own, ())) < ENOUGH and (seconds := _seconds_per_step(attempt)):
+                found.setdefault(own, []).append(_positions(asked["cell"]) / seconds)
         except (OSError, GpasError, KeyError, TypeError):
             continue
-    return {shape: statistics.median(speeds) for shape, speeds in found.items()}
+    return measured(runs) | {own: statistics.median(speeds) for own, speeds in found.items()}
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
@@ -110,8 +111,7 @@ def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
 def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resumed: int) -> Work:
     tokens = equivalent_tokens(job, resumed)
     slots = machine.needs(job.resources)
-    shape = _shape(job.cell.to_mapping(), _device(machine), slots)
-    speed = speeds.get(shape)
+    speed = speeds.get(shape(job.cell.to_mapping(), _device(machine), slots))
     assumed = _assumed(job, machine) / flops_per_token(job.cell)
     return Work(job, tokens, tokens / (speed or assumed), measured=speed is not None)
 
@@ -128,7 +128,7 @@ def _device(machine: Machine) -> str:
 
 def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     measured = sum(work.measured for work in works)
-    lines = [f"{measured} of {len(works)} jobs: the measured speed of earlier runs of that shape"] if measured else []
+    lines = [f"{measured} of {len(works)} jobs: the measured speed of that shape"] if measured else []
     guessed = [work.job for work in works if not work.measured]
     if guessed and machine.gpus:
         rates = sorted({ASSUMED_GPU[job.cell.precision] / 1e12 for job in guessed})
@@ -140,20 +140,18 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
-    """What decides the speed: the network's size, the row length, the batch, the precision, the devices."""
-    size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
-    return (*size, cell["data"]["length"], cell["optim"]["batch"], cell["precision"], device, slots)
-
-
-def _attempt_shape(attempt: AttemptDir) -> Shape:
-    asked = attempt.read_attempt()
+def _attempt_shape(attempt: AttemptDir, asked: Mapping[str, Any]) -> Shape:
     events, _, _ = read(attempt.journal_path, limit=4096)
     devices = [str(event["device"]) for event in events if event.get("kind") == "start" and event.get("device")]
-    return _shape(asked["cell"], devices[0] if devices else "", len(asked.get("devices", ())))
+    return shape(asked["cell"], devices[0] if devices else "", len(asked.get("devices", ())))
 
 
-def _speed(attempt: AttemptDir) -> float | None:
+def _positions(cell: Mapping[str, Any]) -> int:
+    """Tokens of an update, padding included: what an estimate counts in."""
+    return int(cell["optim"]["batch"] * cell["data"]["length"])
+
+
+def _seconds_per_step(attempt: AttemptDir) -> float | None:
     lines = [event for event in tail(attempt.journal_path, 16384) if event.get("kind") == "step"]
-    speeds = [speed for line in lines if (speed := number(line.get("tokens_per_second"))) and 0 < speed < 1e12]
-    return statistics.median(speeds) if speeds else None
+    times = [time for line in lines if (time := number(line.get("seconds_per_step"))) and 0 < time < 1e6]
+    return statistics.median(times) if times else None

@@ -13,9 +13,11 @@ import torch
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.flops import flops_per_token
+from gpas_cli.spec.run import Resources
 from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.run import assemble
+from gpas_cli.train.run import WHATEVER_FITS, assemble
 
 # Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
 FULL_ROWS = 0.5
@@ -50,27 +52,32 @@ class Speed:
 
     seconds_per_step: float
     tokens_per_second: float
+    flops_per_second: float
     peak_memory: int
     steps: int
     micro_batch: int
     gemm: str
 
 
-def made_up_loop(cell: Cell, *, padded: bool) -> Loop:
+def made_up_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bool) -> Loop:
     """A training of `cell` on made-up batches, at update 0."""
-    return assemble(cell, MadeUp(cell, padded=padded))
+    return assemble(cell, MadeUp(cell, padded=padded), resources)
 
 
-def measure(cell: Cell, *, seconds: float) -> Speed:
-    """Do updates of `cell` for about so many seconds, after one that is not counted, and at least three."""
-    loop = made_up_loop(cell, padded=cell.data.layout == "pad")
+def measure(cell: Cell, resources: Resources, *, seconds: float) -> Speed:
+    """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three."""
+    loop = made_up_loop(cell, resources, padded=cell.data.layout == "pad")
     gemm = choose_gemm(cell.model.size, loop.precision.device).path if cell.precision == "fp32" else ""
-    timed_update(loop)
+    for _ in range(2):  # the first compiles where layers are compiled, the second for another number of tokens
+        timed_update(loop)
     times, tokens = list[float](), loop.position.tokens
     while len(times) < 3 or sum(times) < seconds:
         times.append(timed_update(loop))
     per_step, real = statistics.median(times), (loop.position.tokens - tokens) / len(times)
-    return Speed(per_step, real / per_step, peak_memory(loop.precision.device), len(times), loop.micro_batch, gemm)
+    return Speed(
+        per_step, real / per_step, flops_per_token(cell) * real / per_step, peak_memory(loop.precision.device),
+        len(times), loop.micro_batch, gemm,
+    )  # fmt: skip
 
 
 def timed_update(loop: Loop) -> float:

@@ -1,0 +1,56 @@
+"""`gpas bench`: how fast cells train on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.launch.bench import Bench
+
+
+def bench(
+    names: Names = None,
+    where: Where = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time to measure each shape for.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Measure updates of a grid's cells here, on made-up text: speed, memory, and what they will take.
+
+    One cell of each shape (size, rows, batch, precision) is measured, on one slot. Nothing is trained; `gpas plan`
+    estimates from what was measured.
+
+    Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
+    """
+    from gpas_cli.launch.bench import bench as measure
+
+    found = []
+    with console().status("measuring"):
+        for one in measure(project(), entries(names, where), seconds):
+            found.append(one)
+    if as_json:
+        print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])
+    else:
+        console().print(render(found))
+
+
+def render(found: list[Bench]) -> RenderableType:
+    """A row per shape."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "measured on" else "right")
+    for one in found:
+        facts = one.facts
+        table.add_row(
+            one.job.id, str(one.cells), f"{1e3 * facts['seconds_per_step']:,.1f}",
+            f"{facts['tokens_per_second']:,.0f}", f"{facts['peak_memory'] / 1e9:.2f} GB", str(facts["micro_batch"]),
+            f"{facts['flops_per_second'] / 1e9:,.1f}",
+        )  # fmt: skip
+    return table

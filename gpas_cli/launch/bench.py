@@ -1,0 +1,109 @@
+"""Measuring how fast cells train here, before they are run: one process per shape, on one slot of this machine.
+
+What was measured lies in `runs/.bench/<host>-<shape>.json`; `launch.estimate` reads it for shapes that have not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpas_cli
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.slots import Slots, machine
+from gpas_cli.launch.stages import StageJob, stage_jobs
+from gpas_cli.project import Project
+from gpas_cli.store.rundir import read_json, write_json
+
+COMMAND = (sys.executable, "-P", "-m", "gpas_cli.launch.bench_job")
+Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one shape's updates cost: `facts` are `train.bench.Speed` and where it was measured."""
+
+    job: StageJob
+    cells: int
+    facts: dict[str, Any]
+
+
+def shape(cell: dict[str, Any], device: str, slots: int) -> Shape:
+    """What decides the speed: the network's size, the rows, the batch, the precision, the devices."""
+    size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
+    data = (cell["data"]["length"], cell["data"]["layout"])
+    return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
+
+
+def bench(project: Project, entries: Iterable[Any], seconds: float) -> Iterator[Bench]:
+    """Measure every shape among the entries' trainings for about so many seconds each, and record it.
+
+    Raises GpasError when there is nothing to measure, no slot is free, or an update fails.
+    """
+    slots = Slots(project.runs, machine())
+    here = slots.machine
+    grouped: dict[Shape, list[StageJob]] = {}
+    for job in stage_jobs(entries).values():
+        if job.kind == "pretrain":
+            device = "cuda" if here.gpus else "cpu"
+            grouped.setdefault(shape(job.cell.to_mapping(), device, here.needs(job.resources)), []).append(job)
+    for key, jobs in grouped.items():
+        facts = _measure(project, slots, jobs[0], seconds)
+        facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
+        path = _path(project.runs, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, facts)
+        yield Bench(jobs[0], len(jobs), facts)
+
+
+def measured(runs: Path) -> dict[Shape, float]:
+    """Shape -> tokens per second, padding included, as measured on this machine; damaged files are passed over."""
+    found = {}
+    for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
+        facts = read_json(path) or {}
+        try:
+            found[tuple(facts["shape"])] = float(facts["positions_per_second"])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _search_path() -> str:
+    """The running package first, wherever the process starts."""
+    return os.pathsep.join([str(Path(gpas_cli.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+
+
+def _path(runs: Path, key: Shape) -> Path:
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    return runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
+
+
+def _measure(project: Project, slots: Slots, job: StageJob, seconds: float) -> dict[str, Any]:
+    if job.resources.processes > 1:
+        raise GpasError(f"{job.id} trains in {job.resources.processes} processes; gpas bench measures one")
+    lease = slots.take(job.resources)
+    if lease is None:
+        raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
+    asked = {**job.facts(), "threads": lease.threads, "seconds": seconds}
+    try:
+        done = subprocess.run(
+            COMMAND, input=json.dumps(asked), capture_output=True, text=True, pass_fds=lease.fds,
+            cwd=project.config.parent, env={**os.environ, **lease.variables, "PYTHONPATH": _search_path()},
+        )  # fmt: skip
+    finally:
+        lease.close()
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"it left with {done.returncode}"])[-1]
+        raise GpasError(f"{job.id} could not be measured: {last}")
+    facts = dict(json.loads(done.stdout.splitlines()[-1]))
+    positions = job.cell.optim.batch * job.cell.data.length
+    return facts | {"positions_per_second": positions / facts["seconds_per_step"]}

@@ -1,0 +1,25 @@
+"""The process that measures one cell: `python -m gpas_cli.launch.bench_job`, asked on standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from gpas_cli.launch.job import recorded_cell
+from gpas_cli.spec.run import Resources
+
+
+def run(asked: dict[str, Any]) -> dict[str, Any]:
+    """`train.bench.Speed` of {cell, resources, threads, seconds} and the device it is of."""
+    from gpas_cli.train.bench import measure
+    from gpas_cli.train.precision import choose_device, make_deterministic
+
+    make_deterministic(asked["threads"])
+    speed = measure(recorded_cell(asked), Resources(**asked["resources"]), seconds=asked["seconds"])
+    return {**asdict(speed), "device": choose_device().type}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.load(sys.stdin))))

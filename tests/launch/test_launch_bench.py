@@ -1,0 +1,78 @@
+"""gpas bench: one real measurement of a shape, on a slot of its own, which plan then estimates from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.launch import bench as room
+from gpas_cli.launch.bench import bench, measured
+from gpas_cli.launch.plan import plan
+from gpas_cli.launch.slots import Slots, machine
+from gpas_cli.project import Project
+from gpas_cli.spec.run import Resources
+
+GRID = """
+version: 1
+default: tiny
+grids:
+  tiny:
+    base:
+      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
+      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pad, length: 64}
+      optim: {lr: 1e-3, warmup: 1, steps: 30, batch: 8}
+    axes: {gate: [none, gpas], seed: [1, 2]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    for name in ("GPAS_CONFIG", "GPAS_RUNS_DIR", "GPAS_CACHE", "GPAS_DB"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "experiments.yaml").write_text(GRID)
+    return Project.find(tmp_path / "experiments.yaml")
+
+
+def chosen(here: Project) -> list[Entry]:
+    return expand(load(here.config), ["tiny"])
+
+
+def test_every_shape_is_measured_once_and_plan_believes_it(here: Project) -> None:
+    (found,) = bench(here, chosen(here), 0.1)
+    facts = found.facts
+    assert (found.cells, found.job.id, facts["device"]) == (4, "tiny/s1", "cpu")
+    assert facts["steps"] >= 3
+    # Padding is part of a position, not of a token.
+    assert 0 < facts["tokens_per_second"] < facts["positions_per_second"]
+    assert list(measured(here.runs).values()) == [facts["positions_per_second"]]
+    estimate = plan(here.runs, chosen(here)).estimate
+    assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
+    assert estimate.device_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
+
+
+def test_beside_a_running_job_nothing_is_measured(here: Project) -> None:
+    cores = machine()
+    lease = Slots(here.runs, cores).take(Resources(cpus=len(cores.cores)))
+    assert lease is not None
+    with pytest.raises(GpasError, match="every slot of this machine is busy"):
+        list(bench(here, chosen(here), 0.1))
+    lease.close()
+    assert not measured(here.runs)
+
+
+def test_a_cell_of_several_processes_is_refused(here: Project) -> None:
+    here.config.write_text(GRID.replace("axes:", "resources: {ranks: 2}\n    axes:"))
+    with pytest.raises(GpasError, match="trains in 2 processes"):
+        list(bench(here, chosen(here), 0.1))
+
+
+def test_what_goes_wrong_in_the_process_is_said(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
+    with pytest.raises(GpasError, match=r"tiny/s1 could not be measured: no memory left"):
+        list(bench(here, chosen(here), 0.1))
