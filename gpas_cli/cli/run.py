@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpas_cli.cli import slurm
 from gpas_cli.cli.console import Names, Where, Yes, confirm, console, entries, project
 
 if TYPE_CHECKING:
@@ -57,14 +58,19 @@ def run_entries(
     from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan
 
-    planned = plan(project().runs, chosen, retry=retry)
-    note = choose(executor).note
+    choice = choose(executor)
+    on_slurm, note = choice.name == "slurm", choice.note
+    planned = plan(project().runs, chosen, retry=retry, machine=slurm.cluster(chosen) if on_slurm else None)
     if dry_run:
         console().print(render(planned))
+        if on_slurm:
+            slurm.dry_run(chosen, planned)
         return
     console().print(headline(planned) if not note else f"{note}\n{headline(planned)}", markup=False)
     if planned.estimate.wall_hours > ASK_ABOVE_HOURS:
         confirm(f"Start {len(planned.jobs)} jobs?", yes)
+    if on_slurm:
+        slurm.submit(chosen, retry)
     summary = _run(chosen, jobs, retry)
     _conclude(summary)
 
