@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpas_cli.cli.console import console, project
-from gpas_cli.errors import EXIT_DONE
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.plan import Plan
     from gpas_cli.launch.slots import Machine
     from gpas_cli.launch.slurm.submit import Submitted
+    from gpas_cli.launch.summary import Summary
 
 
 def cluster(chosen: list[Entry]) -> Machine:
@@ -35,13 +35,37 @@ def dry_run(chosen: list[Entry], planned: Plan) -> None:
         console().print(text, markup=False)
 
 
-def submit(chosen: list[Entry], retry: Collection[str]) -> None:
-    """Submit what is lacking, say what was done, and leave."""
+def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
+    """Ask the scheduler when and where it would start each array. Submits nothing."""
+    if not on_slurm:
+        raise typer.BadParameter("--test-only asks a SLURM controller; add --executor slurm")
     from gpas_cli.launch.slurm.submit import SlurmScheduler
 
-    scheduler = SlurmScheduler(project(), chosen, retry=retry, notify=lambda text: console().print(text, markup=False))
-    _tell(scheduler.submit(), chosen)
-    raise typer.Exit(EXIT_DONE)
+    for array, told in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
+        first, more = array.first.id, len(array.jobs) - 1
+        console().print(f"{first}{f' and {more} more' if more else ''}: {told}", markup=False)
+
+
+def submit(chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool) -> Summary | None:
+    """Submit what is lacking and say what was done; with `wait`, what it came to in the end."""
+    from gpas_cli.cli.live import make_reporter
+    from gpas_cli.launch.executor import stop_on_signals
+    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.slurm.follow import Follower
+    from gpas_cli.launch.slurm.submit import SlurmScheduler
+
+    here = project()
+    scheduler = SlurmScheduler(
+        here, chosen, retry=retry, at_once=at_once, notify=lambda text: console().print(text, markup=False)
+    )
+    done = scheduler.submit()
+    _tell(done, chosen)
+    if not wait:
+        return None
+    with make_reporter(console()) as reporter:
+        follower = Follower(scheduler, reporter, lambda: ingest(here))
+        with stop_on_signals(follower):
+            return follower.follow(done)
 
 
 def _tell(done: Submitted, chosen: list[Entry]) -> None:

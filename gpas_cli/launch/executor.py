@@ -66,8 +66,15 @@ def _cluster_answers(environ: Mapping[str, str]) -> bool:
     return done.returncode == 0 and "is UP" in done.stdout
 
 
+class Stoppable(Protocol):
+    """What signals may stop."""
+
+    def stop(self) -> None:
+        """Called in the signal handler."""
+
+
 @contextmanager
-def stop_on_signals(executor: Executor) -> Iterator[None]:
+def stop_on_signals(executor: Stoppable) -> Iterator[None]:
     """Within the block SIGINT and SIGTERM call `stop`: at the first jobs save and leave, the second kills them."""
 
     def handle(_number: int, _frame: object) -> None:

@@ -52,19 +52,30 @@ class Liveness:
     max_age: float = FRESH  # seconds for which an answer of the scheduler serves
     _known: dict[str, bool] = field(default_factory=dict)
 
+    _dead: dict[str, float] = field(default_factory=dict)
+
     @cached_property
     def queue(self) -> Queue:
         """What the scheduler says of all jobs, asked for when the first of them is looked at."""
         return current(self.runs, self.max_age)
 
+    def queue_after(self, claim: Claim) -> Queue | None:
+        """An answer given after the submitter was seen to be dead: only such a one can miss a job for good.
+
+        None while the submitter lives. Where the scheduler does not answer, an older one, with its error.
+        """
+        if claim.submitter not in self._dead:
+            if self._ask(claim):
+                return None
+            self._dead[claim.submitter] = time.time()
+        if self.queue.time <= self._dead[claim.submitter]:
+            self.__dict__["queue"] = current(self.runs, max_age=0.0)
+        return self.queue
+
     def __call__(self, claim: Claim) -> bool:
         if claim.submitter not in self._known:
             self._known[claim.submitter] = self._ask(claim)
         return self._known[claim.submitter]
-
-    def submitter(self, claim: Claim) -> bool:
-        """Whether the process that made the claim lives, whatever has become of what it submitted."""
-        return self._ask(claim)
 
     def _ask(self, claim: Claim) -> bool:
         path = folder(self.runs) / f"{claim.submitter}.lock"

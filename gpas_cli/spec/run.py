@@ -24,7 +24,8 @@ class Resources:
     The rest is for SLURM only. gpus and cpus count over all `nodes`, with one task per GPU. `sbatch` has further
     options as they are given to sbatch, `setup` lines of shell that run before the job, `environment` NAME=VALUE,
     `python` the command that starts Python there. `pack` small cells share one job; at most `at_once` jobs of an array
-    run at a time (0: as many as the scheduler lets); the warning signal comes `notice` seconds before the time limit.
+    run at a time (0: as many as the scheduler lets); the warning signal comes `notice` seconds before the time limit;
+    `retries` attempts in a row may come no further than those before them.
     """
 
     gpus: int = setting(0, low=0, high=4096)
@@ -44,6 +45,7 @@ class Resources:
     pack: int = setting(1, low=1, high=256, late=True)
     at_once: int = setting(0, low=0, late=True)
     notice: int = setting(120, low=1, high=3600, late=True)
+    retries: int = setting(3, low=1, high=1000, late=True)
 
     @property
     def tasks(self) -> int:

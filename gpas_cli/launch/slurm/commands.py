@@ -50,8 +50,11 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 
 
-def run(*words: str, patience: float = PATIENCE) -> str:
-    """What a command prints. Raises SlurmError when it is absent, fails or takes longer than `patience` seconds."""
+def run(*words: str, patience: float = PATIENCE, errors: bool = False) -> str:
+    """What a command prints, with `errors` also to stderr.
+
+    Raises SlurmError when it is absent, fails or takes longer than `patience` seconds.
+    """
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", timeout=patience, env=environment(),
@@ -63,7 +66,7 @@ def run(*words: str, patience: float = PATIENCE) -> str:
         raise SlurmError(f"{words[0]} did not answer within {patience:.0f} s", answered=False) from error
     if done.returncode:
         raise failure(words[0], done.stderr or done.stdout)
-    return done.stdout
+    return done.stderr + done.stdout if errors else done.stdout
 
 
 def failure(program: str, said: str) -> SlurmError:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.slurm import states, submission
+from gpas_cli.launch.slurm.failures import breaker, end_of, fruitless, is_memory
 from gpas_cli.launch.slurm.queue import Job, Queue
-from gpas_cli.store.rundir import read_json, stage_dir
+from gpas_cli.spec.run import Resources
+from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
 if TYPE_CHECKING:
     from gpas_cli.launch.submitters import Claim, Liveness
     from gpas_cli.launch.watch import Sighting
 
-LAG = 10.0  # seconds by which the scheduler's records, or a network file system, may be behind
 ORPHAN = 60.0  # seconds for which a job that SLURM has completed may still owe us its outcome
 FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes that a job tells itself
 
@@ -32,12 +33,17 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
         return last
     if not own and asked_to_cancel(runs, key, claim.since):
         return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)
-    queue = alive.queue
-    job = queue.find(claim.submission, claim.index)
+    if not own and (held := breaker(submission.folder(runs) / claim.submission)):
+        return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
+    queue: Queue | None = alive.queue
+    job = alive.queue.find(claim.submission, claim.index)
     if job is None:
-        return _unseen(runs, last, claim, queue, alive)
+        queue = alive.queue_after(claim)
+        job = queue.find(claim.submission, claim.index) if queue else None
+    if queue is None or job is None:
+        return _unseen(runs, last, claim, queue)
     if job.ended:
-        return _ended(last, claim, job, queue)
+        return spent(runs, key, _ended(runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
 
 
@@ -49,18 +55,16 @@ def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
         return False
 
 
-def _unseen(runs: Path, last: Sighting, claim: Claim, queue: Queue, alive: Liveness) -> Sighting:
-    """The queue does not have the job: not yet, or not any more, or nobody could be asked."""
-    made = submission.find(runs, claim.submission)
-    if made is None:  # refused by the scheduler, or removed: nobody is going to run it
-        return last
-    if queue.time < made.since + LAG:
-        why = f"; {queue.error}" if queue.error else ""
-        return _queued(last, claim, f"submitted as {claim.submission}, not yet seen in the queue{why}", claim.since)
-    if alive.submitter(claim):
+def _unseen(runs: Path, last: Sighting, claim: Claim, queue: Queue | None) -> Sighting:
+    """The queue does not have the job: not yet (its submitter lives), or not any more, or nobody could be asked."""
+    if queue is None:
         return _queued(last, claim, f"being submitted by {claim.submitter}", claim.since)
-    if last.state in ("missing", "interrupted", "unknown"):
-        cause = f"SLURM does not know {claim.submission}[{claim.index}] any more"
+    if submission.find(runs, claim.submission) is None:  # refused by the scheduler, or removed
+        return last
+    if queue.error:
+        return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
+    if last.state in ("missing", "interrupted", "unknown", "running"):
+        cause = f"SLURM does not know {claim.submission}[{claim.index}]"
         return replace(last, state="interrupted" if last.attempt else "missing", cause=cause)
     return last
 
@@ -84,7 +88,25 @@ def _queued(last: Sighting, claim: Claim, evidence: str, since: float, job: Job 
     )
 
 
-def _ended(last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:
+def spent(runs: Path, key: str, last: Sighting) -> Sighting:
+    """An interrupted stage whose last attempts came no further has failed: to run it again would go on for ever."""
+    if last.state != "interrupted" or not last.attempt or fruitless(runs, key) < _retries(last):
+        return last
+    count = _retries(last)
+    return replace(
+        last, state="failed", cause=f"{count} attempts in a row came no further; {last.cause or last.evidence}"
+    )
+
+
+def _retries(last: Sighting) -> int:
+    try:
+        assert last.directory is not None
+        return int(AttemptDir(last.directory).read_attempt()["resources"]["retries"])
+    except (OSError, GpasError, KeyError, TypeError, ValueError):
+        return Resources.retries
+
+
+def _ended(runs: Path, last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:
     """SLURM has seen the job end. What the job said itself stands; where it said nothing, SLURM's reason counts."""
     own = last.submission == claim.submission
     if own and last.source in ("outcome", "exit"):
@@ -94,21 +116,22 @@ def _ended(last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:
     if job.state == "COMPLETED" and _since(job.end or queue.time) < ORPHAN:
         evidence = f"{job}; its outcome is not to be seen here yet"
         return replace(last, state="running", evidence=evidence, claim=claim, job=job, age=_since(job.end))
-    state, cause = _why(job)
-    if state == "interrupted" and not own:
-        state = "interrupted" if last.attempt else "missing"
+    state, cause = _why(job, submission.folder(runs) / claim.submission)
+    if state == "interrupted" and not last.attempt:
+        state = "missing"
     age = _since(job.end) if job.end else None
     return replace(last, state=state, evidence=str(job), cause=cause, age=age, job=job, outcome="")
 
 
-def _why(job: Job) -> tuple[str, str]:
+def _why(job: Job, place: Path) -> tuple[str, str]:
     """Our state, and the reason, for a job that ended without a word of its own."""
     code, signal = states.exit_words(job.exit)
     if job.state == "CANCELLED":
         if "dependency" in job.reason.lower():
             return "interrupted", "what it depends on failed"
         return "cancelled", "cancelled in SLURM"
-    if job.state == states.MEMORY:
+    log = place / f"{job.id}_0_log.out"
+    if job.state == states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
         return "interrupted", f"out of memory on {job.nodes}"
     if job.state in states.INTERRUPTED or job.state == "COMPLETED":
         return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,9 +95,12 @@ def record(
     elements: Sequence[Sequence[StageJob]],
     code: Snapshot,
     submitter: Submitter,
-    more: Mapping[str, Any],
+    reduce: Collection[str] = (),
 ) -> Submission:
-    """Write a submission to disk. Raises OSError, with nothing left behind, when that cannot be done."""
+    """Write a submission to disk. The stages in `reduce` ran out of memory and are to take fewer rows at a time.
+
+    Raises OSError, with nothing left behind, when it cannot be written.
+    """
     place = folder(project.runs) / name
     about = {
         "schema": SCHEMA,
@@ -108,13 +111,12 @@ def record(
         "git": dict(code.git),
         "project": {"config": str(project.config), "cache": str(project.cache), "database": project.database},
         "keys": [[job.key for job in jobs] for jobs in elements],
-        **more,
     }
     place.mkdir(parents=True)
     try:
         with (place / "elements.jsonl").open("w", encoding="utf-8") as file:
             for jobs in elements:
-                file.write(json.dumps([_facts(job) for job in jobs], ensure_ascii=False) + "\n")
+                file.write(json.dumps([_facts(job, job.key in reduce) for job in jobs], ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         write_json(place / "submission.json", about)
@@ -124,8 +126,8 @@ def record(
     return Submission(place, about)
 
 
-def _facts(job: StageJob) -> dict[str, Any]:
-    return {**job.facts(), "threads": job.resources.cpus_per_task}
+def _facts(job: StageJob, reduce: bool) -> dict[str, Any]:
+    return {**job.facts(), "threads": job.resources.cpus_per_task, **({"reduce": True} if reduce else {})}
 
 
 def read(place: Path) -> Submission:

@@ -6,8 +6,9 @@ those of a recorded submission stand for as long as the queue has, or may yet ha
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpas_cli.launch.claims import Claims
 from gpas_cli.launch.slurm import commands, queue, script, submission
 from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
 from gpas_cli.launch.slurm.commands import SlurmError
+from gpas_cli.launch.slurm.failures import is_memory
 from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.snapshot import Snapshot, snapshot
 from gpas_cli.launch.stages import RUNNABLE, StageJob, stage_jobs
@@ -57,21 +59,25 @@ class SlurmScheduler:
         *,
         retry: Collection[str] = (),
         kinds: frozenset[str] = RUNNABLE,
+        at_once: int | None = None,
         notify: Callable[[str], None] = lambda message: None,
     ):
         self.project, self.entries, self.kinds = project, list(entries), kinds
         self.jobs = stage_jobs(self.entries, kinds)
-        self._retry, self._notify = retry, notify
+        self._retry, self._at_once, self._notify = retry, at_once, notify
 
-    def submit(self) -> Submitted:
-        """Submit what lacks a result and is nobody's, as far as the scheduler has room."""
+    def submit(self, *, again: bool = False) -> Submitted:
+        """Submit what lacks a result and is nobody's, as far as the scheduler has room.
+
+        `again` leaves out what was to be retried: that has been done once.
+        """
         runs, done = self.project.runs, Submitted()
         for job in self.jobs.values():
             script.parameters(job.resources)  # complaints come before anything is claimed
         if error := queue.current(runs, max_age=0.0).error:  # asked before the lock of the claims is taken
             raise GpasError(f"SLURM cannot be asked: {error}; nothing was submitted")
         runs.mkdir(parents=True, exist_ok=True)
-        with Claims(runs, self._retry) as claims:
+        with Claims(runs, () if again else self._retry) as claims:
             done.seen = claims.take(self.jobs)
             mine = [job for key, job in self.jobs.items() if key in claims.held]
             done.followed = sum(seen.state in ALIVE for key, seen in done.seen.items() if key not in claims.held)
@@ -89,6 +95,18 @@ class SlurmScheduler:
                 waiting |= {job.key: Place(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e}
                 yield array, self._text(array, submission.folder(self.project.runs) / name, code)
 
+    def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
+        """The arrays that would be submitted for `jobs`, and when and where the scheduler would start them.
+
+        Raises SlurmError with the scheduler's reason for one that it would refuse.
+        """
+        for array, text in self.preview(jobs):
+            alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
+            with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+                file.write(alone)
+                file.flush()
+                yield array, commands.run("sbatch", "--test-only", file.name, errors=True).strip()
+
     def _submit_all(self, mine: Sequence[StageJob], claims: Claims, done: Submitted) -> None:
         code, largest = snapshot(self.project.runs), limit()
         placed = self._already_placed(mine, done.seen)
@@ -98,7 +116,7 @@ class SlurmScheduler:
             while pending:
                 array = pending.pop(0)
                 try:
-                    made, job = self._submit(array, code, claims)
+                    made, job = self._submit(array, code, claims, done.seen)
                 except SlurmError as error:
                     if not _full(error):
                         raise
@@ -138,10 +156,13 @@ class SlurmScheduler:
         done.notes.append(str(error))
         return []
 
-    def _submit(self, array: Array, code: Snapshot, claims: Claims) -> tuple[Submission, str]:
+    def _submit(
+        self, array: Array, code: Snapshot, claims: Claims, seen: Mapping[str, Sighting]
+    ) -> tuple[Submission, str]:
         """Record, claim, sbatch, record. Returns the job id, "" where the scheduler's answer was lost."""
         name = submission.new_name(array.first.grid)
-        made = submission.record(self.project, name, array.elements, code, claims.submitter, {})
+        reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause)}
+        made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
         try:
             path = made.folder / "submission.sh"
             path.write_text(self._text(array, made.folder, code))
@@ -161,9 +182,8 @@ class SlurmScheduler:
 
     def _text(self, array: Array, place: Path, code: Snapshot) -> str:
         resources = array.first.resources
-        return script.text(
-            self.project, place, code, script.parameters(resources), array.spec(resources.at_once), array.dependency
-        )
+        spec = array.spec(self._at_once or resources.at_once)
+        return script.text(self.project, place, code, script.parameters(resources), spec, array.dependency)
 
     def _sbatch(self, made: Submission, path: Path) -> str:
         try:
