@@ -176,6 +176,7 @@ class Cluster:
         """Cancel every job, revive what has died, and wait until nothing is left in the queue."""
         self.up()
         self.run("scancel", "-u", str(os.getuid()))
+        self.run("scontrol", "update", "partitionname=low", "state=up")
         until(lambda: not self.run("squeue", "-h").strip(), 60, "an empty queue")
         self.up()
 

@@ -89,6 +89,8 @@ class Element:
             if self.rank == 0 and time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()
                 self._look()
+        for number in WARNINGS:  # one that comes as Python shuts down would make a job that is done a failed one
+            signal.signal(number, signal.SIG_IGN)
         return self._end() if self.rank == 0 else max((c.process.wait() for c in self.children), default=0)
 
     def _warned(self, number: int, _frame: object) -> None:
@@ -192,6 +194,8 @@ class Element:
             if child.process.poll() is not None:
                 continue
             if self._cancelled(child.attempt):
+                child.leave()
+            elif child.superseded:
                 child.leave()
             elif newer := self._newer(child.attempt):
                 print(f"{child.attempt.path}: {newer}; leaving")
