@@ -80,11 +80,23 @@ class CellState(Sighting):
     key: str
 
 
-def look(runs: Path, entries: Iterable[Entry]) -> list[CellState]:
-    """The state of each entry, in order. Every stage is read once, however many entries share it."""
+def look(runs: Path, entries: Iterable[Entry], *, jobs: bool = False) -> list[CellState]:
+    """The state of each entry, in order. Every stage is read once, however many entries share it.
+
+    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it.
+    """
     seen: dict[str, Sighting] = {}
     alive = Liveness(runs)
-    return [_cell_state(runs, entry, seen, alive) for entry in entries]
+    states = [_cell_state(runs, entry, seen, alive) for entry in entries]
+    return [_with_job(runs, state, alive) for state in states] if jobs else states
+
+
+def _with_job(runs: Path, state: CellState, alive: Liveness) -> CellState:
+    if state.job is not None or state.state not in ALIVE:
+        return state
+    claim = read_claim(runs, state.key)
+    job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
+    return replace(state, job=job)
 
 
 def sightings(runs: Path, entries: Iterable[Entry]) -> dict[str, Sighting]:

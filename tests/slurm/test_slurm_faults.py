@@ -13,7 +13,7 @@ from cluster import Cluster, until
 from end_to_end import Toy
 from slurm_toy import SlurmToy, kill, wait
 
-LONG = 1500  # updates: long enough to be caught in the middle on a busy machine
+LONG = 800  # updates: long enough to be caught in the middle on a busy machine
 
 
 def one_cell(cluster: Cluster, folder: Path, *, resources: str = "", **more: object) -> SlurmToy:
@@ -52,6 +52,7 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
     toy.trained_once()
 
 
+@pytest.mark.long
 def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path) -> None:
     """F2: SLURM sends the warning signal at once because of preempt_send_user_signal."""
     toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
@@ -84,6 +85,7 @@ def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path
     toy.trained_once()
 
 
+@pytest.mark.long
 def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     """F6: the job's processes are gone with their node; SLURM runs it again, and nobody submits it once more."""
     toy = started(cluster, tmp_path / "toy")
@@ -176,6 +178,7 @@ def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) ->
     toy.finish()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["job", "supervisor"])
 def test_a_killed_process_is_interrupted_and_goes_on(cluster: Cluster, tmp_path: Path, victim: str) -> None:
     """F15: SIGKILL of the training, or of everything that could have told of it."""
@@ -193,6 +196,7 @@ def test_a_killed_process_is_interrupted_and_goes_on(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
+@pytest.mark.long
 def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_path: Path) -> None:
     """F15: what the user took away with SLURM's own command is not run again until `gpas retry`."""
     toy = started(cluster, tmp_path / "toy")
@@ -205,6 +209,7 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
     toy.trained_once()
 
 
+@pytest.mark.long
 def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, steps=LONG, resources="pack: 2")
     assert "1 elements" in toy.submit()
@@ -215,6 +220,7 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     assert toy.states()["pre-s1"] == "cancelled"
 
 
+@pytest.mark.long
 def test_a_suspended_job_is_alive_and_a_drained_node_only_delays(cluster: Cluster, tmp_path: Path) -> None:
     """F16, F17."""
     toy = started(cluster, tmp_path / "toy")
@@ -229,6 +235,7 @@ def test_a_suspended_job_is_alive_and_a_drained_node_only_delays(cluster: Cluste
     assert len(toy.attempts()) == 1
 
 
+@pytest.mark.long
 def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources="at_once: 1")
     text = sorted((toy.folder / "text").iterdir())
@@ -251,9 +258,9 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
 @pytest.mark.long
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
     """F1, with SLURM's own clock: a minute at a time, warned 40 seconds before (SLURM may be 60 s early)."""
-    toy = one_cell(cluster, tmp_path / "toy", steps=6 * LONG, checkpoint_every=10**6)
+    toy = one_cell(cluster, tmp_path / "toy", steps=10 * LONG, checkpoint_every=10**6)
     toy.edit("0:10:00", "0:01:00")
-    straight = one_cell(cluster, tmp_path / "straight", steps=6 * LONG)
+    straight = one_cell(cluster, tmp_path / "straight", steps=10 * LONG)
     straight.gpas("run", "grid", "--executor", "local", "--yes")
     toy.submit()
     toy.finish(600)
@@ -285,3 +292,23 @@ def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Pat
     assert toy.states() == {"pre-gpas-s1": "running"}
     toy.finish()
     accounted.up()
+
+
+@pytest.mark.long
+def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Cluster, tmp_path: Path) -> None:
+    """Both stages are submitted at once; a child of a stage that failed does not run, and retry brings both back."""
+    toy = SlurmToy(tmp_path / "toy", cluster)
+    toy.edit("base: {size: toy, data: notes}", "base: {size: toy, data: notes, importance: {eval_tokens: 200}}")
+    text = sorted((toy.folder / "text").iterdir())
+    for path in text:
+        path.rename(path.with_suffix(".away"))
+    said = toy.submit()
+    assert said.count("2 elements") == 2
+    toy.until(lambda states: set(states.values()) == {"failed"}, 60)
+    wait(lambda: toy.queue() == {})
+    for path in text:
+        path.with_suffix(".away").rename(path)
+    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy.finish(200)
+    assert {fact["stage"] for fact in toy.facts()} == {"pretrain", "importance"}
+    assert len(toy.attempts()) == 2 + 4

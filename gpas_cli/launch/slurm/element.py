@@ -193,9 +193,7 @@ class Element:
         for child in self.children:
             if child.process.poll() is not None:
                 continue
-            if self._cancelled(child.attempt):
-                child.leave()
-            elif child.superseded:
+            if self._cancelled(child.attempt) or child.superseded:
                 child.leave()
             elif newer := self._newer(child.attempt):
                 print(f"{child.attempt.path}: {newer}; leaving")

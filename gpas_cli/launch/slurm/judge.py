@@ -7,6 +7,7 @@ it says whether somebody is still at it. A scheduler that does not answer change
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,11 +100,10 @@ def spent(runs: Path, key: str, last: Sighting) -> Sighting:
 
 
 def _retries(last: Sighting) -> int:
-    try:
-        assert last.directory is not None
-        return int(AttemptDir(last.directory).read_attempt()["resources"]["retries"])
-    except (OSError, GpasError, KeyError, TypeError, ValueError):
-        return Resources.retries
+    if last.directory is not None:
+        with suppress(OSError, GpasError, KeyError, TypeError, ValueError):
+            return int(AttemptDir(last.directory).read_attempt()["resources"]["retries"])
+    return int(Resources().retries)
 
 
 def _ended(runs: Path, last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:

@@ -26,6 +26,7 @@ PREFIX = "gpas-"
 COLUMNS = (
     ("ArrayJobID", 20), ("ArrayTaskID", 16), ("Name", 80), ("State", 24), ("Reason", 48), ("NodeList", 200),
     ("StartTime", 24), ("EndTime", 24), ("exit_code", 12), ("RestartCnt", 12),
+    ("tres-alloc", 120),
 )  # fmt: skip
 
 
@@ -41,6 +42,13 @@ class Job:
     end: float = 0.0
     exit: str = ""
     restarts: int = 0
+    gpus: int = 0
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of this start of the job, so far or in all."""
+        until = self.end if self.ended else time.time()
+        return self.gpus * max(0.0, until - self.start) / 3600 if self.start else 0.0
 
     @property
     def ended(self) -> bool:
@@ -109,12 +117,19 @@ def _squeue_rows(told: str) -> Iterator[tuple[str, int, Job]]:
     ends = list(accumulate(width for _, width in COLUMNS))
     for line in told.splitlines():
         cut = [line[end - width : end].strip() for end, (_, width) in zip(ends, COLUMNS, strict=True)]
-        array, index, name, state, reason, nodes, start, end, code, again = cut
+        array, index, name, state, reason, nodes, start, end, code, again, tres = cut
         if name.startswith(PREFIX) and index.isdigit():
             shown = _exit_words(code) if states.plain(state) in states.ENDED else ""
             restarts = int(again) if again.isdigit() else 0
             times = (_time(start), _time(end))
-            yield name, int(index), Job(f"{array}_{index}", states.plain(state), reason, nodes, *times, shown, restarts)
+            job = Job(f"{array}_{index}", states.plain(state), reason, nodes, *times, shown, restarts, _gpus(tres))
+            yield name, int(index), job
+
+
+def _gpus(tres: str) -> int:
+    """The GPUs among allocated resources, `cpu=4,mem=8G,node=1,gres/gpu=2`."""
+    counts = [part.partition("=")[2] for part in tres.split(",") if part.startswith("gres/gpu=")]
+    return int(counts[0]) if counts and counts[0].isdigit() else 0
 
 
 def _exit_words(code: str) -> str:
