@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,12 @@ def test_a_single_cell_can_be_cancelled_before_it_starts(cluster: Cluster, tmp_p
     wait(lambda: len(toy.queue()) == 1)
     assert "1 already queued" in toy.submit()
     assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
+
+
+def test_an_array_cancelled_whole_in_slurm_is_cancelled_here(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
+    toy.submit()
+    cluster.run("scancel", "-u", str(os.getuid()))
+    assert toy.until(lambda states: "queued" not in states.values(), 20)
+    assert set(toy.states().values()) == {"cancelled"}
+    assert "0 jobs submitted" in toy.submit()

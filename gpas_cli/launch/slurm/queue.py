@@ -22,6 +22,7 @@ from gpas_cli.store.rundir import read_json, write_json
 FRESH = 3.0  # seconds for which an answer serves everyone
 BACK_OFF, LONGEST = 5.0, 120.0  # seconds before a scheduler that did not answer is asked again: doubled up to this
 PREFIX = "gpas-"
+WHOLE = -1  # stands for every index of an array that has no record of its own
 # squeue pads and cuts every column to its width; nothing else is safe to split at.
 COLUMNS = (
     ("ArrayJobID", 20), ("ArrayTaskID", 16), ("Name", 80), ("State", 24), ("Reason", 48), ("NodeList", 200),
@@ -77,7 +78,9 @@ class Queue:
     tried: float = 0.0
 
     def find(self, name: str, index: int) -> Job | None:
-        return self.jobs.get(name, {}).get(index)
+        """The element of the array of that name; of one that was cancelled whole, SLURM keeps a single record."""
+        elements = self.jobs.get(name, {})
+        return elements.get(index) or elements.get(WHOLE)
 
     @property
     def age(self) -> float:
@@ -118,12 +121,22 @@ def _squeue_rows(told: str) -> Iterator[tuple[str, int, Job]]:
     for line in told.splitlines():
         cut = [line[end - width : end].strip() for end, (_, width) in zip(ends, COLUMNS, strict=True)]
         array, index, name, state, reason, nodes, start, end, code, again, tres = cut
-        if name.startswith(PREFIX) and index.isdigit():
+        if name.startswith(PREFIX) and (index.isdigit() or states.plain(state) in states.ENDED):
+            element = int(index) if index.isdigit() else WHOLE
             shown = _exit_words(code) if states.plain(state) in states.ENDED else ""
             restarts = int(again) if again.isdigit() else 0
             times = (_time(start), _time(end))
-            job = Job(f"{array}_{index}", states.plain(state), reason, nodes, *times, shown, restarts, _gpus(tres))
-            yield name, int(index), job
+            job = Job(
+                f"{array}_{index}" if index.isdigit() else array,
+                states.plain(state),
+                reason,
+                nodes,
+                *times,
+                shown,
+                restarts,
+                _gpus(tres),
+            )
+            yield name, element, job
 
 
 def _gpus(tres: str) -> int:
@@ -140,11 +153,12 @@ def _exit_words(code: str) -> str:
 
 def _with_past(runs: Path, jobs: Jobs, known: Queue) -> Jobs:
     """`jobs` and the ended ones that the controller has forgotten: those known before, else what sacct says."""
+    open_names = submission.open_names(runs)
     for name, elements in known.jobs.items():
         for index, job in elements.items():
-            if job.ended and index not in jobs.get(name, {}):
+            if job.ended and index not in jobs.get(name, {}) and name in open_names:
                 jobs.setdefault(name, {})[index] = job
-    gone = {name: found for name in submission.names(runs) if (found := _missing(runs, name, jobs))}
+    gone = {name: found for name in open_names if (found := _missing(runs, name, jobs))}
     if not gone or not commands.present("sacct"):
         return jobs
     with suppress(SlurmError):  # no accounting: what squeue does not list is gone, and how it ended is not known
@@ -157,7 +171,8 @@ def _with_past(runs: Path, jobs: Jobs, known: Queue) -> Jobs:
 def _missing(runs: Path, name: str, jobs: Jobs) -> float:
     """The time of a submission of which elements are unaccounted for; 0 when there is none to ask about."""
     made = submission.find(runs, name)
-    if made is None or len(jobs.get(name, {})) >= len(made.keys) or made.folder.joinpath("closed").exists():
+    known = jobs.get(name, {})
+    if made is None or WHOLE in known or len(known) >= len(made.keys):
         return 0.0
     return made.since
 

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpas_cli.project import Project
 
 SCHEMA = 1
+SETTLED = 3600.0  # seconds after which a submission without claims is over: its submitter may just be claiming
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,26 @@ def find(runs: Path, name: str) -> Submission | None:
         return None
 
 
-def names(runs: Path) -> Iterator[str]:
-    """The names of all submissions."""
+def open_names(runs: Path) -> list[str]:
+    """The names of the submissions that some stage may still be claimed by."""
     place = folder(runs)
-    if place.is_dir():
-        yield from (entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+    if not place.is_dir():
+        return []
+    found = (entry for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+    return [entry.name for entry in found if not (Path(entry.path) / "closed").exists()]
+
+
+def close_finished(runs: Path) -> None:
+    """Mark the submissions that claim no stage any more: nobody needs to ask the scheduler about them again."""
+    from gpas_cli.launch.submitters import read_claim  # which asks the queue, which reads submissions
+
+    for name in open_names(runs):
+        made = find(runs, name)
+        if (
+            made is not None
+            and time.time() - made.since > SETTLED
+            and not any(
+                (claim := read_claim(runs, key)) and claim.submission == name for keys in made.keys for key in keys
+            )
+        ):
+            (made.folder / "closed").touch()

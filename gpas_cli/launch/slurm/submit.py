@@ -83,6 +83,8 @@ class SlurmScheduler:
             done.followed = sum(seen.state in ALIVE for key, seen in done.seen.items() if key not in claims.held)
             if mine:
                 self._submit_all(mine, claims, done)
+        with suppress(OSError):
+            submission.close_finished(runs)
         return done
 
     def preview(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
