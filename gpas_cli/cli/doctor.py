@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from gpas_cli.cli.console import AsJson, console, print_json, project
@@ -9,7 +11,12 @@ from gpas_cli.cli.console import AsJson, console, print_json, project
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Ask a compute node too: a SLURM job of a few seconds.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.
 
     Ends with exit code 2 if something is a problem; each problem comes with its remedy.
@@ -20,7 +27,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     from gpas_cli.launch.doctor import examine
 
-    findings = list(examine(project()))
+    findings = list(examine(project(), nodes=nodes))
     if as_json:
         print_json(findings=[vars(finding) for finding in findings])
     else:

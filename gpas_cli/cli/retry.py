@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpas_cli.cli.console import Where, Yes, console, entries, experiments, find_cells, project
-from gpas_cli.cli.run import Executor, Jobs, run_entries
+from gpas_cli.cli.run import Executor, Jobs, Wait, run_entries
 from gpas_cli.errors import GpasError
 
 RETRIED = ("failed", "cancelled", "unknown")
@@ -20,6 +20,7 @@ def retry(
     where: Where = None,
     executor: Executor = "auto",
     jobs: Jobs = None,
+    wait: Wait = False,
     yes: Yes = False,
 ) -> None:
     """Run failed and cancelled cells again, from their last checkpoint where there is one. Attempts are kept.
@@ -37,4 +38,4 @@ def retry(
     if not chosen:
         console().print("No cell has failed or was cancelled.")
         return
-    run_entries(chosen, executor=executor, jobs=jobs, yes=yes, retry=RETRIED)
+    run_entries(chosen, executor=executor, jobs=jobs, yes=yes, wait=wait, retry=RETRIED)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpas_cli.cli import slurm
 from gpas_cli.cli.console import Names, Where, Yes, confirm, console, entries, project
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ app = typer.Typer(help="Run cells.", no_args_is_help=True)
 ASK_ABOVE_HOURS = 1.0
 NAMED = 3  # cells named in one line of the conclusion
 Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most so many jobs at once on this machine.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most so many jobs at once; of each array.")]
+Wait = Annotated[bool, typer.Option("--wait", help="SLURM: stay until all has ended.")]
 
 
 @app.command("grid")
@@ -29,9 +31,16 @@ def run_grid(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
     executor: Executor = "auto",
     jobs: Jobs = None,
+    wait: Wait = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="SLURM: only ask when jobs would start. Submits nothing.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
-    """Run every cell of a grid that has no result yet, and wait. Running a grid twice is free.
+    """Run every cell of a grid that has no result yet. Running a grid twice is free.
+
+    On this machine it waits for them. Where SLURM runs the jobs they are submitted as job arrays, and the command ends
+    with 0; with --wait it stays, tops the queue up, and submits again what was interrupted.
 
     Cells that another `gpas run` has are followed, not run again; interrupted ones go on from their last checkpoint;
     failed and cancelled ones wait for `gpas retry`. Ctrl-C asks the jobs to save and leave, a second one ends them.
@@ -40,7 +49,9 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
-    run_entries(entries(names, where), executor=executor, jobs=jobs, yes=yes, dry_run=dry_run)
+    run_entries(
+        entries(names, where), executor=executor, jobs=jobs, yes=yes, wait=wait, dry_run=dry_run, test_only=test_only
+    )
 
 
 def run_entries(
@@ -49,7 +60,9 @@ def run_entries(
     executor: str,
     jobs: int | None,
     yes: bool,
+    wait: bool,
     dry_run: bool = False,
+    test_only: bool = False,
     retry: Collection[str] = (),
 ) -> None:
     """Plan, ask, run, and end with the exit code of the outcome."""
@@ -57,16 +70,24 @@ def run_entries(
     from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan
 
-    planned = plan(project().runs, chosen, retry=retry)
-    note = choose(executor).note
+    choice = choose(executor)
+    on_slurm, note = choice.name == "slurm", choice.note
+    planned = plan(project().runs, chosen, retry=retry, machine=slurm.cluster(chosen) if on_slurm else None)
     if dry_run:
         console().print(render(planned))
+        if on_slurm:
+            slurm.dry_run(chosen, planned)
+        return
+    if test_only:
+        slurm.test_only(chosen, planned, on_slurm)
         return
     console().print(headline(planned) if not note else f"{note}\n{headline(planned)}", markup=False)
     if planned.estimate.wall_hours > ASK_ABOVE_HOURS:
         confirm(f"Start {len(planned.jobs)} jobs?", yes)
-    summary = _run(chosen, jobs, retry)
-    _conclude(summary)
+    if not on_slurm:
+        _conclude(_run(chosen, jobs, retry))
+    elif (summary := slurm.submit(chosen, retry=retry, at_once=jobs, wait=wait)) is not None:
+        _conclude(summary)
 
 
 def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summary:

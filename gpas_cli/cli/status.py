@@ -48,12 +48,14 @@ def status(
         console().print(render(states))
 
 
-def _look(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> list[CellState]:
+def _look(
+    names: Sequence[str] | None, where: Sequence[str] | None, every: bool, *, jobs: bool = False
+) -> list[CellState]:
     from gpas_cli.launch.watch import look
 
     if names or every:
-        return look(project().runs, entries(names or list(experiments().grids), where))
-    everything = look(project().runs, entries(list(experiments().grids), where))
+        return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs)
+    everything = look(project().runs, entries(list(experiments().grids), where), jobs=jobs)
     started = {state.entry.grid for state in everything if state.state != "missing"} | {experiments().default}
     return [state for state in everything if state.entry.grid in started]
 
@@ -64,7 +66,7 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_view(_look(names, where, every)), refresh=True)
+                live.update(_view(_look(names, where, every, jobs=True)), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
@@ -76,7 +78,22 @@ def _view(states: Sequence[CellState]) -> RenderableType:
     from rich.text import Text
 
     lively = sorted(states, key=lambda state: WATCHED.index(state.state))
-    return Group(Text.from_markup(totals(states)), render(lively))
+    return Group(Text.from_markup(totals(states)), render(lively, watched=True))
+
+
+def _doing(state: CellState) -> str:
+    """Loss and time left of what runs, and on which node; when and why not yet, of what SLURM has queued."""
+    parts, seen, job = [], state.progress, state.job
+    if state.state == "running" and seen:
+        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
+        parts += [f"{_span(seen.eta)} left"] if seen.eta is not None else []
+    if state.state == "running" and job:
+        parts += [f"on {job.nodes}"] if job.nodes else []
+        parts += [f"{job.gpu_hours:.2f} GPU-hours"] if job.gpus else []
+    if state.state == "queued" and job:
+        parts += [f"starts about {time.strftime('%d %b %H:%M', time.localtime(job.start))}"] if job.start else []
+        parts += [job.reason] if job.reason not in ("", "None") else []
+    return ", ".join(parts)
 
 
 def as_mapping(state: CellState) -> dict[str, Any]:
@@ -87,19 +104,22 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
+        "job": state.job.id if state.job else None, "node": state.job.nodes or None if state.job else None,
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
         "spikes": progress.spikes if progress else None,
         "metrics": {name: json_number(value) for name, value in state.metrics.items()},
     }  # fmt: skip
 
 
-def render(states: Sequence[CellState]) -> RenderableType:
-    """One table per grid and a line of totals."""
+def render(states: Sequence[CellState], *, watched: bool = False) -> RenderableType:
+    """One table per grid and a line of totals; `watched`, with what each cell is doing."""
     from rich.console import Group
     from rich.text import Text
 
     grids = dict.fromkeys(state.entry.grid for state in states)
-    parts: list[RenderableType] = [_grid_table(grid, [s for s in states if s.entry.grid == grid]) for grid in grids]
+    parts: list[RenderableType] = [
+        _grid_table(grid, [s for s in states if s.entry.grid == grid], watched) for grid in grids
+    ]
     parts.append(Text.from_markup(totals(states)))
     return Group(*parts)
 
@@ -111,16 +131,17 @@ def totals(states: Sequence[CellState]) -> str:
     return ", ".join(parts) if parts else "no cells"
 
 
-def _grid_table(grid: str, states: Sequence[CellState]) -> RenderableType:
+def _grid_table(grid: str, states: Sequence[CellState], watched: bool) -> RenderableType:
     from rich.table import Table
 
     table = Table(
         title=grid, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
     )
-    for column in ("cell", "key", "state", "perplexity", "evidence"):
+    for column in ("cell", "key", "state", "perplexity", *(["doing"] if watched else []), "evidence"):
         table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "perplexity" else "left")
     for state in states:
-        table.add_row(*_row(state))
+        *cells, evidence = _row(state)
+        table.add_row(*cells, *([_doing(state)] if watched else []), evidence)
     return table
 
 
@@ -143,9 +164,11 @@ def _how_far(state: CellState) -> str:
 
 
 def _ago(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+    return "" if seconds is None else f", {_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
-            return f", {seconds / size:.0f} {unit} ago"
-    return f", {seconds:.0f} s ago"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

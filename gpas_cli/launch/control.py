@@ -13,9 +13,10 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.slurm import cancel as slurm
 from gpas_cli.launch.spawn import process_path, token
 from gpas_cli.launch.submitters import Liveness, read_claim
-from gpas_cli.launch.watch import CellState, alive_path, cancel_path
+from gpas_cli.launch.watch import ALIVE, CellState, alive_path, cancel_path
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir, write_json
 
 
@@ -31,17 +32,20 @@ class Cancelling:
 def cancel(runs: Path, states: Iterable[CellState]) -> list[Cancelling]:
     """Ask that each cell's current stage be cancelled; a stage that several cells share is asked once."""
     done: dict[str, Cancelling] = {}
-    result = []
+    result, alive = [], Liveness(runs, max_age=0.0)
     for state in states:
         if state.key not in done:
-            done[state.key] = _cancel(runs, state)
+            done[state.key] = _cancel(runs, state, alive)
         first = done[state.key]
         result.append(Cancelling(state, first.asked, first.what))
     return result
 
 
-def _cancel(runs: Path, state: CellState) -> Cancelling:
+def _cancel(runs: Path, state: CellState, alive: Liveness) -> Cancelling:
     try:
+        claim = read_claim(runs, state.key) if state.state in ALIVE else None
+        if claim is not None and claim.submission:
+            return Cancelling(state, True, slurm.cancel(runs, state.key, claim, alive.queue))
         if state.state == "queued":
             return _cancel_queued(runs, state)
         if state.state == "running" and state.directory is not None:

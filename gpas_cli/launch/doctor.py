@@ -44,13 +44,13 @@ class Finding:
     remedy: str = ""
 
 
-def examine(project: Project) -> Iterator[Finding]:
-    """Every finding, cheapest first."""
+def examine(project: Project, *, nodes: bool = False) -> Iterator[Finding]:
+    """Every finding, cheapest first; with `nodes`, also what a compute node of the cluster sees."""
     yield _python()
     yield from _torch()
     yield _cores()
     yield _gpus()
-    yield _slurm()
+    yield from _slurm(project, nodes)
     yield from _experiments(project)
     yield _disk(project)
     yield from _files(project)
@@ -92,11 +92,19 @@ def _gpus() -> Finding:
     return Finding("GPU", "ok", "; ".join(answer.stdout.strip().splitlines()))
 
 
-def _slurm() -> Finding:
+def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
     if shutil.which("sbatch") is None:
-        return Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
+        yield Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
+        return
+    from gpas_cli.launch.slurm import checkup
+
     answer = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=30, check=False)
-    return Finding("SLURM", "note", f"{answer.stdout.strip()}: this version submits to this machine only")
+    if answer.returncode:  # the programs without a cluster: packages installed, nothing configured
+        yield Finding("SLURM", "note", f"{answer.stderr.strip() or 'sbatch fails'}: jobs run on this machine")
+        return
+    yield from checkup.configuration(answer.stdout.strip())
+    if nodes:
+        yield from checkup.nodes(project.runs)
 
 
 def _experiments(project: Project) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ NAMES = ("auto", "local", "slurm")
 
 
 class Executor(Protocol):
-    """Runs the stages that some entries lack. `launch.local.LocalScheduler` is one."""
+    """Runs the stages that some entries lack here, and waits. `launch.local.LocalScheduler` is one."""
 
     name: str
 
@@ -44,18 +45,36 @@ def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
     """The executor that `word` (auto, local or slurm) means here. Raises GpasError for one that cannot be had."""
     if word not in NAMES:
         raise GpasError(f"unknown executor '{word}'; {nearest(word, NAMES)}")
-    if word == "slurm":
+    here = shutil.which("sbatch", path=environ.get("PATH")) is not None
+    if word == "slurm" and not here:
         raise GpasError(
-            "this version runs jobs on the machine it is started on and does not submit to SLURM; "
-            "start it inside an allocation with --executor local"
+            "SLURM cannot be asked: sbatch is not on the PATH; submit from a login node, or use --executor local"
         )
-    if word == "local" or "SLURM_JOB_ID" in environ or shutil.which("sbatch", path=environ.get("PATH")) is None:
-        return Choice("local")
-    return Choice("local", "sbatch is here, but this version does not submit to SLURM: jobs run on this machine")
+    if word != "auto" or not here or "SLURM_JOB_ID" in environ:
+        return Choice(word if word != "auto" else "local")
+    if _cluster_answers(environ):
+        return Choice("slurm")
+    return Choice("local", "sbatch is here, but no SLURM controller answers: jobs run on this machine")
+
+
+def _cluster_answers(environ: Mapping[str, str]) -> bool:
+    command = ["scontrol", "ping"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=dict(environ), check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0 and "is UP" in done.stdout
+
+
+class Stoppable(Protocol):
+    """What signals may stop."""
+
+    def stop(self) -> None:
+        """Called in the signal handler."""
 
 
 @contextmanager
-def stop_on_signals(executor: Executor) -> Iterator[None]:
+def stop_on_signals(executor: Stoppable) -> Iterator[None]:
     """Within the block SIGINT and SIGTERM call `stop`: at the first jobs save and leave, the second kills them."""
 
     def handle(_number: int, _frame: object) -> None:

@@ -55,6 +55,16 @@ class Machine:
         return f"{who} asks for {resources.gpus} GPUs, and {have} on {socket.gethostname()}"
 
 
+class Cluster(Machine):
+    """Stands for the nodes behind a scheduler: it takes any job, and the scheduler says if that was too much."""
+
+    def check(self, resources: Resources, who: str) -> str:
+        return ""
+
+    def threads(self, resources: Resources) -> int:
+        return resources.cpus
+
+
 @dataclass(frozen=True)
 class Lease:
     """Slots taken for one job. `fds` keep them; `variables` go into the job's environment."""

@@ -42,7 +42,7 @@ class Process:
             return False
         if not self.attempt.exit_path.exists():
             code = self.child.returncode
-            _record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None)
+            record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None)
         return True
 
     def terminate(self) -> None:
@@ -76,7 +76,7 @@ class Spawner:
         try:
             child = self._popen(attempt, lease, alive)
         except OSError as error:
-            _record_exit(attempt, NOT_STARTED, None, error=f"could not be started: {error}")
+            record_exit(attempt, NOT_STARTED, None, error=f"could not be started: {error}")
             raise
         finally:
             os.close(alive)
@@ -147,7 +147,8 @@ def token(pid: int) -> str:
         return ""
 
 
-def _record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: str) -> None:
+def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: Any) -> None:
+    """Write exit.json: the exit code or the signal that the process ended with."""
     record: Mapping[str, Any] = {"code": code, "signal": number, "t": time.time(), **more}
     with suppress(OSError):  # a full disk: the free lock tells the end as well, if not how
         write_json(attempt.exit_path, record)

@@ -2,7 +2,8 @@
 
 runs/.submitters/<id>.lock   flock held for the life of the process; its time stamp is a heartbeat for other hosts
 runs/.submitters/<id>.json   {id, host, pid, time}
-runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage
+runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage;
+                                  with {submission, index} as well, that element of a SLURM job array is
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.slurm.queue import FRESH, Queue, current
 from gpas_cli.store.rundir import read_json, stage_dir, write_json
 
 HEARTBEAT = 15.0  # seconds between two touches of the lock file
@@ -26,14 +29,18 @@ SILENCE = 120.0  # seconds without a sign of life after which another host's pro
 
 @dataclass(frozen=True)
 class Claim:
-    """Who is going to run a stage. `since` is unix time."""
+    """Who is going to run a stage. `since` is unix time. `submission` names a SLURM job array, "" for a process."""
 
     submitter: str
     host: str
     pid: int
     since: float
+    submission: str = ""
+    index: int = 0
 
     def __str__(self) -> str:
+        if self.submission:
+            return f"{self.submission} [{self.index}]"
         return f"gpas run {self.pid} on {self.host}"
 
 
@@ -42,7 +49,28 @@ class Liveness:
     """Answers whether a submitter lives, each asked about once: make a new one for each look around."""
 
     runs: Path
+    max_age: float = FRESH  # seconds for which an answer of the scheduler serves
     _known: dict[str, bool] = field(default_factory=dict)
+
+    _dead: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def queue(self) -> Queue:
+        """What the scheduler says of all jobs, asked for when the first of them is looked at."""
+        return current(self.runs, self.max_age)
+
+    def queue_after(self, claim: Claim) -> Queue | None:
+        """An answer given after the submitter was seen to be dead: only such a one can miss a job for good.
+
+        None while the submitter lives. Where the scheduler does not answer, an older one, with its error.
+        """
+        if claim.submitter not in self._dead:
+            if self._ask(claim):
+                return None
+            self._dead[claim.submitter] = time.time()
+        if self.queue.time <= self._dead[claim.submitter]:
+            self.__dict__["queue"] = current(self.runs, max_age=0.0)
+        return self.queue
 
     def __call__(self, claim: Claim) -> bool:
         if claim.submitter not in self._known:
@@ -112,17 +140,21 @@ def read_claim(runs: Path, key: str) -> Claim | None:
     """The claim on a stage, whether or not its submitter lives; an unreadable one claims nothing."""
     try:
         found = read_json(claim_path(runs, key))
-        return Claim(str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
+        who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
+        return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)))
     except (OSError, StoreError, KeyError, TypeError, ValueError):
         return None
 
 
-def write_claim(runs: Path, key: str, submitter: Submitter) -> None:
-    """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway."""
+def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int) -> None:
+    """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway.
+
+    `more` is {submission, index} where a SLURM job is to run the stage: such a claim outlives its submitter.
+    """
     path = claim_path(runs, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{submitter.id}")
-    claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time()}
+    claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
     aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
     aside.replace(path)
 

@@ -5,7 +5,7 @@ What counts, strongest first:
  1. an outcome in the journal
  2. exit.json: somebody saw the process end
  3. alive.lock: the job's process holds it for exactly as long as it lives
- 4. a claim whose submitter lives
+ 4. a claim whose submitter lives, or whose SLURM job the scheduler has (`launch.slurm.judge`)
  5. where locks tell nothing (another host), the age of the last event
 
 Absence of evidence never ends a stage: what cannot be told is `unknown`, with the reason.
@@ -24,6 +24,8 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.progress import Event, Progress, checkpoint_step, progress
+from gpas_cli.launch.slurm.judge import judge
+from gpas_cli.launch.slurm.queue import Job
 from gpas_cli.launch.submitters import SILENCE, Claim, Liveness, read_claim
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
@@ -43,7 +45,9 @@ class Sighting:
     """What is known of one stage, and from what.
 
     `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
-    a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided.
+    a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is
+    what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made the
+    attempt, `job` what SLURM says of it.
     """
 
     state: str
@@ -56,6 +60,9 @@ class Sighting:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
     claim: Claim | None = None
+    source: str = ""
+    submission: str = ""
+    job: Job | None = None
 
     @property
     def fraction(self) -> float | None:
@@ -73,11 +80,23 @@ class CellState(Sighting):
     key: str
 
 
-def look(runs: Path, entries: Iterable[Entry]) -> list[CellState]:
-    """The state of each entry, in order. Every stage is read once, however many entries share it."""
+def look(runs: Path, entries: Iterable[Entry], *, jobs: bool = False) -> list[CellState]:
+    """The state of each entry, in order. Every stage is read once, however many entries share it.
+
+    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it.
+    """
     seen: dict[str, Sighting] = {}
     alive = Liveness(runs)
-    return [_cell_state(runs, entry, seen, alive) for entry in entries]
+    states = [_cell_state(runs, entry, seen, alive) for entry in entries]
+    return [_with_job(runs, state, alive) for state in states] if jobs else states
+
+
+def _with_job(runs: Path, state: CellState, alive: Liveness) -> CellState:
+    if state.job is not None or state.state not in ALIVE:
+        return state
+    claim = read_claim(runs, state.key)
+    job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
+    return replace(state, job=job)
 
 
 def sightings(runs: Path, entries: Iterable[Entry]) -> dict[str, Sighting]:
@@ -111,9 +130,13 @@ def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
         # A result once obtained stands, whatever was tried after it.
         earlier = (found for attempt in reversed(tries[:-1]) if (found := _result(attempt)))
         last = next(earlier, last)
-    if last.state in RESULTS or last.state in ALIVE:
+    if last.state in RESULTS or (last.state in ALIVE and last.source != "silence"):
         return last
     claim = read_claim(runs, key)
+    if claim and claim.submission:
+        return judge(runs, key, last, claim, alive)
+    if last.state in ALIVE:
+        return last
     return _claimed(last, claim) if claim and alive(claim) else last
 
 
@@ -139,7 +162,11 @@ def conclude(attempt: AttemptDir) -> Sighting:
         told = outcome(events)
         found = _from_outcome(told) if told else found
     age = _age(events, found.age)
-    return replace(found, progress=progress(events), age=age, attempt=attempt.number, directory=attempt.path)
+    made = attempt.read_attempt().get("slurm")
+    return replace(
+        found, progress=progress(events), age=age, attempt=attempt.number, directory=attempt.path,
+        submission=str(made.get("submission", "")) if isinstance(made, Mapping) else "",
+    )  # fmt: skip
 
 
 def outcome(events: Sequence[Event]) -> Event | None:
@@ -182,6 +209,7 @@ def _from_outcome(event: Event) -> Sighting:
         state=state,
         outcome=state,
         evidence="outcome in the journal",
+        source="outcome",
         cause=str(event.get("cause") or ""),
         metrics=metrics if isinstance(metrics, Mapping) else {},
     )
@@ -193,10 +221,11 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> Sighting:
     held = locks.probe(alive_path(attempt))
     if held is Lock.HELD:
         doing = "" if events else ", no event yet"
-        return Sighting(state="running", evidence=f"its process holds alive.lock{doing}", age=_since_created(attempt))
+        evidence = f"its process holds alive.lock{doing}"
+        return Sighting(state="running", evidence=evidence, source="lock", age=_since_created(attempt))
     here = host(attempt, events) == socket.gethostname()
     if here and held is not Lock.UNKNOWABLE:
-        return _ended(attempt, "the process ended without an outcome; nobody saw how")
+        return _ended(attempt, "the process ended without an outcome; nobody saw how", "lock")
     return _from_silence(attempt, events)
 
 
@@ -206,25 +235,25 @@ def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> Sighting:
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
     if signal or code in (0, None, EXIT_INTERRUPTED):
-        return _ended(attempt, evidence)
+        return _ended(attempt, evidence, "exit")
     if code == EXIT_CANCELLED:
-        return Sighting(state="cancelled", evidence=evidence)
-    return Sighting(
-        state="failed", evidence=evidence, cause=str(seen.get("error") or "") or last_line(attempt.log_path)
-    )
+        return Sighting(state="cancelled", evidence=evidence, source="exit")
+    cause = str(seen.get("error") or "") or last_line(attempt.log_path)
+    return Sighting(state="failed", evidence=evidence, cause=cause, source="exit")
 
 
-def _ended(attempt: AttemptDir, evidence: str) -> Sighting:
+def _ended(attempt: AttemptDir, evidence: str, source: str) -> Sighting:
     if cancel_path(attempt.path).exists():
-        return Sighting(state="cancelled", evidence=f"{evidence}, after a request to cancel")
-    return Sighting(state="interrupted", evidence=evidence, age=_since_created(attempt))
+        return Sighting(state="cancelled", evidence=f"{evidence}, after a request to cancel", source=source)
+    return Sighting(state="interrupted", evidence=evidence, age=_since_created(attempt), source=source)
 
 
 def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> Sighting:
     age = _age(events, _since_created(attempt)) or 0.0
     where = host(attempt, events) or "a host that is not recorded"
     state = "running" if age < SILENCE else "unknown"
-    return Sighting(state=state, evidence=f"events from {where}, whose locks are not seen here", age=age)
+    evidence = f"events from {where}, whose locks are not seen here"
+    return Sighting(state=state, evidence=evidence, age=age, source="silence")
 
 
 def host(attempt: AttemptDir, events: Sequence[Event]) -> str:

@@ -45,6 +45,12 @@ class Resources:
     `compile`: torch.compile for every layer; `auto` does so on GPUs, where it pays from the first minutes on.
     `ranks` processes share the work, 0: one for each GPU. They keep whole copies of the network (`ddp`) or shards of
     it (`fsdp`); `auto` shards what is large for the GPU, and recomputes its activations layer by layer (`blocks`).
+
+    The rest is for SLURM only. gpus and cpus count over all `nodes`, with one task per GPU. `sbatch` has further
+    options as they are given to sbatch, `setup` lines of shell that run before the job, `environment` NAME=VALUE,
+    `python` the command that starts Python there. `pack` small cells share one job; at most `at_once` jobs of an array
+    run at a time (0: as many as the scheduler lets); the warning signal comes `notice` seconds before the time limit;
+    `retries` attempts in a row may come no further than those before them.
     """
 
     gpus: int = setting(0, low=0, high=4096)
@@ -60,8 +66,22 @@ class Resources:
     account: str = setting("")
     qos: str = setting("")
     constraint: str = setting("")
+    nodes: int = setting(1, low=1, high=4096, late=True)
+    sbatch: tuple[str, ...] = setting((), late=True)
+    setup: tuple[str, ...] = setting((), late=True)
+    environment: tuple[str, ...] = setting((), late=True)
+    python: str = setting("", late=True)
+    pack: int = setting(1, low=1, high=256, late=True)
+    at_once: int = setting(0, low=0, late=True)
+    notice: int = setting(120, low=1, high=3600, late=True)
+    retries: int = setting(3, low=1, high=1000, late=True)
 
     @property
     def processes(self) -> int:
         """How many processes one job has."""
         return self.ranks or max(1, self.gpus)
+
+    @property
+    def cpus_per_task(self) -> int:
+        """Cores of each of them."""
+        return max(1, self.cpus // self.processes)

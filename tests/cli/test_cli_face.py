@@ -99,7 +99,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("explain", "mix-gpas-s1", "--bounds"), "torch is not installed here"),
         (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
         (("figure", "--what", "gates"), "did you mean 'gate'?"),
-        (("run", "grid", "--executor", "slurm"), "does not submit to SLURM"),
+        (("run", "grid", "--executor", "slurm"), "SLURM cannot be asked"),
         (("init",), "is already there"),
         (("cancel", "pre-s1"), "nothing was cancelled"),
         (("retry", "pre-s1"), "nothing to retry"),

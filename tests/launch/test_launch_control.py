@@ -150,10 +150,19 @@ def test_the_executor_is_local_and_says_why(sbatch: dict[str, str]) -> None:
     assert choose("local", sbatch).note == ""
     assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).note == ""
     assert choose("auto", sbatch).name == "local"
-    assert "does not submit to SLURM" in choose("auto", sbatch).note
+    assert "no SLURM controller answers" in choose("auto", sbatch).note
+
+
+def test_where_a_controller_answers_the_executor_is_slurm(sbatch: dict[str, str]) -> None:
+    program = Path(sbatch["PATH"]) / "scontrol"
+    program.write_text("#!/bin/sh\necho 'Slurmctld(primary) at here is UP'\n")
+    program.chmod(0o755)
+    assert choose("auto", sbatch).name == "slurm"
+    assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).name == "local"
+    assert choose("local", sbatch).name == "local"
 
 
 @pytest.mark.parametrize(("word", "message"), [("slurm", "--executor local"), ("slrum", "did you mean 'slurm'")])
 def test_an_executor_that_cannot_be_had_is_refused(word: str, message: str) -> None:
     with pytest.raises(GpasError, match=message):
-        choose(word)
+        choose(word, {"PATH": ""})

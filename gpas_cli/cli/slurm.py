@@ -1,0 +1,80 @@
+"""What `gpas run` does and says where SLURM runs the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpas_cli.cli.console import console, project
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.launch.plan import Plan
+    from gpas_cli.launch.slots import Machine
+    from gpas_cli.launch.slurm.submit import Submitted
+    from gpas_cli.launch.summary import Summary
+
+
+def cluster(chosen: list[Entry]) -> Machine:
+    """What a plan may count on: GPUs if any cell asks for some, as many as the largest job needs."""
+    from gpas_cli.launch.slots import Cluster
+
+    gpus = max((entry.resources.gpus for entry in chosen), default=0)
+    cores = max((entry.resources.cpus for entry in chosen), default=1)
+    return Cluster(gpus=tuple(map(str, range(gpus))), cores=tuple(range(cores)))
+
+
+def dry_run(chosen: list[Entry], planned: Plan) -> None:
+    """Print the sbatch text of every array that would be submitted."""
+    from gpas_cli.launch.slurm.submit import SlurmScheduler
+
+    for array, text in SlurmScheduler(project(), chosen).preview(planned.jobs):
+        console().print(f"\n# {len(array.jobs)} jobs in {len(array.indices)} array elements", markup=False)
+        console().print(text, markup=False)
+
+
+def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
+    """Ask the scheduler when and where it would start each array. Submits nothing."""
+    if not on_slurm:
+        raise typer.BadParameter("--test-only asks a SLURM controller; add --executor slurm")
+    from gpas_cli.launch.slurm.submit import SlurmScheduler
+
+    for array, told in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
+        first, more = array.first.id, len(array.jobs) - 1
+        console().print(f"{first}{f' and {more} more' if more else ''}: {told}", markup=False)
+
+
+def submit(chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool) -> Summary | None:
+    """Submit what is lacking and say what was done; with `wait`, what it came to in the end."""
+    from gpas_cli.cli.live import make_reporter
+    from gpas_cli.launch.executor import stop_on_signals
+    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.slurm.follow import Follower
+    from gpas_cli.launch.slurm.submit import SlurmScheduler
+
+    here = project()
+    scheduler = SlurmScheduler(
+        here, chosen, retry=retry, at_once=at_once, notify=lambda text: console().print(text, markup=False)
+    )
+    done = scheduler.submit()
+    _tell(done, chosen)
+    if not wait:
+        return None
+    with make_reporter(console()) as reporter:
+        follower = Follower(scheduler, reporter, lambda: ingest(here))
+        with stop_on_signals(follower):
+            return follower.follow(done)
+
+
+def _tell(done: Submitted, chosen: list[Entry]) -> None:
+    for made, job, elements in done.arrays:
+        console().print(f"submitted {made.name} as SLURM job {job or '(unknown)'}: {elements} elements", markup=False)
+    for note in done.notes:
+        console().print(note, markup=False)
+    parts = [f"{done.jobs} jobs submitted"]
+    parts += [f"{done.followed} already queued or running"] if done.followed else []
+    parts += [f"{len(done.left)} left for the next command"] if done.left else []
+    grids = " ".join(dict.fromkeys(entry.grid for entry in chosen))
+    console().print(f"[bold]{', '.join(parts)}[/bold]. Watch: [bold]gpas status {grids} --watch[/bold]")

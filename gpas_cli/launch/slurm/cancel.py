@@ -1,0 +1,36 @@
+"""Cancelling a stage that a SLURM job is to run, or runs: that one only, also where others share its job."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.launch.slurm import commands, submission
+from gpas_cli.launch.slurm.judge import asked_to_cancel
+from gpas_cli.launch.slurm.queue import Queue
+from gpas_cli.store.rundir import stage_dir, write_json
+
+if TYPE_CHECKING:
+    from gpas_cli.launch.submitters import Claim
+
+
+def cancel(runs: Path, key: str, claim: Claim, queue: Queue) -> str:
+    """Leave word for the job, and take it out of the queue where it has nothing else to run. Says what was done.
+
+    The word comes first, and is what counts: SLURM not answering means only that the job starts, and leaves at once.
+    """
+    write_json(stage_dir(runs, key) / "cancel.json", {"t": time.time()})
+    job = queue.find(claim.submission, claim.index)
+    if job is None or job.ended or job.state == "RUNNING":
+        return "its job will save and leave within seconds" if job and not job.ended else "its job will not start it"
+    made = submission.find(runs, claim.submission)
+    others = made.keys[claim.index] if made else []
+    if all(other == key or asked_to_cancel(runs, other, claim.since) for other in others):
+        try:
+            # Both the id and the name: a controller that lost its state hands ids out again.
+            commands.run("scancel", f"--name={claim.submission}", job.id)
+        except commands.SlurmError as error:
+            return f"its job will leave when it starts ({error})"
+        return f"taken out of the queue (SLURM {job.id})"
+    return f"SLURM {job.id} runs its other cells without it"

@@ -1,0 +1,116 @@
+"""What `gpas doctor` finds out about a cluster: from its configuration at once, from a compute node with --nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.launch import locks
+from gpas_cli.launch.doctor import Finding
+from gpas_cli.launch.slurm import commands, probe
+from gpas_cli.launch.slurm.commands import SlurmError
+
+PATIENCE = 120.0  # seconds for a node to be had
+SKEW = 5.0  # seconds by which clocks may differ before times in `status` are misleading
+
+
+def configuration(version: str) -> Iterator[Finding]:
+    """What the controller says of itself, and what that means for jobs of ours."""
+    try:
+        told = commands.run("scontrol", "show", "config")
+    except SlurmError as error:
+        if "configuration source" in str(error):
+            yield Finding("SLURM", "note", f"{version} is installed and no cluster is configured: jobs run here")
+        else:
+            yield Finding("SLURM", "problem", f"{version}: {error}", "is this a login node, and the controller up?")
+        return
+    lines = (line.partition("=") for line in told.splitlines())
+    config = {name.strip(): value.strip() for name, _, value in lines}
+    yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
+    yield from _limits(config)
+    yield _preemption(config)
+    yield _accounting(config)
+
+
+def _limits(config: Mapping[str, str]) -> Iterator[Finding]:
+    largest, most = config.get("MaxArraySize", "?"), config.get("MaxJobCount", "?")
+    detail = f"arrays of up to {largest} elements, {most} jobs in the queue; larger grids are spread over several"
+    if largest == "0":
+        yield Finding("SLURM arrays", "problem", "MaxArraySize is 0: no job arrays", "use --executor local in salloc")
+    else:
+        yield Finding("SLURM arrays", "ok", detail)
+    if config.get("JobRequeue", "1") == "0":
+        remedy = "jobs ask for it themselves (--requeue); where that is refused, use gpas run --wait"
+        yield Finding("SLURM requeue", "note", "JobRequeue is 0", remedy)
+
+
+def _preemption(config: Mapping[str, str]) -> Finding:
+    kind, options = config.get("PreemptType", ""), config.get("SlurmctldParameters", "").lower()
+    if kind.endswith("none") or not kind:
+        return Finding("SLURM preemption", "ok", "none")
+    if "preempt_send_user_signal" in options:
+        return Finding("SLURM preemption", "ok", f"{kind}; jobs are warned at once, and save")
+    detail = f"{kind} without preempt_send_user_signal: jobs are told by TERM, GraceTime before their end"
+    remedy = "they save on TERM too; keep checkpoint_every short in partitions whose GraceTime is 0"
+    return Finding("SLURM preemption", "note", detail, remedy)
+
+
+def _accounting(config: Mapping[str, str]) -> Finding:
+    age = config.get("MinJobAge", "300 sec")
+    try:
+        commands.run("sacct", "-n", "-X", "-S", "now-1minutes")
+    except SlurmError as error:
+        detail = f"{error}: squeue alone tells how jobs ended, for {age}"
+        return Finding("SLURM accounting", "note", detail, "run directories have the outcomes; look within that time")
+    return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
+
+
+def nodes(runs: Path) -> Iterator[Finding]:
+    """What a compute node sees, asked in a job of one task. Takes as long as a node takes to be had."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs, prefix=".doctor-") as folder:
+        lock = Path(folder) / "held.lock"
+        fd = locks.hold(lock)
+        command = [sys.executable, "-P", probe.__file__, str(lock)]
+        words = ("srun", "--ntasks=1", "--time=2", "--job-name=gpas-doctor", "sh", "-c", shlex.join(command))
+        before = time.time()
+        try:
+            told = json.loads(commands.run(*words, patience=PATIENCE).strip().splitlines()[-1])
+        except (SlurmError, ValueError, IndexError) as error:
+            yield Finding("SLURM node", "problem", f"no answer from a node: {error}", "see `sinfo` and `squeue --me`")
+            return
+        finally:
+            os.close(fd)
+        yield from _node(told, before, time.time())
+
+
+def _node(told: Mapping[str, Any], before: float, after: float) -> Iterator[Finding]:
+    where = f"node {told['host']}"
+    if not told["shared"]:
+        remedy = "set GPAS_RUNS_DIR to a folder that all nodes mount"
+        yield Finding("shared folder", "problem", f"{where} does not see runs/", remedy)
+    elif told["lock"] != "held":
+        detail = f"{where} does not see that this host holds a file lock"
+        yield Finding(
+            "shared locks", "note", detail, "states then rest on SLURM and the age of events; submit from one host"
+        )
+    else:
+        yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
+    skew = max(before - told["time"], told["time"] - after, 0.0)
+    remedy = "have both synchronised (NTP): ages in `gpas status` are off by that much" if skew > SKEW else ""
+    yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
+    if told["scontrol"]:
+        yield Finding("scontrol on nodes", "ok", "jobs queue themselves again after a warning")
+    else:
+        yield Finding("scontrol on nodes", "note", f"not on {where}", "use gpas run --wait, which submits again")
+    torch = "not installed" if told["torch"] is None else f"torch {told['torch']}"
+    status = "problem" if told["torch"] is None else "ok"
+    remedy = "set resources.python or resources.setup to an environment that has it" if told["torch"] is None else ""
+    yield Finding("torch on nodes", status, f"{where}: Python {told['python']}, {torch}, {told['gpus']} GPUs", remedy)

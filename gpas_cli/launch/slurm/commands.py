@@ -1,0 +1,83 @@
+"""SLURM's own programs, run with a time limit. What they print is text; what they fail with is told apart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from gpas_cli.errors import GpasError
+
+PATIENCE = 30.0  # seconds; a controller that is down answers "cannot contact" after about ten
+# Variables of a job must not leak into jobs submitted from inside it; these two say which cluster is meant.
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+
+class SlurmError(GpasError):
+    """A SLURM command failed. `answered` is whether the scheduler itself refused, rather than not being reached."""
+
+    def __init__(self, message: str, *, answered: bool):
+        super().__init__(message)
+        self.answered = answered
+
+
+UNREACHED = (
+    "unable to contact slurm controller",
+    "socket timed out",
+    "connection refused",
+    "connection timed out",
+    "transport endpoint is not connected",
+    "communication",
+    "temporarily unable",
+    "zero bytes were transmitted",
+    "protocol authentication error",
+    "could not establish a configuration source",
+    "no route to host",
+    "unable to establish",
+)
+
+
+def present(program: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `program` is on the PATH."""
+    return shutil.which(program, path=environ.get("PATH")) is not None
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`environ` without what a surrounding job has put there."""
+    kept = {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in KEPT}
+    # Long lists of array indices are cut by default, and a cut list cannot be read; times without this vary by site.
+    return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
+
+
+def run(*words: str, patience: float = PATIENCE, errors: bool = False) -> str:
+    """What a command prints, with `errors` also to stderr.
+
+    Raises SlurmError when it is absent, fails or takes longer than `patience` seconds.
+    """
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=patience, env=environment(),
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise SlurmError(f"{words[0]} is not on the PATH", answered=False) from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(f"{words[0]} did not answer within {patience:.0f} s", answered=False) from error
+    if done.returncode:
+        raise failure(words[0], done.stderr or done.stdout)
+    return done.stderr + done.stdout if errors else done.stdout
+
+
+def failure(program: str, said: str) -> SlurmError:
+    """The error for what a program said as it failed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    message = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines) or "failed"
+    # A command that says nothing was killed, by a time limit for instance: what it asked for may happen all the same.
+    reached = bool(lines) and not any(words in message.lower() for words in UNREACHED)
+    return SlurmError(f"{program}: {message}", answered=reached)
+
+
+def user() -> str:
+    """The number of this user, as SLURM's filters take it."""
+    return str(os.getuid())

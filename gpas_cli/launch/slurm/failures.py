@@ -1,0 +1,100 @@
+"""Failures by class, and what follows: fewer rows at a time, another try, or none for the rest of the array.
+
+out of memory   the next attempt takes half as many rows at a time; the global batch and so the result stay
+interrupted     the job is run again, until `retries` attempts in a row have come no further
+failed          not run again by itself; the same failure in SAME cells of an array holds the rest of it back
+diverged        a result
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.progress import checkpoint_step
+from gpas_cli.store.journal import tail
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+
+SAME = 3  # cells of one array that fail for the same reason before the rest is held back
+LOGITS = 2**26  # what the trainer lets the logits of one micro-batch have where nothing is asked (train.loop)
+OUT_OF_MEMORY = re.compile(
+    r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
+)
+LOOK = 65536
+
+
+def is_memory(text: str) -> bool:
+    """Whether a cause, or the end of a log, tells of memory running out on the host or a GPU."""
+    return OUT_OF_MEMORY.search(text) is not None
+
+
+def end_of(log: Path, size: int = 4096) -> str:
+    """The last `size` bytes of a log, "" when it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def fewer_rows(facts: Mapping[str, Any]) -> int:
+    """Half the micro-batch that an attempt with these facts (attempt.json) had; 0 when it was a single row."""
+    cell = facts["cell"]
+    batch, vocab, length = cell["optim"]["batch"], cell["size"]["vocab"], cell["data"]["length"]
+    had = min(batch, facts["resources"]["micro_batch"] or max(1, LOGITS // (length * vocab)))
+    return int(had) // 2
+
+
+def fruitless(runs: Path, key: str) -> int:
+    """How many of the stage's newest attempts in a row came no further than the ones before them."""
+    best, count = 0, 0
+    for attempt in attempts(runs, key):
+        reached = _reached(attempt)
+        count = 0 if reached > best else count + 1
+        best = max(best, reached)
+    return count
+
+
+def _reached(attempt: AttemptDir) -> int:
+    with suppress(OSError):
+        return checkpoint_step(tail(attempt.journal_path, LOOK)) or 0
+    return 0
+
+
+def count_failure(submission: Path, index: int, cause: str) -> str:
+    """Note that an element failed. Returns the cause when it has become that of too many: the breaker is then open."""
+    with suppress(OSError):
+        write_json(submission / f"failed-{index}.json", {"cause": same(cause)})
+        seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
+        if cause and seen[same(cause)] >= SAME and not breaker(submission):
+            write_json(submission / "breaker.json", {"cause": cause, "cells": SAME, "t": time.time()})
+            return cause
+    return ""
+
+
+def breaker(submission: Path) -> str:
+    """Why the rest of a submission is held back, "" when it is not."""
+    try:
+        told = read_json(submission / "breaker.json")
+        return f"held back: {told['cells']} cells of {submission.name} failed alike: {told['cause']}"
+    except (OSError, GpasError, KeyError):
+        return ""
+
+
+def same(cause: str) -> str:
+    """A cause without what differs between cells: numbers, keys, paths."""
+    return re.sub(r"[0-9a-f]{8,}|\d+|/\S+", "*", cause)
+
+
+def _cause(path: Path) -> str:
+    try:
+        return str(read_json(path)["cause"])
+    except (OSError, GpasError, KeyError):
+        return ""

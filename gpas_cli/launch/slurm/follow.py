@@ -1,0 +1,104 @@
+"""`gpas run --wait`: submit, top up as there is room, submit again what was interrupted, until all has ended."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.claims import CLAIMABLE
+from gpas_cli.launch.slurm.submit import SlurmScheduler, Submitted
+from gpas_cli.launch.stages import blocked
+from gpas_cli.launch.submitters import Liveness
+from gpas_cli.launch.summary import Board, Item, Reporter, Summary
+from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, observe
+
+EVERY = 5.0  # seconds between two looks
+AGAIN = 30.0  # seconds between two tries to submit what could not be
+
+
+class Follower:
+    """Waits for what a scheduler has submitted. `stop` only stops the waiting: the jobs are SLURM's."""
+
+    name = "slurm"
+
+    def __init__(self, scheduler: SlurmScheduler, reporter: Reporter, ingest: Callable[[], str]):
+        self.scheduler, self._reporter, self._ingest = scheduler, reporter, ingest
+        self._seen: dict[str, Sighting] = {}
+        self._stopped = False
+        self._tried = 0.0
+
+    def stop(self) -> None:
+        """Wait no longer. Safe in a signal handler."""
+        self._stopped = True
+
+    def follow(self, first: Submitted) -> Summary:
+        """Wait until every stage has ended that can."""
+        self._seen, self._tried = dict(first.seen), time.monotonic()
+        while not self._stopped:
+            self._look()
+            lacking = [key for key, seen in self._seen.items() if seen.state in CLAIMABLE]
+            if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
+                lacking and self._possible(lacking)
+            ):
+                break
+            if lacking and time.monotonic() - self._tried >= AGAIN:
+                self._submit()
+            time.sleep(EVERY)
+        self._look()
+        return self._summary()
+
+    def _look(self) -> None:
+        runs = self.scheduler.project.runs
+        alive, ended = Liveness(runs), False
+        for key, job in self.scheduler.jobs.items():
+            before, self._seen[key] = self._seen.get(key), observe(runs, key, alive)
+            if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
+                self._reporter.finished(job, self._seen[key])
+                ended = True
+        if ended and (problem := self._ingest()):
+            self._reporter.notice(problem)
+        self._reporter.tick(self._board())
+
+    def _possible(self, lacking: list[str]) -> bool:
+        """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
+        states = {key: seen.state for key, seen in self._seen.items()}
+        parents = (self.scheduler.jobs[key].parents for key in lacking)
+        return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
+
+    def _submit(self) -> None:
+        self._tried = time.monotonic()
+        try:
+            done = self.scheduler.submit(again=True)
+        except GpasError as error:  # the next try may find the scheduler in a better state
+            self._reporter.notice(str(error))
+            return
+        if done.jobs:
+            self._reporter.notice(f"{done.jobs} more jobs submitted")
+
+    def _board(self) -> Board:
+        jobs = self.scheduler.jobs
+        at = {
+            state: [key for key, seen in self._seen.items() if seen.state == state] for state in ("running", "queued")
+        }
+        return Board(
+            running=tuple((jobs[key], self._seen[key]) for key in at["running"]),
+            followed=(),
+            waiting=tuple(jobs[key] for key in at["queued"]),
+            ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
+            slots=0,
+            starved=False,
+            stopping=False,
+        )
+
+    def _summary(self) -> Summary:
+        summary = Summary()
+        for entry in self.scheduler.entries:
+            chain = [self._seen[stage.key] for stage in entry.cell.stages if stage.key in self._seen]
+            seen = next((seen for seen in chain if seen.state != "done"), chain[-1])
+            beyond = blocked(entry, self.scheduler.kinds) if seen.state == "done" else ()
+            why = seen.cause or ("" if seen.state in RESULTS else seen.evidence)
+            reason = f"this version does not run {', '.join(beyond)}" if beyond else why
+            summary.add(Item(entry, reason, seen), skipped=bool(beyond))
+        return summary

@@ -1,0 +1,150 @@
+"""A stage that a SLURM submission has claimed: the run directory, the claim and the queue -> its state.
+
+What the run directory tells comes first (`launch.watch`). Only where that is no end does the scheduler's word count:
+it says whether somebody is still at it. A scheduler that does not answer changes nothing but the age.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.slurm import states, submission
+from gpas_cli.launch.slurm.failures import breaker, end_of, fruitless, is_memory
+from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.spec.run import Resources
+from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
+
+if TYPE_CHECKING:
+    from gpas_cli.launch.submitters import Claim, Liveness
+    from gpas_cli.launch.watch import Sighting
+
+ORPHAN = 60.0  # seconds for which a job that SLURM has completed may still owe us its outcome
+FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes that a job tells itself
+
+
+def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -> Sighting:
+    """The state of the stage `key`, whose attempts tell `last` and which `claim` gives to an element of a job array."""
+    own = last.submission == claim.submission
+    if own and last.state in FINAL and last.source in ("outcome", "exit"):
+        return last
+    if not own and asked_to_cancel(runs, key, claim.since):
+        return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)
+    if not own and (held := breaker(submission.folder(runs) / claim.submission)):
+        return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
+    queue: Queue | None = alive.queue
+    job = alive.queue.find(claim.submission, claim.index)
+    if job is None:
+        queue = alive.queue_after(claim)
+        job = queue.find(claim.submission, claim.index) if queue else None
+    if queue is None or job is None:
+        return _unseen(runs, last, claim, queue)
+    if job.ended:
+        return spent(runs, key, _ended(runs, last, claim, job, queue))
+    return _under_way(last, claim, job, queue)
+
+
+def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
+    """Whether someone asked, after `since`, that the queued stage be cancelled."""
+    try:
+        return float(read_json(stage_dir(runs, key) / "cancel.json")["t"]) >= since
+    except (OSError, GpasError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _unseen(runs: Path, last: Sighting, claim: Claim, queue: Queue | None) -> Sighting:
+    """The queue does not have the job: not yet (its submitter lives), or not any more, or nobody could be asked."""
+    if queue is None:
+        return _queued(last, claim, f"being submitted by {claim.submitter}", claim.since)
+    if submission.find(runs, claim.submission) is None:  # refused by the scheduler, or removed
+        return last
+    if queue.error:
+        return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
+    if last.state in ("missing", "interrupted", "unknown", "running"):
+        cause = f"SLURM does not know {claim.submission}[{claim.index}]"
+        return replace(last, state="interrupted" if last.attempt else "missing", cause=cause)
+    return last
+
+
+def _under_way(last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:
+    before = (
+        f", after attempt {last.attempt} ({last.state})" if last.attempt and last.submission == claim.submission else ""
+    )
+    if job.state in states.WAITING:
+        return _queued(last, claim, f"{job}{before}{_stale(queue)}", queue.time, job)
+    # An attempt of its own process tells more; without one, its job is starting, or between two attempts.
+    evidence = f"{job}{before or ', no attempt yet'}{_stale(queue)}"
+    return replace(
+        last, state="running", evidence=evidence, cause="", age=_since(queue.time), claim=claim, job=job, outcome=""
+    )
+
+
+def _queued(last: Sighting, claim: Claim, evidence: str, since: float, job: Job | None = None) -> Sighting:
+    return replace(
+        last, state="queued", evidence=evidence, cause="", age=_since(since), claim=claim, job=job, outcome=""
+    )
+
+
+def spent(runs: Path, key: str, last: Sighting) -> Sighting:
+    """An interrupted stage whose last attempts came no further has failed: to run it again would go on for ever."""
+    if last.state != "interrupted" or not last.attempt or fruitless(runs, key) < _retries(last):
+        return last
+    count = _retries(last)
+    return replace(
+        last, state="failed", cause=f"{count} attempts in a row came no further; {last.cause or last.evidence}"
+    )
+
+
+def _retries(last: Sighting) -> int:
+    if last.directory is not None:
+        with suppress(OSError, GpasError, KeyError, TypeError, ValueError):
+            return int(AttemptDir(last.directory).read_attempt()["resources"]["retries"])
+    return int(Resources().retries)
+
+
+def _ended(runs: Path, last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:
+    """SLURM has seen the job end. What the job said itself stands; where it said nothing, SLURM's reason counts."""
+    own = last.submission == claim.submission
+    if own and last.source in ("outcome", "exit"):
+        if last.state == "interrupted" and job.state == "CANCELLED":
+            return replace(last, state="cancelled", evidence=f"{last.evidence}; {job}", job=job)
+        return replace(last, job=job)
+    if job.state == "COMPLETED" and _since(job.end or queue.time) < ORPHAN:
+        evidence = f"{job}; its outcome is not to be seen here yet"
+        return replace(last, state="running", evidence=evidence, claim=claim, job=job, age=_since(job.end))
+    state, cause = _why(job, submission.folder(runs) / claim.submission)
+    if state == "interrupted" and not last.attempt:
+        state = "missing"
+    age = _since(job.end) if job.end else None
+    return replace(last, state=state, evidence=str(job), cause=cause, age=age, job=job, outcome="")
+
+
+def _why(job: Job, place: Path) -> tuple[str, str]:
+    """Our state, and the reason, for a job that ended without a word of its own."""
+    code, signal = states.exit_words(job.exit)
+    if job.state == "CANCELLED":
+        if "dependency" in job.reason.lower():
+            return "interrupted", "what it depends on failed"
+        return "cancelled", "cancelled in SLURM"
+    log = place / f"{job.id}_0_log.out"
+    if job.state == states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
+        return "interrupted", f"out of memory on {job.nodes}"
+    if job.state in states.INTERRUPTED or job.state == "COMPLETED":
+        return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"
+    if job.state == "FAILED" and (code == states.EXIT_RESUME or signal in states.OUTSIDE_SIGNALS):
+        return "interrupted", f"the job ended with {job.exit or 'no word'}"
+    if signal == states.NO_LOG:
+        return "failed", "SLURM could not open the job's log: is the run directory on a file system that nodes see?"
+    return "failed", f"{job.state.lower()} with exit {job.exit}" if job.exit else job.state.lower()
+
+
+def _stale(queue: Queue) -> str:
+    return f" {queue.age:.0f} s ago; since then: {queue.error}" if queue.error else ""
+
+
+def _since(t: float) -> float:
+    return max(0.0, time.time() - t)

@@ -1,0 +1,58 @@
+"""Runs on a compute node for `gpas doctor --nodes`: prints one line of JSON. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def lock_of(path: Path) -> str:
+    """Whether the lock that the asking host holds is seen here: held, free, or why that cannot be told."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "held"
+    except OSError as error:
+        return str(error)
+    return "free"
+
+
+def torch_version() -> str | None:
+    """The installed torch, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gpus() -> int:
+    """How many GPUs nvidia-smi lists."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return sum(line.startswith("GPU ") for line in told.splitlines())
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    found = {
+        "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "time": time.time(),
+        "shared": path.exists(),
+        "lock": lock_of(path),
+        "scontrol": shutil.which("scontrol") is not None,
+        "python": platform.python_version(),
+        "torch": torch_version(),
+        "gpus": gpus(),
+    }
+    print(json.dumps(found))

@@ -1,0 +1,119 @@
+"""Resources -> the text that sbatch is given, made by submitit from its parameters.
+
+The first task of a step is the supervisor (`launch.slurm.element`), the others its likes of higher rank. A shell in
+front of each ignores the warning signals until Python has put up its own handlers: one that came earlier would kill
+the task, and SLURM would call the job failed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.launch.snapshot import Snapshot
+from gpas_cli.project import Project
+from gpas_cli.spec.run import Resources
+
+MODULE = "gpas_cli.launch.slurm.element"
+OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-dep", "ntasks", "ntasks-per-node",
+        "open-mode", "output", "parsable", "requeue", "no-requeue", "signal", "test-only", "wait", "wrap")  # fmt: skip
+SHORT = {"a": "array", "D": "chdir", "d": "dependency", "e": "error", "J": "job-name", "n": "ntasks", "o": "output"}
+
+
+def parameters(resources: Resources) -> dict[str, Any]:
+    """The profile as submitit's parameters: elements that agree in them can share an array. Raises GpasError."""
+    tasks_per_node, over = divmod(resources.processes, resources.nodes)
+    if over or resources.processes < resources.nodes:
+        raise GpasError(f"{resources.processes} processes cannot be spread evenly over {resources.nodes} nodes")
+    return {
+        "partition": resources.partition or None,
+        "account": resources.account or None,
+        "qos": resources.qos or None,
+        "constraint": resources.constraint or None,
+        "mem": resources.mem or None,
+        "time": resources.time or None,
+        "nodes": resources.nodes,
+        "ntasks_per_node": tasks_per_node,
+        "cpus_per_task": resources.cpus_per_task,
+        "gpus_per_node": resources.gpus // resources.nodes or None,
+        "signal_delay_s": resources.notice,
+        "array_parallelism": resources.at_once or 10**6,
+        "setup": list(resources.setup),
+        "environment": list(resources.environment),
+        "python": resources.python,
+        "additional_parameters": dict(_option(word) for word in resources.sbatch),
+    }
+
+
+def _option(word: str) -> tuple[str, Any]:
+    """`--mail-type=END` as (mail-type, END), `--exclusive` as (exclusive, True)."""
+    name, equals, value = word.strip().removeprefix("--").partition("=")
+    name = name.strip().replace("_", "-")
+    if not word.strip().startswith("--") or not name.replace("-", "").isalnum():
+        raise GpasError(f"resources.sbatch: '{word}' is not an option; write it as --name=value or --name")
+    if name in OURS:
+        raise GpasError(f"resources.sbatch: --{name} is set by gpas itself; {_instead(name)}")
+    return name, value if equals else True
+
+
+def _instead(name: str) -> str:
+    use = {"signal": "resources.notice", "array": "resources.at_once", "ntasks": "resources.gpus"}
+    return f"use {use[name]}" if name in use else nearest("", ())
+
+
+def text(
+    project: Project, place: Path, code: Snapshot, profile: Mapping[str, Any], array: str, dependency: str = ""
+) -> str:
+    """The sbatch script of the submission in `place`; `array` as sbatch takes it (0-9%4)."""
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class Script(SlurmExecutor):
+        """submitit's executor, where srun may be absent: nothing is submitted by it."""
+
+        @classmethod
+        def affinity(cls) -> int:
+            return 1
+
+    chosen = dict(profile)
+    environment, python = chosen.pop("environment"), chosen.pop("python") or shlex.quote(sys.executable)
+    more = {"array": array, "requeue": True, "chdir": str(project.config.parent), **chosen["additional_parameters"]}
+    if dependency:
+        more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+    chosen |= {
+        "job_name": place.name,
+        "wckey": None,  # submitit's own would be refused where wckeys are enforced
+        "comment": f"gpas {code.code}",
+        "additional_parameters": more,
+        "setup": [*chosen["setup"], *_exports(project, code, environment)],
+        "stderr_to_stdout": True,
+        # From SLURM 22.05 on srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
+        "srun_args": [f"--cpus-per-task={profile['cpus_per_task']}", "--kill-on-bad-exit=1"],
+    }
+    executor = Script(place)
+    executor.update_parameters(**chosen)
+    made = executor._make_submission_file_text(_command(python, place), "")
+    return str(made).replace("%j_", "%A_%a_")
+
+
+def _command(python: str, place: Path) -> str:
+    inner = f'trap "" USR2 TERM; exec {python} -u -P -m {MODULE} {shlex.quote(str(place))}'
+    return f"sh -c {shlex.quote(inner)}"
+
+
+def _exports(project: Project, code: Snapshot, environment: Sequence[str]) -> list[str]:
+    wrong = [word for word in environment if not word.partition("=")[0].isidentifier() or "=" not in word]
+    if wrong:
+        raise GpasError(f"resources.environment: '{wrong[0]}' is not NAME=VALUE")
+    pairs = [word.partition("=")[::2] for word in environment]
+    pairs += [
+        ("GPAS_CONFIG", str(project.config)),
+        ("GPAS_RUNS_DIR", str(project.runs)),
+        ("GPAS_CACHE", str(project.cache)),
+        ("GPAS_DB", project.database),
+    ]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in pairs]
+    return [*lines, f'export PYTHONPATH={shlex.quote(str(code.path))}"${{PYTHONPATH:+:$PYTHONPATH}}"']

@@ -1,0 +1,31 @@
+"""SLURM's job states, as far as they differ for us. https://slurm.schedmd.com/squeue.html#lang_codes"""
+
+from __future__ import annotations
+
+# Still to come, whatever happened before: SLURM starts these by itself, or when somebody releases them.
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+# Has processes or may have. COMPLETING may yet become PENDING again.
+AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+# The machine's doing, not the job's: to be run again.
+INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"})
+MEMORY = "OUT_OF_MEMORY"
+ENDED = INTERRUPTED | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", MEMORY}
+
+EXIT_RESUME = 75  # our own exit code: saved, to be run again
+# Signals that end a job from outside: USR2 or TERM before its handlers stood, KILL after its time or by the kernel.
+OUTSIDE_SIGNALS = frozenset({9, 12, 15})
+NO_LOG = 53  # slurmstepd's exit signal where it could not open the job's output
+
+
+def plain(state: str) -> str:
+    """`CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    return state.split(" ")[0].rstrip("+").upper()
+
+
+def exit_words(code: str) -> tuple[int, int]:
+    """sacct's `code:signal` as numbers, (0, 0) for what is neither. A shell's 128 + n is signal n."""
+    head, _, tail = code.partition(":")
+    status, signal = (int(word) if word.isdigit() else 0 for word in (head, tail))
+    return (0, status - 128) if status > 128 and not signal else (status, signal)

@@ -1,0 +1,231 @@
+"""The executor that submits: claims what nobody has, records the intent, calls sbatch, and leaves.
+
+At whatever instant this process dies, the claims tell what it was about: those it held as a process lapse with it;
+those of a recorded submission stand for as long as the queue has, or may yet have, the array of that name.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.claims import Claims
+from gpas_cli.launch.slurm import commands, queue, script, submission
+from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
+from gpas_cli.launch.slurm.commands import SlurmError
+from gpas_cli.launch.slurm.failures import is_memory
+from gpas_cli.launch.slurm.submission import Submission
+from gpas_cli.launch.snapshot import Snapshot, snapshot
+from gpas_cli.launch.stages import RUNNABLE, StageJob, stage_jobs
+from gpas_cli.launch.submitters import claim_path, write_claim
+from gpas_cli.launch.watch import ALIVE, Sighting
+from gpas_cli.project import Project
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
+FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
+DOUBT = 12.0  # seconds for which an array is looked for whose sbatch was not answered
+
+
+@dataclass
+class Submitted:
+    """What a call of `submit` did. `arrays` are (submission, SLURM's job id or "", elements)."""
+
+    arrays: list[tuple[Submission, str, int]] = field(default_factory=list)
+    jobs: int = 0  # stages submitted
+    followed: int = 0  # stages that were queued or running already
+    left: list[StageJob] = field(default_factory=list)  # stages that the scheduler has no room for yet
+    notes: list[str] = field(default_factory=list)
+    seen: dict[str, Sighting] = field(default_factory=dict)
+
+
+class SlurmScheduler:
+    """Submits the stages that `entries` lack. Raises GpasError before anything is submitted for what can never run."""
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        project: Project,
+        entries: Iterable[Entry],
+        *,
+        retry: Collection[str] = (),
+        kinds: frozenset[str] = RUNNABLE,
+        at_once: int | None = None,
+        notify: Callable[[str], None] = lambda message: None,
+    ):
+        self.project, self.entries, self.kinds = project, list(entries), kinds
+        self.jobs = stage_jobs(self.entries, kinds)
+        self._retry, self._at_once, self._notify = retry, at_once, notify
+
+    def submit(self, *, again: bool = False) -> Submitted:
+        """Submit what lacks a result and is nobody's, as far as the scheduler has room.
+
+        `again` leaves out what was to be retried: that has been done once.
+        """
+        runs, done = self.project.runs, Submitted()
+        for job in self.jobs.values():
+            script.parameters(job.resources)  # complaints come before anything is claimed
+        if error := queue.current(runs, max_age=0.0).error:  # asked before the lock of the claims is taken
+            raise GpasError(f"SLURM cannot be asked: {error}; nothing was submitted")
+        runs.mkdir(parents=True, exist_ok=True)
+        with Claims(runs, () if again else self._retry) as claims:
+            done.seen = claims.take(self.jobs)
+            mine = [job for key, job in self.jobs.items() if key in claims.held]
+            done.followed = sum(seen.state in ALIVE for key, seen in done.seen.items() if key not in claims.held)
+            if mine:
+                self._submit_all(mine, claims, done)
+        with suppress(OSError):
+            submission.close_finished(runs)
+        return done
+
+    def preview(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
+        """The arrays that would be submitted for `jobs`, and their sbatch text. Changes nothing."""
+        code = Snapshot("not-yet-copied", self.project.runs / ".code" / "not-yet-copied", {})
+        waiting: dict[str, Place] = {}
+        for level in levels(jobs):
+            for array in arrays(level, waiting, limit()):
+                name = submission.new_name(array.first.grid)
+                waiting |= {job.key: Place(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e}
+                yield array, self._text(array, submission.folder(self.project.runs) / name, code)
+
+    def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
+        """The arrays that would be submitted for `jobs`, and when and where the scheduler would start them.
+
+        Raises SlurmError with the scheduler's reason for one that it would refuse.
+        """
+        for array, text in self.preview(jobs):
+            alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
+            with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+                file.write(alone)
+                file.flush()
+                yield array, commands.run("sbatch", "--test-only", file.name, errors=True).strip()
+
+    def _submit_all(self, mine: Sequence[StageJob], claims: Claims, done: Submitted) -> None:
+        code, largest = snapshot(self.project.runs), limit()
+        placed = self._already_placed(mine, done.seen)
+        for level in levels(mine):
+            ready = [job for job in level if self._reachable(job, placed, done)]
+            pending = arrays(ready, placed, largest)
+            while pending:
+                array = pending.pop(0)
+                try:
+                    made, job = self._submit(array, code, claims, done.seen)
+                except SlurmError as error:
+                    if not _full(error):
+                        raise
+                    pending = self._smaller(array, pending, error, done)
+                    continue
+                done.arrays.append((made, job, len(array.indices)))
+                done.jobs += len(array.jobs)
+                placed |= {stage.key: Place(job, i) for i, e in enumerate(array.elements) for stage in e}
+                if not job:
+                    done.notes.append(f"{made.name}: the scheduler did not answer; whether it has the array will show")
+
+    def _already_placed(self, mine: Sequence[StageJob], seen: dict[str, Sighting]) -> dict[str, Place]:
+        """Parents that earlier submissions have in the queue."""
+        placed = {}
+        for key in {parent for job in mine for parent in job.parents}:
+            sighting = seen.get(key)
+            if sighting and sighting.state in ALIVE and sighting.job and not sighting.job.ended:
+                array, _, index = sighting.job.id.partition("_")
+                placed[key] = Place(array, int(index))
+        return placed
+
+    def _reachable(self, job: StageJob, placed: dict[str, Place], done: Submitted) -> bool:
+        """Whether everything that `job` builds on is there, or in SLURM's queue."""
+        lacking = [key for key in job.parents if key not in placed and done.seen[key].state != "done"]
+        if lacking:
+            done.left.append(job)
+        return not lacking
+
+    def _smaller(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
+        """What to try after the scheduler said that there would be too many jobs: half of it, or no more now."""
+        if len(array.indices) > 1 and not array.dependency:
+            half = len(array.elements) // 2
+            return [Array(array.elements[:half]), Array(array.elements[half:]), *pending]
+        if not done.arrays:
+            raise error
+        done.left += [job for rest in (array, *pending) for job in rest.jobs]
+        done.notes.append(str(error))
+        return []
+
+    def _submit(
+        self, array: Array, code: Snapshot, claims: Claims, seen: Mapping[str, Sighting]
+    ) -> tuple[Submission, str]:
+        """Record, claim, sbatch, record. Returns the job id, "" where the scheduler's answer was lost."""
+        name = submission.new_name(array.first.grid)
+        reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause)}
+        made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
+        try:
+            path = made.folder / "submission.sh"
+            path.write_text(self._text(array, made.folder, code))
+            for index, element in enumerate(array.elements):
+                for job in element:
+                    write_claim(self.project.runs, job.key, claims.submitter, submission=name, index=index)
+            job_id = self._sbatch(made, path)
+        except BaseException as error:
+            if not isinstance(error, SlurmError) or error.answered:
+                self._withdraw(made, array)
+            raise
+        claims.held -= {job.key for job in array.jobs}
+        if job_id:
+            with suppress(OSError):  # only shown; the queue is asked by name
+                made.submitted(job_id)
+        return made, job_id
+
+    def _text(self, array: Array, place: Path, code: Snapshot) -> str:
+        resources = array.first.resources
+        spec = array.spec(self._at_once or resources.at_once)
+        return script.text(self.project, place, code, script.parameters(resources), spec, array.dependency)
+
+    def _sbatch(self, made: Submission, path: Path) -> str:
+        try:
+            told = commands.run("sbatch", "--parsable", str(path), patience=90.0)
+            return told.strip().splitlines()[-1].split(";")[0]
+        except SlurmError as error:
+            if error.answered:
+                raise
+            self._notify(f"{error}; looking for the array in the queue")
+        return _look_for(made.name)
+
+    def _withdraw(self, made: Submission, array: Array) -> None:
+        """Leave nothing behind. The claims go first: an array that exists after all finds nothing to do."""
+        for job in array.jobs:
+            claim_path(self.project.runs, job.key).unlink(missing_ok=True)
+        made.discard()
+
+
+def limit() -> int:
+    """The most elements of one array. Raises nothing: where the scheduler does not tell, its default is assumed."""
+    try:
+        told = commands.run("scontrol", "show", "config")
+    except SlurmError:
+        return ASSUMED_ARRAY
+    lines = (line.partition("=") for line in told.splitlines())
+    sizes = [value.strip() for name, _, value in lines if name.strip() == "MaxArraySize"]
+    return max(1, int(sizes[0])) if sizes and sizes[0].isdigit() else ASSUMED_ARRAY
+
+
+def _look_for(name: str) -> str:
+    """The job id of an array whose sbatch was not answered: it may exist all the same. "" when it is not found."""
+    deadline = time.monotonic() + DOUBT
+    while time.monotonic() < deadline:
+        with suppress(SlurmError):
+            told = commands.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
+            if told:
+                return told[0]
+        time.sleep(1.0)
+    return ""
+
+
+def _full(error: SlurmError) -> bool:
+    return error.answered and any(words in str(error).lower() for words in FULL)

@@ -1,0 +1,62 @@
+"""A real SLURM cluster for the tests of this folder; they are skipped, with the reason, where it cannot be had."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cluster import Cluster, lacking
+from slurm_toy import SlurmToy
+
+
+def _cluster(kind: str) -> Iterator[Cluster]:
+    if reason := lacking(kind):
+        pytest.skip(f"needs a {kind} SLURM cluster: {reason}")
+    folder = Path(tempfile.mkdtemp(prefix="gpas-slurm-", dir="/tmp"))  # pytest's own are too long for unix sockets
+    folder.chmod(0o755)  # munged wants its socket where everyone can reach it
+    made = Cluster(folder / kind, kind, max_array=51)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def light_cluster() -> Iterator[Cluster]:
+    yield from _cluster("light")
+
+
+@pytest.fixture(scope="session")
+def full_cluster() -> Iterator[Cluster]:
+    yield from _cluster("full")
+
+
+@pytest.fixture
+def cluster(light_cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster without accounting, every daemon up and its queue empty; repaired and emptied afterwards."""
+    light_cluster.up()
+    yield light_cluster
+    light_cluster.tidy()
+
+
+@pytest.fixture
+def accounted(full_cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster with accounting, every daemon up and its queue empty."""
+    full_cluster.up()
+    yield full_cluster
+    full_cluster.tidy()
+
+
+@pytest.fixture
+def toy(cluster: Cluster, tmp_path: Path) -> SlurmToy:
+    """A project of two short cells on the cluster, in a folder with an awkward name."""
+    return SlurmToy(tmp_path / "a project", cluster)

@@ -1,0 +1,117 @@
+"""A small project on a real cluster: `end_to_end.Toy` with resources, and what tests ask of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster
+from end_to_end import Toy, wait
+
+RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
+
+
+class SlurmToy(Toy):
+    """A toy whose commands see the cluster. `resources` is added to what every job asks for, as YAML."""
+
+    def __init__(self, folder: Path, cluster: Cluster, *, resources: str = "", **more: Any):
+        super().__init__(folder, **more)
+        self.cluster = cluster
+        self.edit(
+            "    table:", f"    resources: {RESOURCES.format(more=f', {resources}' if resources else '')}\n    table:"
+        )
+
+    def edit(self, old: str, new: str) -> None:
+        """Change experiments.yaml."""
+        path = self.folder / "experiments.yaml"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), **self.cluster.environment}
+
+    def submit(self, *words: str, expect: int | None = 0) -> str:
+        """`gpas run grid --executor slurm`; what it said."""
+        return self.gpas("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect).stdout
+
+    def queue(self) -> dict[str, str]:
+        """array_index -> state of everything that SLURM has not finished."""
+        told = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
+        return dict(zip(told[::2], told[1::2], strict=True))
+
+    def finish(self, timeout: float = 120) -> None:
+        """Until every cell is done, each of which must be said to be under way until then."""
+        self.until(lambda states: set(states.values()) == {"done"}, timeout, ("queued", "running", "done"))
+
+    def until(
+        self, condition: Callable[[dict[str, str]], bool], timeout: float = 120, allowed: tuple[str, ...] = ()
+    ) -> dict[str, str]:
+        """Until the states of the cells are as wanted; no other state than those `allowed` may be seen meanwhile."""
+        deadline = time.monotonic() + timeout
+        while True:
+            cells = self.status()
+            states = {name: cell["state"] for name, cell in cells.items()}
+            if condition(states):
+                return states
+            wrong = [cell for cell in cells.values() if allowed and cell["state"] not in allowed]
+            assert not wrong, f"{[(c['name'], c['state'], c['evidence'], c['cause']) for c in wrong]}\n{self.said()}"
+            assert time.monotonic() < deadline, f"waited in vain: {states}\n{self.said()}"
+            time.sleep(0.5)
+
+    def said(self) -> str:
+        """What SLURM and the supervisors printed."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.runs.glob(".slurm/*/*.out")))
+
+    def facts(self) -> list[dict[str, Any]]:
+        """attempt.json of every attempt."""
+        return [json.loads((path / "attempt.json").read_text()) for path in self.attempts()]
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of every journal."""
+        lines = (line for path in self.attempts() for line in _lines(path / "journal.jsonl"))
+        return [json.loads(line[9:]) for line in lines if line.endswith("}")]
+
+    def training(self) -> bool:
+        """Whether every cell has trained beyond its first update in its newest attempt."""
+        newest = {path.parent: path for path in self.attempts()}
+        return bool(newest) and all(
+            '"kind":"step"' in "\n".join(_lines(path / "journal.jsonl")[3:]) for path in newest.values()
+        )
+
+    def losses(self) -> dict[tuple[str, int], float]:
+        """(cell, update) -> training loss, over all attempts; a later attempt must repeat an earlier one's exactly."""
+        found: dict[tuple[str, int], float] = {}
+        for path in self.attempts():
+            name = json.loads((path / "attempt.json").read_text())["name"]
+            for line in _lines(path / "journal.jsonl"):
+                event = json.loads(line[9:]) if line.endswith("}") else {}
+                if event.get("kind") == "step":
+                    assert found.setdefault((name, event["step"]), event["loss"]) == event["loss"]
+        return found
+
+    def supervisors(self) -> list[int]:
+        """The process ids of the supervisors of running attempts."""
+        pids = {json.loads((path / "attempt.json").read_text())["submitter"]["pid"] for path in self.attempts()}
+        return sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())
+
+    def trained_once(self) -> None:
+        """Each cell has exactly one `done`, and no update was done twice by jobs that ran beside each other."""
+        done = [event for event in self.events() if event["kind"] == "outcome" and event["outcome"] == "done"]
+        assert len(done) == len(self.states()), self.said()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+__all__ = ["SlurmToy", "kill", "wait"]

@@ -1,0 +1,248 @@
+"""The parts of submitting that need no cluster: sbatch text, arrays, SLURM's words, and the judgement over them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.launch.slurm import commands, failures, queue, states
+from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
+from gpas_cli.launch.slurm.judge import judge
+from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.launch.slurm.script import parameters, text
+from gpas_cli.launch.snapshot import Snapshot
+from gpas_cli.launch.stages import StageJob
+from gpas_cli.launch.submitters import Claim, Liveness
+from gpas_cli.launch.watch import Sighting
+from gpas_cli.project import Project
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.spec.run import Cadence, Resources, Watch
+
+CELL = cell_from(
+    {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8}}
+)
+KEY = "0123456789abcdef"
+
+
+def job(key: int, *parents: int, kind: str = "pretrain", **resources: Any) -> StageJob:
+    return StageJob(
+        kind=kind, key=f"{key:016x}", parents=tuple(f"{p:016x}" for p in parents), cell=CELL, grid="g", name=f"c{key}",
+        axes={}, cadence=Cadence(), watch=Watch(), resources=Resources(**resources),
+    )  # fmt: skip
+
+
+def sbatch_text(tmp_path: Path, **resources: Any) -> str:
+    project = Project(tmp_path / "a b/experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
+    code = Snapshot("c0de", tmp_path / "code", {})
+    return text(project, tmp_path / "runs/.slurm/gpas-g-1", code, parameters(Resources(**resources)), "0-3%2")
+
+
+def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
+    made = sbatch_text(
+        tmp_path, gpus=4, nodes=2, cpus=32, mem="64G", time="1-00:00:00", partition="gpu", account="acc", qos="long",
+        constraint="a100", notice=180, sbatch=("--mail-type=END", "--exclusive"), setup=("module load cuda",),
+        environment=("NCCL_DEBUG=a b",), python="apptainer exec x.sif python",
+    )  # fmt: skip
+    for line in (
+        "--partition=gpu", "--account=acc", "--qos=long", "--constraint=a100", "--mem=64G", "--time=1-00:00:00",
+        "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=8", "--signal=USR2@180",
+        "--array=0-3%2", "--requeue", "--exclusive", "--mail-type=END", "--job-name=gpas-g-1",
+    ):  # fmt: skip
+        assert f"#SBATCH {line}\n" in made
+    assert "wckey" not in made
+    assert made.index("module load cuda") < made.index("export NCCL_DEBUG='a b'") < made.index("export PYTHONPATH=")
+    assert "srun " in made
+    assert "--cpus-per-task=8 --kill-on-bad-exit=1" in made
+    assert "exec apptainer exec x.sif python -u -P -m" in made
+
+
+def test_what_is_not_asked_for_is_left_to_the_scheduler(tmp_path: Path) -> None:
+    made = sbatch_text(tmp_path)
+    assert not {"--time", "--mem", "--partition", "--gpus"} & {line.split("=")[0][8:] for line in made.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"sbatch": ("--array=0-3",)}, "resources.at_once"),
+        ({"sbatch": ("--signal=USR1@5",)}, "resources.notice"),
+        ({"sbatch": ("-p gpu",)}, "write it as --name=value"),
+        ({"sbatch": ("--x; rm -rf /",)}, "write it as --name=value"),
+        ({"gpus": 3, "nodes": 2}, "3 processes cannot be spread evenly over 2 nodes"),
+        ({"gpus": 1, "nodes": 2}, "1 processes cannot be spread evenly over 2 nodes"),
+        ({"environment": ("A B=1",)}, "is not NAME=VALUE"),
+    ],
+)
+def test_a_wrong_profile_is_refused_before_anything_is_submitted(
+    tmp_path: Path, resources: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GpasError, match=message):
+        sbatch_text(tmp_path, **resources)
+
+
+def test_values_reach_no_shell_unquoted(tmp_path: Path) -> None:
+    made = sbatch_text(tmp_path, partition="a; touch x", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
+    assert "#SBATCH --partition='a; touch x'" in made
+    assert "export A='$(touch x)'" in made
+    assert "#SBATCH --comment='`touch x`'" in made
+
+
+def test_one_array_per_profile_within_the_limit() -> None:
+    jobs = [job(i, gpus=i % 2, cpus=4) for i in range(1, 12)]
+    made = arrays(jobs, {}, largest=4)
+    assert sorted(len(array.elements) for array in made) == [1, 2, 4, 4]
+    assert all(len({stage.resources.gpus for stage in array.jobs}) == 1 for array in made)
+    assert all(array.indices == list(range(len(array.elements))) for array in made)
+    packed = arrays([job(i, pack=3) for i in range(1, 9)], {}, largest=100)
+    assert [len(element) for element in packed[0].elements] == [3, 3, 2]
+
+
+def test_children_wait_for_their_parents_in_slurm() -> None:
+    parents, children = [job(i) for i in (1, 2, 3)], [job(10 + i, i, kind="importance") for i in (1, 3)]
+    assert [[j.key for j in level] for level in levels([*parents, *children])] == [
+        [j.key for j in parents], [j.key for j in children],
+    ]  # fmt: skip
+    placed = {parent.key: Place("7", i) for i, parent in enumerate(parents)}
+    (array,) = arrays(children, placed, 100)
+    assert array.dependency == "aftercorr:7"
+    assert array.spec(0) == "0,2"
+    pupils = [job(20, 1), job(21, 1)]
+    (shared,) = arrays(pupils, placed, 100)
+    assert (shared.dependency, shared.spec(1)) == ("afterok:7_0", "0-1%1")
+
+
+def test_index_lists_are_as_sbatch_takes_them() -> None:
+    some, none = (job(1),), ()
+    assert Array((some, some, none, some, none, some, some)).spec(2) == "0-1,3,5-6%2"
+    assert Array((some,)).spec(4) == "0"
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
+)
+def test_sacct_names_of_elements(word: str, wanted: list[int]) -> None:
+    assert list(queue.indices(word)) == wanted
+
+
+@pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
+def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) -> None:
+    assert states.exit_words(code) == wanted
+
+
+def test_what_was_not_answered_is_not_a_refusal() -> None:
+    assert commands.failure("sbatch", "sbatch: error: Invalid partition name specified").answered
+    for said in ("", "sbatch: error: Socket timed out on send/recv operation", "Unable to contact slurm controller"):
+        assert not commands.failure("sbatch", said).answered
+
+
+class Asked(Liveness):
+    """A scheduler that has given one answer, and a submitter that is dead."""
+
+    def __init__(self, runs: Path, answer: Queue):
+        super().__init__(runs)
+        self.__dict__["queue"] = answer
+
+    def queue_after(self, claim: Claim) -> Queue:
+        return self.queue
+
+
+def judged(tmp_path: Path, last: Sighting, found: Job | None, **more: Any) -> Sighting:
+    place = tmp_path / ".slurm/gpas-g-1"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "submission.json").write_text(json.dumps({"time": time.time() - 60, "keys": [[KEY]]}))
+    answer = Queue(time=time.time(), jobs={"gpas-g-1": {0: found}} if found else {}, **more)
+    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0)
+    return judge(tmp_path, KEY, last, claim, Asked(tmp_path, answer))
+
+
+MISSING = Sighting(state="missing", evidence="no attempt")
+OWN = Sighting(state="interrupted", evidence="its lock is free", source="lock", attempt=1, submission="gpas-g-1")
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        *((state, "queued") for state in sorted(states.WAITING)),
+        *((state, "running") for state in sorted(states.AT_WORK)),
+        *((state, "interrupted") for state in sorted(states.INTERRUPTED)),
+        ("OUT_OF_MEMORY", "interrupted"), ("CANCELLED", "cancelled"), ("FAILED", "failed"), ("DEADLINE", "failed"),
+        ("A_STATE_OF_TOMORROW", "running"),
+    ],
+)  # fmt: skip
+def test_every_state_of_slurm_has_one_of_ours(tmp_path: Path, state: str, wanted: str) -> None:
+    found = Job("7_0", state, nodes="n1", end=time.time() - 1000, exit="1:0")
+    assert judged(tmp_path, OWN, found).state == wanted
+    without = judged(tmp_path, MISSING, found).state
+    assert without == ("missing" if wanted == "interrupted" else wanted)
+
+
+def test_what_a_job_said_itself_stands_whatever_slurm_says(tmp_path: Path) -> None:
+    failed = replace(OWN, state="failed", outcome="failed", source="outcome")
+    assert judged(tmp_path, failed, Job("7_0", "NODE_FAIL")).state == "failed"
+    saved = replace(OWN, outcome="interrupted", source="outcome")
+    assert judged(tmp_path, saved, Job("7_0", "FAILED", exit="75:0")).state == "interrupted"
+    assert judged(tmp_path, saved, Job("7_0", "PENDING")).state == "queued"
+    assert judged(tmp_path, saved, Job("7_0", "CANCELLED")).state == "cancelled"
+
+
+def test_an_earlier_jobs_failure_does_not_end_a_later_one(tmp_path: Path) -> None:
+    earlier = replace(OWN, state="failed", outcome="failed", source="outcome", submission="gpas-g-0")
+    assert judged(tmp_path, earlier, Job("8_0", "PENDING", "Priority")).state == "queued"
+
+
+def test_a_completed_job_is_given_time_to_show_its_outcome(tmp_path: Path) -> None:
+    late = Job("7_0", "COMPLETED", end=time.time() - 5)
+    assert judged(tmp_path, OWN, late).state == "running"
+    assert judged(tmp_path, OWN, replace(late, end=time.time() - 500)).state == "interrupted"
+
+
+def test_a_scheduler_that_does_not_answer_ends_nothing(tmp_path: Path) -> None:
+    assert judged(tmp_path, MISSING, None, error="down").state == "queued"
+    assert judged(tmp_path, MISSING, None).state == "missing"
+    told = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
+    assert (told.state, "since then: down" in told.evidence) == ("running", True)
+
+
+def test_memory_is_told_from_other_failures() -> None:
+    for cause in ("OutOfMemoryError: CUDA out of memory", "slurmstepd: error: Detected 1 oom_kill event",
+                  "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
+        assert failures.is_memory(cause)
+    assert not failures.is_memory("DataError: no such file: memory.txt")
+    facts = {"cell": CELL.to_mapping(), "resources": {"micro_batch": 0}}
+    assert failures.fewer_rows(facts) == 4
+    assert failures.fewer_rows({**facts, "resources": {"micro_batch": 1}}) == 0
+
+
+def test_causes_are_alike_but_for_numbers_and_paths(tmp_path: Path) -> None:
+    causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
+    assert len({failures.same(cause) for cause in causes}) == 1
+    assert [bool(failures.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [False, False, True]
+    assert "failed alike" in failures.breaker(tmp_path)
+
+
+def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".slurm").mkdir()
+    asked: list[str] = []
+
+    def down(*words: str, **_more: object) -> str:
+        asked.append(words[0])
+        raise commands.SlurmError("down", answered=False)
+
+    monkeypatch.setattr(commands, "run", down)
+    assert queue.current(tmp_path).error == "down"
+    assert queue.current(tmp_path).error == "down"
+    assert asked == ["squeue"]
+    monkeypatch.setattr(queue, "BACK_OFF", 0.0)
+    monkeypatch.setattr(commands, "run", lambda *words, **_more: asked.append(words[0]) or "")
+    assert queue.current(tmp_path).error == ""
+    assert queue.current(tmp_path).error == ""
+    assert asked == ["squeue", "squeue"]

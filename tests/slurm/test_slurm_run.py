@@ -1,0 +1,111 @@
+"""A grid on a real SLURM controller: submitted once, whoever submits and dies, and told truly meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster import Cluster
+from slurm_toy import SlurmToy, wait
+
+HERE = Path(__file__).parent
+
+
+def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
+    preview = toy.submit("--dry-run")
+    assert "#SBATCH --array=0-1" in preview
+    assert "wckey" not in preview
+    assert not toy.runs.exists()
+    assert "2 jobs submitted" in toy.submit()
+    again = toy.submit()
+    assert "0 jobs submitted, 2 already queued or running" in again
+    toy.edit("A toy grid", "Another title")  # what is edited now reaches no job
+    toy.finish()
+    assert "no job to start" in toy.submit()
+    assert len(toy.attempts()) == 2
+    assert {fact["executor"] for fact in toy.facts()} == {"slurm"}
+    assert "Pre-LN" in toy.gpas("table", "--format", "markdown").stdout
+    toy.trained_once()
+
+
+def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3")
+    rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(3)]
+    assert [rival.wait(60) for rival in rivals] == [0, 0, 0]
+    assert len(toy.queue()) <= 6
+    toy.finish()
+    assert len(toy.attempts()) == 6
+    toy.trained_once()
+
+
+INSTANTS = (
+    "claimed", "recorded", "script", "first-claim", "last-claim", "before-sbatch", "sbatch-running", "after-sbatch",
+    "before-answer", "answer-recorded",
+)  # fmt: skip
+
+
+def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
+    """A submitter that is killed at that instant of its work."""
+    driver = [sys.executable, str(HERE / "dying_submitter.py"), instant]
+    command = [*driver, "run", "grid", "--executor", "slurm", "--yes", *where]
+    died = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)
+    assert died.returncode == -9, died.stdout + died.stderr
+
+
+def test_submitters_killed_at_any_instant_cost_and_double_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """Each submits cells of its own; one further command completes them all."""
+    toy = SlurmToy(tmp_path / "toy", cluster, seeds=", ".join(map(str, range(1, len(INSTANTS) + 3))))
+    toy.edit("gate: [none, gpas]", "gate: [gpas]")
+    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    seed = 1
+    for instant in INSTANTS:
+        seeds = (seed, seed + 1) if instant in ("first-claim", "last-claim") else (seed,)
+        seed += len(seeds)
+        die_at(instant, toy, "--where", f"seed={','.join(map(str, seeds))}")
+        assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
+    toy.submit()
+    toy.finish(240)
+    assert len(toy.attempts()) == len(INSTANTS) + 2, toy.said()
+    toy.trained_once()
+
+
+def test_what_the_scheduler_refuses_leaves_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="partition: nowhere")
+    done = toy.gpas("run", "grid", "--executor", "slurm", expect=2)
+    assert "nowhere" in done.stderr or "partition" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert set(toy.states().values()) == {"missing"}
+    assert not [path for path in toy.runs.glob(".slurm/*") if path.is_dir()]
+    assert not list(toy.runs.glob("??/*/claim.json"))
+
+
+def test_more_cells_than_an_array_holds_are_spread_over_several(cluster: Cluster, tmp_path: Path) -> None:
+    seeds = ", ".join(map(str, range(1, 31)))
+    toy = SlurmToy(tmp_path / "toy", cluster, seeds=seeds, resources="sbatch: [--hold], at_once: 3")
+    said = toy.submit()
+    assert said.count("submitted gpas-small-") == 2
+    assert "51 elements" in said
+    assert "9 elements" in said
+    assert len(toy.queue()) == 60
+    assert set(toy.states().values()) == {"queued"}
+
+
+def test_a_single_cell_can_be_cancelled_before_it_starts(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
+    toy.submit()
+    toy.gpas("cancel", "pre-s1")
+    assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
+    wait(lambda: len(toy.queue()) == 1)
+    assert "1 already queued" in toy.submit()
+    assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
+
+
+def test_an_array_cancelled_whole_in_slurm_is_cancelled_here(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
+    toy.submit()
+    cluster.run("scancel", "-u", str(os.getuid()))
+    assert toy.until(lambda states: "queued" not in states.values(), 20)
+    assert set(toy.states().values()) == {"cancelled"}
+    assert "0 jobs submitted" in toy.submit()
