@@ -84,24 +84,28 @@ def _chunked(
     hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The loss, and its gradients if they are `wanted`. Dtypes are explicit here: no autocast."""
-    weight, rows = head.to(dtype), max(1, CHUNK // len(head))
+    weight, rows = head.to(dtype), max(1, min(len(hidden), CHUNK // len(head)))
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None
     d_head = torch.zeros_like(head, dtype=wide) if wanted else None
+    # The two large tensors are made once: fresh memory costs a third of the product that fills it.
+    products = torch.empty(rows, len(head), dtype=dtype, device=hidden.device)
+    # With bfloat16 weights the log-probabilities are bfloat16 as well, as in the reference; their sum is not.
+    logarithms = torch.empty_like(products, dtype=dtype if head.dtype == torch.bfloat16 else wide)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
         states = hidden[part].to(dtype)
-        logits = states @ weight.t()
-        # With bfloat16 weights the log-probabilities are bfloat16 as well, as in the reference; their sum is not.
-        logits = logits if head.dtype == torch.bfloat16 else logits.to(wide)
-        logs = torch.log_softmax(logits, -1)
+        logits = torch.mm(states, weight.t(), out=products[: len(states)])
+        logs = torch.log_softmax(logits, -1, logarithms.dtype, out=logarithms[: len(states)])
         counts = targets[part] != IGNORED
         place = targets[part].clamp_min(0)[:, None]
         total -= (logs.gather(1, place)[:, 0].to(wide) * counts).sum()
         if d_hidden is not None and d_head is not None:
             d_logits = logs.exp_().scatter_add_(1, place, torch.full_like(place, -1, dtype=logs.dtype))
-            d_logits = d_logits.mul_(counts.to(logs.dtype)[:, None] / divisor).to(dtype)
+            d_logits.mul_(counts.to(logs.dtype)[:, None] / divisor)
+            if d_logits.dtype != dtype:
+                d_logits = logits.copy_(d_logits)
             d_hidden[part] = d_logits @ weight
             _add_product(d_head, d_logits.t(), states)
     return total / divisor, d_hidden, None if d_head is None else d_head.to(head.dtype)
