@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from gpas_cli.model.llama import Llama
 
 
-def compile_layers(network: Llama) -> None:
-    """Compile every layer, whole: a graph break is an error. The first step of each new shape takes a while."""
+def compile_layers(network: Llama, backend: Any = "inductor") -> None:
+    """Compile every layer, whole: a graph break is an error. The first step of each new shape takes a while.
+
+    What wraps a layer stays outside of its graph: probes, shards that are gathered, activations that are recomputed.
+    """
     for layer in network.model.layers:
-        layer.compile(fullgraph=True)
-
-
-@contextmanager
-def eager(wanted: bool) -> Iterator[None]:
-    """Inside the context, if `wanted`, compiled layers run as they are written: probes may look into them."""
-    if not wanted:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+        layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True)

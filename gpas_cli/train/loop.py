@@ -19,7 +19,6 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.compiling import eager
 from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.observe import Statistics, measure
 from gpas_cli.train.optim import clip, set_learning_rate
@@ -124,7 +123,7 @@ class Loop:
         for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
             rows = Rows.of(batch.inputs[part], batch.targets[part], self.precision.device)
             watched = observe and not variance
-            with eager(watched), activation_variance(self.network, wanted=watched) as seen:
+            with activation_variance(self.network, wanted=watched) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight)
             variance.extend(seen)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -50,10 +50,10 @@ class Layout:
             network = build(model, device="meta").to(precision.weights)
         else:
             network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
-        if self.recompute:
-            _recompute(network)
         if self.compiled:
             compile_layers(network)
+        if self.recompute:
+            _recompute(network)
         if sharded:
             _shard(network, precision.device)
             network.to_empty(device=precision.device)
