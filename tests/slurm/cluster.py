@@ -84,6 +84,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort={port}
 AccountingStoragePass={d}/run/munge.socket
 AccountingStoreFlags=job_comment
+AccountingStorageEnforce=associations,limits
 """
 DBD = """\
 AuthType=auth/munge
@@ -194,6 +195,12 @@ class Cluster:
             kept = [line for line in HOSTS.read_text().splitlines(True) if f"# {self.folder}\n" not in line]
             HOSTS.write_text("".join(kept))
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def configure(self, old: str, new: str) -> None:
+        """Change slurm.conf while the daemons run."""
+        path = self.folder / "etc/slurm.conf"
+        path.write_text(path.read_text().replace(old, new))
+        self.run("scontrol", "reconfigure")
 
     def alive(self, name: str) -> int:
         """The process id of a daemon (slurmctld, slurmd.n1, ...), 0 when it does not run. Ids are used again."""
@@ -313,14 +320,16 @@ class Cluster:
                    "--innodb-flush-log-at-trx-commit=2", "--performance-schema=OFF"]  # fmt: skip
         with (d / "log/mariadbd.log").open("ab") as log:
             env = {**os.environ, **self.environment}
-            subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log, start_new_session=True)
+            daemon = subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log, start_new_session=True)
+            daemon.returncode = 0  # nobody waits for it, and nobody is to be warned of that
         until(lambda: _listens(port), 60, "mariadbd")
 
     def _slurmdbd(self) -> None:
         self.run("slurmdbd")
         until(lambda: self.run("sacctmgr", "-n", "show", "cluster", check=False) is not None, 60, "slurmdbd")
         until(lambda: _listens(self.knobs["port"] + 1), 60, "slurmdbd")
-        self.run("sacctmgr", "-i", "-Q", "add", "cluster", "gpastest", check=False)
+        for words in ("cluster gpastest", "account test", f"user {_user()} account=test"):
+            self.run("sacctmgr", "-i", "-Q", "add", *words.split(), check=False)
 
     def _slurmctld(self) -> None:
         self.run("slurmctld")

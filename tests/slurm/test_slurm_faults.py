@@ -53,12 +53,16 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.long
-def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path) -> None:
-    """F2: SLURM sends the warning signal at once because of preempt_send_user_signal."""
+@pytest.mark.parametrize("told", ["warned", "ended"])
+def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
+    """F2: warned by USR2 at once because of preempt_send_user_signal, or only told to end by TERM, SLURM's default."""
+    if told == "ended":
+        cluster.configure("SlurmctldParameters=preempt_send_user_signal", "SlurmctldParameters=")
     toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
     words = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
     cluster.run("sbatch", *words)
     toy.finish()
+    cluster.configure("SlurmctldParameters=\n", "SlurmctldParameters=preempt_send_user_signal\n")
     resumed = [event["resumed_from"] for event in toy.events() if "resumed_from" in event]
     assert len(resumed) == 2
     assert resumed[1] > 0
@@ -285,13 +289,52 @@ def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.long
+def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
+    """F7: the node does not answer for longer than SlurmdTimeout; its job and the one that replaces it agree."""
+    toy = started(cluster, tmp_path / "toy")
+    node = cluster.run("squeue", "-h", "-o", "%N").strip()
+    cluster.kill(f"slurmd.{node}", signal.SIGSTOP)
+    wait(lambda: len(toy.attempts()) == 2 or toy.states()["pre-gpas-s1"] == "done", 90)
+    cluster.kill(f"slurmd.{node}", signal.SIGCONT)
+    toy.finish()
+    assert "0 jobs submitted" in toy.submit()
+
+
+@pytest.mark.long
 def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Path) -> None:
-    """F12, and what sacct knows of jobs that squeue has forgotten."""
+    """F12."""
     toy = started(accounted, tmp_path / "toy")
     accounted.kill("slurmdbd")
     assert toy.states() == {"pre-gpas-s1": "running"}
     toy.finish()
     accounted.up()
+
+
+@pytest.mark.long
+def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Cluster, tmp_path: Path) -> None:
+    toy = started(accounted, tmp_path / "toy")
+    accounted.run("scancel", job_of(toy))
+    until(lambda: not accounted.run("squeue", "-h", "-t", "all"), 120, "the controller to forget the job")
+    cell = toy.status()["pre-gpas-s1"]
+    assert cell["state"] == "cancelled"
+    assert "CANCELLED" in cell["evidence"]
+
+
+@pytest.mark.long
+def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
+    accounted: Cluster, tmp_path: Path
+) -> None:
+    toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
+    accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
+    try:
+        said = toy.submit()
+        assert "left for the next command" in said
+        assert 1 <= len(toy.queue()) <= 3
+        waited = toy.submit("--wait", expect=0)
+        assert "8 done" in waited
+    finally:
+        accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=-1")
+    toy.trained_once()
 
 
 @pytest.mark.long
