@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -100,13 +101,17 @@ def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Pa
     toy.trained_once()
 
 
+@pytest.mark.long
 def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: Cluster, tmp_path: Path) -> None:
     """F10; and F8 in short: where SLURM cannot be asked, nothing is submitted."""
     toy = started(cluster, tmp_path / "toy", seeds="1", resources="at_once: 1")
     toy.edit("seed: [1]", "seed: [1, 2]")
     cluster.run("scontrol", "update", "partitionname=low", "state=down")
+    before = time.time()
     toy.submit()
     assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
+    saved = cluster.folder / "state/job_state"  # what a controller has not saved when it dies never was: F9
+    until(lambda: saved.stat().st_mtime > before + 1, 30, "the controller to save the queue")
     cluster.kill("slurmctld")
     cells = toy.status()
     assert {name: cell["state"] for name, cell in cells.items()} == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
@@ -355,3 +360,19 @@ def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Clus
     toy.finish(200)
     assert {fact["stage"] for fact in toy.facts()} == {"pretrain", "importance"}
     assert len(toy.attempts()) == 2 + 4
+
+
+@pytest.mark.long
+def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cluster, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("srun", "sh"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    toy = started(cluster, tmp_path / "toy", resources=f"environment: ['PATH={tools}']")
+    cluster.run("scancel", "--signal=USR2", job_of(toy))
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 60, ("running", "interrupted"))
+    assert "scontrol is not on the PATH; the next `gpas run` submits what is left" in toy.said()
+    assert "1 jobs submitted" in toy.submit()
+    toy.finish()
+    assert len(toy.attempts()) == 2
+    toy.trained_once()
