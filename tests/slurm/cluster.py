@@ -191,6 +191,8 @@ class Cluster:
             while self.alive(path.stem) and time.monotonic() < with_patience:
                 time.sleep(0.05)
             self.kill(path.stem, signal.SIGKILL)
+        for i in range(1, NODES + 1):
+            self._end_steps(f"n{i}")
         if os.access(HOSTS, os.W_OK):
             kept = [line for line in HOSTS.read_text().splitlines(True) if f"# {self.folder}\n" not in line]
             HOSTS.write_text("".join(kept))
@@ -223,11 +225,14 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """What losing the power of a node does: its daemon and every process of its jobs are gone."""
         self.kill(f"slurmd.{node}")
+        self._end_steps(node)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    def _end_steps(self, node: str) -> None:
         for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
             pid, _, command = line.strip().partition(" ")
             if command.startswith("slurmstepd") and self._is_ours(int(pid), node):
                 _kill_tree(int(pid))
-        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def _is_ours(self, pid: int, node: str) -> bool:
         """Whether a slurmstepd belongs to this node of this cluster."""

@@ -58,12 +58,12 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
 def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
     """F2: warned by USR2 at once because of preempt_send_user_signal, or only told to end by TERM, SLURM's default."""
     if told == "ended":
-        cluster.configure("SlurmctldParameters=preempt_send_user_signal", "SlurmctldParameters=")
+        cluster.configure("SlurmctldParameters=", "#SlurmctldParameters=")
     toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
     words = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
     cluster.run("sbatch", *words)
     toy.finish()
-    cluster.configure("SlurmctldParameters=\n", "SlurmctldParameters=preempt_send_user_signal\n")
+    cluster.configure("#SlurmctldParameters=", "SlurmctldParameters=")
     resumed = [event["resumed_from"] for event in toy.events() if "resumed_from" in event]
     assert len(resumed) == 2
     assert resumed[1] > 0
