@@ -150,6 +150,7 @@ class Element:
         return rest
 
     def _unwanted(self, job: dict[str, Any]) -> str:
+        """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
         claim = read_claim(self.runs, job["key"])
         if any(conclude_or_unknown(attempt).state in RESULTS for attempt in attempts(self.runs, job["key"])):
             return "has its result already"
@@ -162,7 +163,10 @@ class Element:
         if held := breaker(self.made.folder):
             return held
         lacking = [key for key in job["parents"] if not self._has_result(key)]
-        return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
+        if lacking:
+            claim_path(self.runs, job["key"]).unlink(missing_ok=True)
+            return f"needs {', '.join(lacking)}, which has no result"
+        return ""
 
     def _has_result(self, key: str) -> bool:
         return any(conclude_or_unknown(attempt).state == "done" for attempt in attempts(self.runs, key))
