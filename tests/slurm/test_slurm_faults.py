@@ -267,9 +267,9 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
 @pytest.mark.long
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
     """F1, with SLURM's own clock: a minute at a time, warned 40 seconds before (SLURM may be 60 s early)."""
-    toy = one_cell(cluster, tmp_path / "toy", steps=10 * LONG, checkpoint_every=10**6)
+    toy = one_cell(cluster, tmp_path / "toy", steps=4 * LONG, checkpoint_every=10**6)
     toy.edit("0:10:00", "0:01:00")
-    straight = one_cell(cluster, tmp_path / "straight", steps=10 * LONG)
+    straight = one_cell(cluster, tmp_path / "straight", steps=4 * LONG)
     straight.gpas("run", "grid", "--executor", "local", "--yes")
     toy.submit()
     toy.finish(600)
