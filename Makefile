@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: quickstart test check format venv wheel clean
+.PHONY: quickstart test test-long check format venv wheel clean
 
 quickstart: venv
 	$(BIN)/gpas run grid quickstart --yes
@@ -17,6 +17,10 @@ quickstart: venv
 
 test: venv
 	$(BIN)/python -m pytest
+
+# Minutes on a real SLURM cluster: python3 tests/slurm/cluster.py install full
+test-long: venv
+	$(BIN)/python -m pytest -m long
 
 check: venv
 	$(BIN)/ruff check .

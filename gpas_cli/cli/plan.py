@@ -22,9 +22,13 @@ def plan(names: Names = None, where: Where = None, as_json: AsJson = False) -> N
 
     Example: [bold]gpas plan table2 --where size=71m[/bold]
     """
+    from gpas_cli.cli import slurm
+    from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan as make_plan
 
-    planned = make_plan(project().runs, entries(names, where))
+    chosen = entries(names, where)
+    machine = slurm.cluster(chosen) if choose("auto").name == "slurm" else None
+    planned = make_plan(project().runs, chosen, machine=machine)
     if as_json:
         print_json(**_as_mapping(planned))
     else:

@@ -8,7 +8,8 @@ slots        accelerators or cores of this machine, shared by every `gpas run`
 snapshot     an immutable copy of the code for the jobs
 spawn        one attempt: its directory, its process, how it ended
 local        the scheduler of this machine
-executor     the choice of scheduler
+slurm/       the scheduler of a cluster
+executor     the choice between them
 plan         what a run would do and cost
 control      cancelling
 job          what a job's process runs

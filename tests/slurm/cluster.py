@@ -84,6 +84,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort={port}
 AccountingStoragePass={d}/run/munge.socket
 AccountingStoreFlags=job_comment
+AccountingStorageEnforce=associations,limits
 """
 DBD = """\
 AuthType=auth/munge
@@ -190,10 +191,18 @@ class Cluster:
             while self.alive(path.stem) and time.monotonic() < with_patience:
                 time.sleep(0.05)
             self.kill(path.stem, signal.SIGKILL)
+        for i in range(1, NODES + 1):
+            self._end_steps(f"n{i}")
         if os.access(HOSTS, os.W_OK):
             kept = [line for line in HOSTS.read_text().splitlines(True) if f"# {self.folder}\n" not in line]
             HOSTS.write_text("".join(kept))
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def configure(self, old: str, new: str) -> None:
+        """Change slurm.conf while the daemons run."""
+        path = self.folder / "etc/slurm.conf"
+        path.write_text(path.read_text().replace(old, new))
+        self.run("scontrol", "reconfigure")
 
     def alive(self, name: str) -> int:
         """The process id of a daemon (slurmctld, slurmd.n1, ...), 0 when it does not run. Ids are used again."""
@@ -216,11 +225,14 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """What losing the power of a node does: its daemon and every process of its jobs are gone."""
         self.kill(f"slurmd.{node}")
+        self._end_steps(node)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    def _end_steps(self, node: str) -> None:
         for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
             pid, _, command = line.strip().partition(" ")
             if command.startswith("slurmstepd") and self._is_ours(int(pid), node):
                 _kill_tree(int(pid))
-        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def _is_ours(self, pid: int, node: str) -> bool:
         """Whether a slurmstepd belongs to this node of this cluster."""
@@ -313,14 +325,16 @@ class Cluster:
                    "--innodb-flush-log-at-trx-commit=2", "--performance-schema=OFF"]  # fmt: skip
         with (d / "log/mariadbd.log").open("ab") as log:
             env = {**os.environ, **self.environment}
-            subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log, start_new_session=True)
+            daemon = subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log, start_new_session=True)
+            daemon.returncode = 0  # nobody waits for it, and nobody is to be warned of that
         until(lambda: _listens(port), 60, "mariadbd")
 
     def _slurmdbd(self) -> None:
         self.run("slurmdbd")
         until(lambda: self.run("sacctmgr", "-n", "show", "cluster", check=False) is not None, 60, "slurmdbd")
         until(lambda: _listens(self.knobs["port"] + 1), 60, "slurmdbd")
-        self.run("sacctmgr", "-i", "-Q", "add", "cluster", "gpastest", check=False)
+        for words in ("cluster gpastest", "account test", f"user {_user()} account=test"):
+            self.run("sacctmgr", "-i", "-Q", "add", *words.split(), check=False)
 
     def _slurmctld(self) -> None:
         self.run("slurmctld")

@@ -21,7 +21,7 @@ def _cluster(kind: str) -> Iterator[Cluster]:
         pytest.skip(f"needs a {kind} SLURM cluster: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="gpas-slurm-", dir="/tmp"))  # pytest's own are too long for unix sockets
     folder.chmod(0o755)  # munged wants its socket where everyone can reach it
-    made = Cluster(folder / kind, kind, max_array=51)
+    made = Cluster(folder / kind, kind, max_array=51, min_job_age=300 if kind == "light" else 5)
     try:
         made.up()
         yield made

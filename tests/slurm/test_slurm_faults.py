@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -53,12 +54,16 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.long
-def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path) -> None:
-    """F2: SLURM sends the warning signal at once because of preempt_send_user_signal."""
+@pytest.mark.parametrize("told", ["warned", "ended"])
+def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
+    """F2: warned by USR2 at once because of preempt_send_user_signal, or only told to end by TERM, SLURM's default."""
+    if told == "ended":
+        cluster.configure("SlurmctldParameters=", "#SlurmctldParameters=")
     toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
     words = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
     cluster.run("sbatch", *words)
     toy.finish()
+    cluster.configure("#SlurmctldParameters=", "SlurmctldParameters=")
     resumed = [event["resumed_from"] for event in toy.events() if "resumed_from" in event]
     assert len(resumed) == 2
     assert resumed[1] > 0
@@ -96,13 +101,17 @@ def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Pa
     toy.trained_once()
 
 
+@pytest.mark.long
 def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: Cluster, tmp_path: Path) -> None:
     """F10; and F8 in short: where SLURM cannot be asked, nothing is submitted."""
     toy = started(cluster, tmp_path / "toy", seeds="1", resources="at_once: 1")
     toy.edit("seed: [1]", "seed: [1, 2]")
     cluster.run("scontrol", "update", "partitionname=low", "state=down")
+    before = time.time()
     toy.submit()
     assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
+    saved = cluster.folder / "state/job_state"  # what a controller has not saved when it dies never was: F9
+    until(lambda: saved.stat().st_mtime > before + 1, 30, "the controller to save the queue")
     cluster.kill("slurmctld")
     cells = toy.status()
     assert {name: cell["state"] for name, cell in cells.items()} == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
@@ -258,9 +267,9 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
 @pytest.mark.long
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
     """F1, with SLURM's own clock: a minute at a time, warned 40 seconds before (SLURM may be 60 s early)."""
-    toy = one_cell(cluster, tmp_path / "toy", steps=10 * LONG, checkpoint_every=10**6)
+    toy = one_cell(cluster, tmp_path / "toy", steps=4 * LONG, checkpoint_every=10**6)
     toy.edit("0:10:00", "0:01:00")
-    straight = one_cell(cluster, tmp_path / "straight", steps=10 * LONG)
+    straight = one_cell(cluster, tmp_path / "straight", steps=4 * LONG)
     straight.gpas("run", "grid", "--executor", "local", "--yes")
     toy.submit()
     toy.finish(600)
@@ -285,13 +294,52 @@ def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.long
+def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
+    """F7: the node does not answer for longer than SlurmdTimeout; its job and the one that replaces it agree."""
+    toy = started(cluster, tmp_path / "toy")
+    node = cluster.run("squeue", "-h", "-o", "%N").strip()
+    cluster.kill(f"slurmd.{node}", signal.SIGSTOP)
+    wait(lambda: len(toy.attempts()) == 2 or toy.states()["pre-gpas-s1"] == "done", 90)
+    cluster.kill(f"slurmd.{node}", signal.SIGCONT)
+    toy.finish()
+    assert "0 jobs submitted" in toy.submit()
+
+
+@pytest.mark.long
 def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Path) -> None:
-    """F12, and what sacct knows of jobs that squeue has forgotten."""
+    """F12."""
     toy = started(accounted, tmp_path / "toy")
     accounted.kill("slurmdbd")
     assert toy.states() == {"pre-gpas-s1": "running"}
     toy.finish()
     accounted.up()
+
+
+@pytest.mark.long
+def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Cluster, tmp_path: Path) -> None:
+    toy = started(accounted, tmp_path / "toy")
+    accounted.run("scancel", job_of(toy))
+    until(lambda: not accounted.run("squeue", "-h", "-t", "all"), 120, "the controller to forget the job")
+    cell = toy.status()["pre-gpas-s1"]
+    assert cell["state"] == "cancelled"
+    assert "CANCELLED" in cell["evidence"]
+
+
+@pytest.mark.long
+def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
+    accounted: Cluster, tmp_path: Path
+) -> None:
+    toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
+    accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
+    try:
+        said = toy.submit()
+        assert "left for the next command" in said
+        assert 1 <= len(toy.queue()) <= 3
+        waited = toy.submit("--wait", expect=0)
+        assert "8 done" in waited
+    finally:
+        accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=-1")
+    toy.trained_once()
 
 
 @pytest.mark.long
@@ -312,3 +360,19 @@ def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Clus
     toy.finish(200)
     assert {fact["stage"] for fact in toy.facts()} == {"pretrain", "importance"}
     assert len(toy.attempts()) == 2 + 4
+
+
+@pytest.mark.long
+def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cluster, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("srun", "sh"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    toy = started(cluster, tmp_path / "toy", resources=f"environment: ['PATH={tools}']")
+    cluster.run("scancel", "--signal=USR2", job_of(toy))
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 60, ("running", "interrupted"))
+    assert "scontrol is not on the PATH; the next `gpas run` submits what is left" in toy.said()
+    assert "1 jobs submitted" in toy.submit()
+    toy.finish()
+    assert len(toy.attempts()) == 2
+    toy.trained_once()

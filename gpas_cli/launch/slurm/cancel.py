@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def cancel(runs: Path, key: str, claim: Claim, queue: Queue) -> str:
     """Leave word for the job, and take it out of the queue where it has nothing else to run. Says what was done.
 
+    `queue` is an answer given just now.
+
     The word comes first, and is what counts: SLURM not answering means only that the job starts, and leaves at once.
     """
     write_json(stage_dir(runs, key) / "cancel.json", {"t": time.time()})
@@ -28,8 +30,9 @@ def cancel(runs: Path, key: str, claim: Claim, queue: Queue) -> str:
     others = made.keys[claim.index] if made else []
     if all(other == key or asked_to_cancel(runs, other, claim.since) for other in others):
         try:
-            # Both the id and the name: a controller that lost its state hands ids out again.
-            commands.run("scancel", f"--name={claim.submission}", job.id)
+            # By the id that the queue has just told for the name: ids are handed out again after a crash. With a name
+            # beside the id of one element, scancel (22.05) takes the whole array.
+            commands.run("scancel", job.id)
         except commands.SlurmError as error:
             return f"its job will leave when it starts ({error})"
         return f"taken out of the queue (SLURM {job.id})"

@@ -72,7 +72,7 @@ def run(*words: str, patience: float = PATIENCE, errors: bool = False) -> str:
 def failure(program: str, said: str) -> SlurmError:
     """The error for what a program said as it failed."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    message = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines) or "failed"
+    message = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines[-2:]) or "failed"
     # A command that says nothing was killed, by a time limit for instance: what it asked for may happen all the same.
     reached = bool(lines) and not any(words in message.lower() for words in UNREACHED)
     return SlurmError(f"{program}: {message}", answered=reached)

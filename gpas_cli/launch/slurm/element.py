@@ -32,7 +32,7 @@ from gpas_cli.launch.slurm.judge import asked_to_cancel
 from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.spawn import JOB, record_exit
 from gpas_cli.launch.submitters import claim_path, claims_lock, read_claim
-from gpas_cli.launch.watch import RESULTS, alive_path, cancel_path, conclude_or_unknown
+from gpas_cli.launch.watch import EXIT_CANCELLED, RESULTS, alive_path, cancel_path, conclude_or_unknown, last_line
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json, write_json
 
 POLL, LOOK = 0.2, 2.0  # seconds between two looks at the children, and at the files
@@ -50,6 +50,7 @@ class Child:
     since: float
     told: bool = False
     superseded: bool = False
+    broken: dict[str, Any] | None = None  # how a task of higher rank ended, where it did so by itself
 
     def leave(self) -> None:
         """Ask the job to save and leave, once it can hear that."""
@@ -91,7 +92,21 @@ class Element:
                 self._look()
         for number in WARNINGS:  # one that comes as Python shuts down would make a job that is done a failed one
             signal.signal(number, signal.SIG_IGN)
-        return self._end() if self.rank == 0 else max((c.process.wait() for c in self.children), default=0)
+        return self._end() if self.rank == 0 else self._report()
+
+    def _report(self) -> int:
+        """A task of higher rank leaves word of a failure and ends well: it is rank 0 that says what becomes of the job.
+
+        Were this to end with an error, SLURM would kill rank 0 before it has recorded anything.
+        """
+        for child in self.children:
+            code = child.process.wait()
+            if code not in (0, states.EXIT_RESUME, EXIT_CANCELLED):
+                ended = {"code": None if code < 0 else code, "signal": -code if code < 0 else None}
+                said = last_line(child.attempt.path / f"log-rank{self.rank}.txt")
+                word = {**ended, "error": f"rank {self.rank}: {said}"}
+                write_json(child.attempt.path / f"rank{self.rank}.json", word)
+        return 0
 
     def _warned(self, number: int, _frame: object) -> None:
         self.asked = self.asked if self.asked == signal.SIGUSR2 else number
@@ -135,6 +150,7 @@ class Element:
         return rest
 
     def _unwanted(self, job: dict[str, Any]) -> str:
+        """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
         claim = read_claim(self.runs, job["key"])
         if any(conclude_or_unknown(attempt).state in RESULTS for attempt in attempts(self.runs, job["key"])):
             return "has its result already"
@@ -147,7 +163,10 @@ class Element:
         if held := breaker(self.made.folder):
             return held
         lacking = [key for key in job["parents"] if not self._has_result(key)]
-        return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
+        if lacking:
+            claim_path(self.runs, job["key"]).unlink(missing_ok=True)
+            return f"needs {', '.join(lacking)}, which has no result"
+        return ""
 
     def _has_result(self, key: str) -> bool:
         return any(conclude_or_unknown(attempt).state == "done" for attempt in attempts(self.runs, key))
@@ -196,6 +215,9 @@ class Element:
                 continue
             if self._cancelled(child.attempt) or child.superseded:
                 child.leave()
+            elif broken := next(child.attempt.path.glob("rank[0-9]*.json"), None):
+                child.broken = read_json(broken)  # the others would wait for it until their time is over
+                child.process.kill()
             elif newer := self._newer(child.attempt):
                 print(f"{child.attempt.path}: {newer}; leaving")
                 child.superseded = True
@@ -243,6 +265,9 @@ class Element:
     def _record(self, child: Child) -> int:
         """Write how the job ended; its exit code, or that of an interrupted one."""
         code = child.process.wait()
+        if child.broken:
+            record_exit(child.attempt, child.broken["code"], child.broken["signal"], error=child.broken["error"])
+            return states.EXIT_RESUME if child.broken["signal"] else 1
         more = {"superseded": True} if child.superseded else {}
         record_exit(child.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
         return states.EXIT_RESUME if child.superseded or code < 0 else code

@@ -139,7 +139,9 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
         return "interrupted", f"the job ended with {job.exit or 'no word'}"
     if signal == states.NO_LOG:
         return "failed", "SLURM could not open the job's log: is the run directory on a file system that nodes see?"
-    return "failed", f"{job.state.lower()} with exit {job.exit}" if job.exit else job.state.lower()
+    said = end_of(log).strip().rpartition("\n")[2]
+    how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
+    return "failed", f"{how}: {said} ({log})" if said else how
 
 
 def _stale(queue: Queue) -> str:

@@ -66,9 +66,15 @@ def _instead(name: str) -> str:
 
 
 def text(
-    project: Project, place: Path, code: Snapshot, profile: Mapping[str, Any], array: str, dependency: str = ""
+    project: Project,
+    place: Path,
+    code: Snapshot,
+    profile: Mapping[str, Any],
+    array: str,
+    dependency: str = "",
+    exclude: str = "",
 ) -> str:
-    """The sbatch script of the submission in `place`; `array` as sbatch takes it (0-9%4)."""
+    """The sbatch script of the submission in `place`; `array` as sbatch takes it (0-9%4), not on nodes `exclude`."""
     from submitit.slurm.slurm import SlurmExecutor
 
     class Script(SlurmExecutor):
@@ -83,6 +89,8 @@ def text(
     more = {"array": array, "requeue": True, "chdir": str(project.config.parent), **chosen["additional_parameters"]}
     if dependency:
         more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+    if exclude:
+        more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
     chosen |= {
         "job_name": place.name,
         "wckey": None,  # submitit's own would be refused where wckeys are enforced

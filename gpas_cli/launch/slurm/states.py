@@ -10,6 +10,8 @@ WAITING = frozenset(
 AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 # The machine's doing, not the job's: to be run again.
 INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"})
+# The node's doing: to be run on another.
+NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
 MEMORY = "OUT_OF_MEMORY"
 ENDED = INTERRUPTED | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", MEMORY}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.claims import Claims
-from gpas_cli.launch.slurm import commands, queue, script, submission
+from gpas_cli.launch.slurm import commands, queue, script, states, submission
 from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
 from gpas_cli.launch.slurm.commands import SlurmError
 from gpas_cli.launch.slurm.failures import is_memory
@@ -152,8 +152,8 @@ class SlurmScheduler:
         if len(array.indices) > 1 and not array.dependency:
             half = len(array.elements) // 2
             return [Array(array.elements[:half]), Array(array.elements[half:]), *pending]
-        if not done.arrays:
-            raise error
+        if not done.arrays and not done.followed and "maxsubmit" not in str(error).lower():
+            raise error  # one job alone is too much: that is its size, which the same words are said of
         done.left += [job for rest in (array, *pending) for job in rest.jobs]
         done.notes.append(str(error))
         return []
@@ -167,7 +167,7 @@ class SlurmScheduler:
         made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
         try:
             path = made.folder / "submission.sh"
-            path.write_text(self._text(array, made.folder, code))
+            path.write_text(self._text(array, made.folder, code, seen))
             for index, element in enumerate(array.elements):
                 for job in element:
                     write_claim(self.project.runs, job.key, claims.submitter, submission=name, index=index)
@@ -182,10 +182,13 @@ class SlurmScheduler:
                 made.submitted(job_id)
         return made, job_id
 
-    def _text(self, array: Array, place: Path, code: Snapshot) -> str:
+    def _text(self, array: Array, place: Path, code: Snapshot, seen: Mapping[str, Sighting] | None = None) -> str:
         resources = array.first.resources
         spec = array.spec(self._at_once or resources.at_once)
-        return script.text(self.project, place, code, script.parameters(resources), spec, array.dependency)
+        jobs = (seen[job.key].job for job in array.jobs) if seen else ()
+        bad = {job.nodes for job in jobs if job and job.state in states.NODE_FAULTS and job.nodes}
+        profile = script.parameters(resources)
+        return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
 
     def _sbatch(self, made: Submission, path: Path) -> str:
         try:
