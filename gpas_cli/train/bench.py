@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import resource
+import re
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -91,4 +92,7 @@ def peak_memory(device: torch.device) -> int:
     """Bytes at most, so far: allocated on the GPU, or resident of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage: a process inherits the peak of the one that forked it.
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return int(peak[1]) * 1024

@@ -14,6 +14,8 @@ from cluster import Cluster, until
 from end_to_end import Toy
 from slurm_toy import SlurmToy, kill, wait
 
+pytestmark = pytest.mark.long
+
 LONG = 800  # updates: long enough to be caught in the middle on a busy machine
 
 
@@ -53,7 +55,6 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
     toy.trained_once()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("told", ["warned", "ended"])
 def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
     """F2: warned by USR2 at once because of preempt_send_user_signal, or only told to end by TERM, SLURM's default."""
@@ -90,7 +91,6 @@ def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     """F6: the job's processes are gone with their node; SLURM runs it again, and nobody submits it once more."""
     toy = started(cluster, tmp_path / "toy")
@@ -101,7 +101,6 @@ def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Pa
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: Cluster, tmp_path: Path) -> None:
     """F10; and F8 in short: where SLURM cannot be asked, nothing is submitted."""
     toy = started(cluster, tmp_path / "toy", seeds="1", resources="at_once: 1")
@@ -187,7 +186,6 @@ def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) ->
     toy.finish()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("victim", ["job", "supervisor"])
 def test_a_killed_process_is_interrupted_and_goes_on(cluster: Cluster, tmp_path: Path, victim: str) -> None:
     """F15: SIGKILL of the training, or of everything that could have told of it."""
@@ -205,7 +203,6 @@ def test_a_killed_process_is_interrupted_and_goes_on(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_path: Path) -> None:
     """F15: what the user took away with SLURM's own command is not run again until `gpas retry`."""
     toy = started(cluster, tmp_path / "toy")
@@ -218,7 +215,6 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, steps=LONG, resources="pack: 2")
     assert "1 elements" in toy.submit()
@@ -229,7 +225,6 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     assert toy.states()["pre-s1"] == "cancelled"
 
 
-@pytest.mark.long
 def test_a_suspended_job_is_alive_and_a_drained_node_only_delays(cluster: Cluster, tmp_path: Path) -> None:
     """F16, F17."""
     toy = started(cluster, tmp_path / "toy")
@@ -244,7 +239,6 @@ def test_a_suspended_job_is_alive_and_a_drained_node_only_delays(cluster: Cluste
     assert len(toy.attempts()) == 1
 
 
-@pytest.mark.long
 def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources="at_once: 1")
     text = sorted((toy.folder / "text").iterdir())
@@ -264,7 +258,6 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
     """F1, with SLURM's own clock: a minute at a time, warned 40 seconds before (SLURM may be 60 s early)."""
     toy = one_cell(cluster, tmp_path / "toy", steps=4 * LONG, checkpoint_every=10**6)
@@ -277,7 +270,6 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
     assert toy.losses() == straight.losses()
 
 
-@pytest.mark.long
 def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path: Path) -> None:
     """F15: SLURM kills the step; the next command submits it with half the micro-batch, and says why."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="micro_batch: 4")
@@ -293,7 +285,6 @@ def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
     """F7: the node does not answer for longer than SlurmdTimeout; its job and the one that replaces it agree."""
     toy = started(cluster, tmp_path / "toy")
@@ -305,7 +296,6 @@ def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path
     assert "0 jobs submitted" in toy.submit()
 
 
-@pytest.mark.long
 def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Path) -> None:
     """F12."""
     toy = started(accounted, tmp_path / "toy")
@@ -315,7 +305,6 @@ def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Pat
     accounted.up()
 
 
-@pytest.mark.long
 def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Cluster, tmp_path: Path) -> None:
     toy = started(accounted, tmp_path / "toy")
     accounted.run("scancel", job_of(toy))
@@ -325,7 +314,6 @@ def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Clu
     assert "CANCELLED" in cell["evidence"]
 
 
-@pytest.mark.long
 def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
     accounted: Cluster, tmp_path: Path
 ) -> None:
@@ -342,7 +330,6 @@ def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
     toy.trained_once()
 
 
-@pytest.mark.long
 def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Cluster, tmp_path: Path) -> None:
     """Both stages are submitted at once; a child of a stage that failed does not run, and retry brings both back."""
     toy = SlurmToy(tmp_path / "toy", cluster)
@@ -362,7 +349,6 @@ def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Clus
     assert len(toy.attempts()) == 2 + 4
 
 
-@pytest.mark.long
 def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cluster, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
