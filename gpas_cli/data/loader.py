@@ -10,9 +10,9 @@ A batch is whole: which of its rows a process computes is the trainer's business
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -35,17 +35,10 @@ class Batch:
     inputs: Ints
     targets: Ints
 
-    @cached_property
-    def lengths(self) -> Ints:
-        """Targets that count in each row, int64 [b]. They come first: what lies behind them, filling and a last input
-        that predicts nothing, cannot change a loss."""
-        lengths: Ints = (self.targets != IGNORED).sum(1, dtype=np.int64)
-        return lengths
-
     @property
     def predicted(self) -> int:
         """Targets that count."""
-        return int(self.lengths.sum())
+        return int((self.targets != IGNORED).sum())
 
     def digest(self) -> str:
         """sha256 of both arrays: the same on every machine for the same batch."""
@@ -89,13 +82,13 @@ class Batches:
 
 
 class Prefetched:
-    """The batches of updates `first`, ..., `last` - 1, made by a thread before they are asked for, each once, in order.
+    """The batches of updates `first`, ..., `last` - 1, made by `at` in a thread before they are asked for, each once.
 
     What goes wrong in the thread is raised where its batch would have come. The end of the `with` block ends it.
     """
 
-    def __init__(self, batches: Batches, first: int, last: int):
-        self._ahead = Ahead(((step, batches.at(step)) for step in range(first, last)), DEPTH)
+    def __init__(self, at: Callable[[int], Batch], first: int, last: int):
+        self._ahead = Ahead(((step, at(step)) for step in range(first, last)), DEPTH)
 
     def at(self, step: int) -> Batch:
         """The batch of update `step`, which has to be the next one."""

@@ -173,12 +173,12 @@ class _Training:
         self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit, world)
         self._observer.resume([self.places.checkpoints, *self.places.earlier], self.loop.position)
         profile = self.watch.profile if world.leads else 0
-        steps, batches = self.cell.optim.steps, Batches(self.corpus.train, self.cell.optim.batch, self.cell.seed)
+        steps = self.cell.optim.steps
         with (
-            Prefetched(batches, self.loop.position.step, steps) as self.loop.batches,
+            Prefetched(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
             profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled,
         ):
-            while (step := self.loop.position.step) < self.cell.optim.steps:
+            while (step := self.loop.position.step) < steps:
                 if leave := self.stop():
                     return self._checkpoint() or Outcome(leave, step, metrics=self._spent())
                 self._observer.add(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))

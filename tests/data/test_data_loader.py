@@ -124,16 +124,6 @@ def test_validation_rows_are_taken_from_all_over_and_only_once(rows: Rows):
     assert not np.array_equal(inputs, every)
 
 
-def test_lengths_tell_which_targets_count(rows: Rows):
-    batch = Batches(rows, len(rows), seed=0).at(0)
-    sizes = rows.sizes(permutation(0, 0, len(rows)))
-    assert batch.lengths.tolist() == (sizes - 1).tolist()
-    assert batch.lengths.dtype == np.int64
-    for targets, length in zip(batch.targets, batch.lengths, strict=True):
-        assert (targets[:length] != IGNORED).all()
-        assert (targets[length:] == IGNORED).all()
-
-
 class Unready:
     """Rows that fail at one read."""
 
@@ -159,14 +149,14 @@ def threads() -> list[str]:
 
 def test_batches_made_ahead_are_the_batches(rows: Rows):
     batches = Batches(rows, 12, seed=3)
-    with Prefetched(batches, 5, 30) as served:
+    with Prefetched(batches.at, 5, 30) as served:
         assert all(same(served.at(step), batches.at(step)) for step in range(5, 30))
     assert threads() == []
 
 
 def test_they_are_a_bounded_number_ahead(rows: Rows):
     counted = Unready(rows)
-    with Prefetched(Batches(counted, 12, seed=3), 0, 30) as served:
+    with Prefetched(Batches(counted, 12, seed=3).at, 0, 30) as served:
         served.at(0)
         deadline = time.monotonic() + 10
         while counted.reads < DEPTH + 2 and time.monotonic() < deadline:
@@ -176,7 +166,7 @@ def test_they_are_a_bounded_number_ahead(rows: Rows):
 
 
 def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: Rows):
-    with Prefetched(Batches(Unready(rows, broken_at=4), 12, seed=3), 0, 30) as served:
+    with Prefetched(Batches(Unready(rows, broken_at=4), 12, seed=3).at, 0, 30) as served:
         for step in range(3):
             served.at(step)
         with pytest.raises(OSError, match="the disk is gone"):
@@ -185,7 +175,7 @@ def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: R
 
 
 def test_the_thread_ends_when_training_fails(rows: Rows):
-    with pytest.raises(KeyError), Prefetched(Batches(rows, 12, seed=3), 0, 10**6):
+    with pytest.raises(KeyError), Prefetched(Batches(rows, 12, seed=3).at, 0, 10**6):
         raise KeyError("training failed")
     assert threads() == []
 

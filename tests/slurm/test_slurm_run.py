@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cluster import Cluster
 from slurm_toy import SlurmToy, wait
 
@@ -28,6 +29,19 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
     assert {fact["executor"] for fact in toy.facts()} == {"slurm"}
     assert "Pre-LN" in toy.gpas("table", "--format", "markdown").stdout
     toy.trained_once()
+
+
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Path, nodes: int) -> None:
+    # The nodes of this cluster have names that nobody resolves.
+    together = f"ranks: 2, nodes: {nodes}, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
+    toy, alone = SlurmToy(tmp_path / "toy", cluster, resources=together), SlurmToy(tmp_path / "alone", cluster)
+    toy.submit()
+    assert alone.start("run", "grid", "--executor", "local", "--yes").wait(120) == 0
+    toy.finish()
+    toy.trained_once()
+    assert {event["processes"] for event in toy.events() if event["kind"] == "start"} == {2}
+    assert toy.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
 def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path: Path) -> None:
