@@ -44,19 +44,6 @@ def cell_problems(experiments: Experiments) -> list[Problem]:
     return expansion.problems
 
 
-def with_teachers(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, and after them each cell that they take trained gates from and that is not among them."""
-    have = {entry.cell.stages[0].key for entry in entries}
-    added: list[Entry] = []
-    for entry in entries:
-        teacher = entry.cell.teacher()
-        if teacher is not None and teacher.key not in have:
-            have.add(teacher.key)
-            axes = {**entry.axes, "gate": f"{entry.axes['gate']}-teacher"}
-            added.append(replace(entry, cell=teacher, name=f"{entry.name}-teacher", axes=axes, notes=()))
-    return [*entries, *added]
-
-
 @dataclass
 class _Draft:
     """A cell in the making: its labels and its layers of settings so far."""

@@ -70,13 +70,6 @@ def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
     return sorted(joined.items())
 
 
-def curve_names(engine: Engine, key: str) -> list[str]:
-    """The names of the curves that the stage's attempts recorded."""
-    names = select(Curve.name).join(Attempt, Attempt.id == Curve.attempt_id).where(Attempt.stage_key == key).distinct()
-    with engine.connect() as connection:
-        return sorted(connection.execute(names).scalars())
-
-
 def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
     """The stage's spikes as (update, loss or grad_norm, value) by update; a resumed attempt's count once."""
     found = ((step, of, value) for of, name in SPIKE_CURVES.items() for step, value in curve(engine, key, name))

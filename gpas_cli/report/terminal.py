@@ -50,11 +50,6 @@ class Drawn:
         return chunks
 
 
-def to_rich(table: Table) -> RenderableType:
-    """The table with its notes, as something a rich console can print at its own width."""
-    return Drawn(table)
-
-
 def _draw(lines: list[list[str]]) -> RichTable:
     drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for i, header in enumerate(lines[0]):

@@ -8,7 +8,7 @@ import pytest
 from grids import HEAD, cells, grid, read, whole
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.expand import expand, with_teachers
+from gpas_cli.grid.expand import expand
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.run import Resources
 
@@ -190,21 +190,6 @@ def test_included_cells_of_one_name_are_told_apart() -> None:
         "  b: {base: {size: quickstart, data: quickstart, optim.lr: 0.1}, axes: {seed: [1]}, include: [a]}\n"
     )
     assert [entry.name for entry in expand(read(text), ["b"])] == ["s1", "a-s1"]
-
-
-def test_teachers_are_added_where_they_are_missing() -> None:
-    predefined = "{name: predefined, like: gpas, learnable: false, from_trained: true}"
-    alone = with_teachers(grid(cells(gate=f"[{predefined}]", seed="[1, 2]")))
-    assert [entry.name for entry in alone] == [
-        "predefined-s1",
-        "predefined-s2",
-        "predefined-s1-teacher",
-        "predefined-s2-teacher",
-    ]
-    assert alone[0].cell.teacher() == alone[2].cell
-    assert alone[2].axes["gate"] == "predefined-teacher"
-    together = grid(cells(gate=f"[gpas, {predefined}]"))
-    assert with_teachers(together) == together
 
 
 def test_several_grids_and_the_default_one() -> None:

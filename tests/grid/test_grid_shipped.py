@@ -10,7 +10,7 @@ import yaml
 
 from gpas_cli.grid import document
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.expand import expand, with_teachers
+from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
 from gpas_cli.spec.run import Cadence
@@ -128,7 +128,6 @@ def test_predefined_gates_come_from_the_gpas_cell_beside_them(grid: str) -> None
     teachers = [teacher for entry in entries if (teacher := entry.cell.teacher())]
     assert teachers
     assert all(teacher.key in keys for teacher in teachers)
-    assert with_teachers(entries) == entries
 
 
 @pytest.mark.parametrize("grid", list(GRIDS))

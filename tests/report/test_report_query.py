@@ -112,7 +112,6 @@ def test_curves_join_attempts_and_the_latest_counts(engine: Engine) -> None:
     assert query.curve(engine, key, "loss") == [(10, 5.0), (20, 4.1), (30, 3.5), (40, 3.0)]
     assert query.layer_curve(engine, key, "gate") == [(10, {0: 0.1, 1: 0.2}), (20, {0: 0.4, 1: 0.5})]
     assert query.curve(engine, key, "lr") == []
-    assert query.curve_names(engine, key) == ["loss"]
 
 
 def test_a_table_straight_from_the_database(engine: Engine) -> None:

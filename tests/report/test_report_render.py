@@ -14,7 +14,7 @@ from rich.console import Console
 from gpas_cli.errors import GpasError
 from gpas_cli.report.render import FORMATS, Style, latex_escape, number, render, to_csv, to_json
 from gpas_cli.report.table import Table, build
-from gpas_cli.report.terminal import to_rich
+from gpas_cli.report.terminal import Drawn
 
 PLAIN = Style(str, str, str)
 
@@ -89,7 +89,7 @@ def test_latex(table: Table) -> None:
 def test_rich(table: Table) -> None:
     console = Console(width=160, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(to_rich(table))
+        console.print(Drawn(table))
     text = "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()) + "\n"
     assert text.startswith(RICH)
 
@@ -104,7 +104,7 @@ def test_what_does_not_fit_goes_beneath_and_nothing_is_cut() -> None:
     def printed(width: int) -> list[str]:
         console = Console(width=width, file=io.StringIO(), color_system=None)
         with console.capture() as capture:
-            console.print(to_rich(wide))
+            console.print(Drawn(wide))
         return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
     def heads(width: int) -> list[str]:
@@ -125,7 +125,7 @@ def test_what_does_not_fit_goes_beneath_and_nothing_is_cut() -> None:
 def test_rich_marks_are_styles(table: Table) -> None:
     console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
     with console.capture() as capture:
-        console.print(to_rich(table))
+        console.print(Drawn(table))
     assert "\x1b[1m33.48 ± 0.11\x1b[0m" in capture.get()
     assert "\x1b[4m34.20 ± 0.10\x1b[0m" in capture.get()
 
@@ -210,7 +210,7 @@ def test_special_characters_are_text_in_every_format() -> None:
     ) in render(table, "latex")
     console = Console(width=120, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(to_rich(table))
+        console.print(Drawn(table))
     assert label in capture.get()
     assert "x|y [bold]z" in capture.get()
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label
