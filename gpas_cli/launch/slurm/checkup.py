@@ -24,15 +24,13 @@ SKEW = 5.0  # seconds by which clocks may differ before times in `status` are mi
 def configuration(version: str) -> Iterator[Finding]:
     """What the controller says of itself, and what that means for jobs of ours."""
     try:
-        told = commands.run("scontrol", "show", "config")
+        config = commands.configuration()
     except SlurmError as error:
         if "configuration source" in str(error):
             yield Finding("SLURM", "note", f"{version} is installed and no cluster is configured: jobs run here")
         else:
             yield Finding("SLURM", "problem", f"{version}: {error}", "is this a login node, and the controller up?")
         return
-    lines = (line.partition("=") for line in told.splitlines())
-    config = {name.strip(): value.strip() for name, _, value in lines}
     yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
     yield from _limits(config)
     yield _preemption(config)

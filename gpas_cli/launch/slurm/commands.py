@@ -78,6 +78,12 @@ def failure(program: str, said: str) -> SlurmError:
     return SlurmError(f"{program}: {message}", answered=reached)
 
 
+def configuration() -> dict[str, str]:
+    """The controller's settings by name, as text. Raises SlurmError."""
+    lines = (line.partition("=") for line in run("scontrol", "show", "config").splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
 def user() -> str:
     """The number of this user, as SLURM's filters take it."""
     return str(os.getuid())

@@ -210,12 +210,10 @@ class SlurmScheduler:
 def limit() -> int:
     """The most elements of one array. Raises nothing: where the scheduler does not tell, its default is assumed."""
     try:
-        told = commands.run("scontrol", "show", "config")
+        told = commands.configuration().get("MaxArraySize", "")
     except SlurmError:
         return ASSUMED_ARRAY
-    lines = (line.partition("=") for line in told.splitlines())
-    sizes = [value.strip() for name, _, value in lines if name.strip() == "MaxArraySize"]
-    return max(1, int(sizes[0])) if sizes and sizes[0].isdigit() else ASSUMED_ARRAY
+    return max(1, int(told)) if told.isdigit() else ASSUMED_ARRAY
 
 
 def _look_for(name: str) -> str:
