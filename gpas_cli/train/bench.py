@@ -16,9 +16,8 @@ from gpas_cli.data.rows import Ints
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.spec.run import Resources
-from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.run import WHATEVER_FITS, assemble
+from gpas_cli.train.run import WHATEVER_FITS, assemble, settle_gemm
 
 # Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
 FULL_ROWS = 0.5
@@ -68,7 +67,7 @@ def made_up_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bo
 def measure(cell: Cell, resources: Resources, *, seconds: float) -> Speed:
     """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three."""
     loop = made_up_loop(cell, resources, padded=cell.data.layout == "pad")
-    gemm = choose_gemm(cell.model.size, loop.precision.device).path if cell.precision == "fp32" else ""
+    settle_gemm(cell, loop)
     for _ in range(2):  # the first compiles where layers are compiled, the second for another number of tokens
         timed_update(loop)
     times, tokens = list[float](), loop.position.tokens
@@ -77,7 +76,7 @@ def measure(cell: Cell, resources: Resources, *, seconds: float) -> Speed:
     per_step, real = statistics.median(times), (loop.position.tokens - tokens) / len(times)
     return Speed(
         per_step, real / per_step, flops_per_token(cell) * real / per_step, peak_memory(loop.precision.device),
-        len(times), loop.micro_batch, gemm,
+        len(times), loop.micro_batch, loop.position.gemm,
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def train(
     loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
     loop.position = _resume(cell, places, loop, emit)
-    gemm = _settle_gemm(cell, loop)
+    gemm = settle_gemm(cell, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
     emit(
@@ -126,7 +126,7 @@ def _gates(network: Llama, precision: Precision) -> GateGradients | None:
         return None
 
 
-def _settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
+def settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
     """Choose the float32 matrix product where the cell uses one, the same in all processes and after a resume; what
     there is to record of it. Collective."""
     if cell.precision != "fp32":
