@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,14 +14,17 @@ import torch.nn.functional as F
 from gpas_cli.evaluate.importance import without_layer
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.mlp import MLP
 from gpas_cli.model.names import canonical_parameters
+from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.probe import activation_variance, gate_values
 from gpas_cli.spec.cell import cell_from, parse_model
 from gpas_cli.spec.equation import equations
+from gpas_cli.spec.family import FAMILIES
 from gpas_cli.spec.gate import ACTIVATIONS, SITES
 from gpas_cli.spec.gate import Gate as GateSpec
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.norm import SCHEMES, Norm
 from gpas_cli.spec.size import SIZES
 
 TINY = {"hidden": 8, "ffn": 12, "heads": 2, "layers": 2, "vocab": 11}
@@ -186,3 +190,45 @@ def test_the_probe_sees_the_stream_and_leaves_nothing_behind() -> None:
     model(TOKENS)
     assert len(seen) == 3
     assert gate_values(model) == pytest.approx([ACTIVATIONS["silu"][0](0.3)] * 2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_gated_network_keeps_its_two_halves_and_has_every_derivative(bias: bool) -> None:
+    torch.manual_seed(0)
+    size = parse_model({"size": {"hidden": 6, "ffn": 5, "heads": 1, "layers": 1, "vocab": 10}}).size
+    mlp = MLP(size, replace(FAMILIES["llama"], bias=bias)).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def plain(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
+        return mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))  # type: ignore[no-any-return]
+
+    def ours(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
+        return mlp(x)  # type: ignore[no-any-return]
+
+    inputs, kept = (x, *mlp.parameters()), list[torch.Tensor]()
+    d_y = torch.randn_like(x)
+    for a, b in zip(*(torch.autograd.grad(f(*inputs), inputs, d_y) for f in (plain, ours)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+    assert torch.autograd.gradgradcheck(ours, inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        mlp(x)
+    assert sum(t.shape == (2, 3, size.ffn) for t in kept) == 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_rmsnorm_keeps_its_input_alone_and_has_every_derivative(scale: float) -> None:
+    torch.manual_seed(0)
+    norm = norm_slot(Norm(scale=scale), 6, 1e-6).double()
+    torch.nn.init.normal_(norm.weight)
+    inputs, kept = (torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True), norm.weight), list[torch.Tensor]()
+
+    def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (weight * scale)
+
+    d_y = torch.randn(2, 3, 6, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(y, inputs, d_y) for y in (norm(inputs[0]), plain(*inputs)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+    assert torch.autograd.gradgradcheck(lambda x, _weight: norm(x), inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        norm(inputs[0])
+    assert [t.shape for t in kept if t.numel() > 6] == [(2, 3, 6)]
