@@ -40,11 +40,11 @@ def micro_batch_rows(
 def bytes_per_token(size: Size, precision: Precision, *, recompute: bool = False) -> int:
     """An estimate of what a forward pass keeps for the backward pass, in bytes for each token.
 
-    Per layer: the stream and its two normed copies with their wide forms, q, k, v and the attention's output, and
-    four vectors of the feed-forward network. Logits never exist for all tokens: `head_bytes`.
+    Per layer: what enters and leaves its norms (Sandwich's four), q, k, v and the attention's output, as rows and
+    joined, and the two halves of the feed-forward network. Logits never exist for all tokens: `head_bytes`.
     """
     width = {"fp32": 4, "bf16": 3, "pure_bf16": 2}[precision.name]
-    layer = width * (16 * size.hidden + 4 * size.ffn)
+    layer = width * (12 * size.hidden + 2 * size.ffn)
     return layer + size.layers * 4 * size.hidden if recompute else size.layers * layer
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loop, memory
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
+from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.memory import bytes_per_token, free_bytes, micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, make_deterministic
@@ -49,21 +51,27 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert micro_batch_rows(what, FP32, recompute=True) > 100
 
 
-def test_an_estimate_covers_what_a_forward_pass_keeps() -> None:
-
+@pytest.mark.parametrize("scheme", ["pre", "sandwich"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
+def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) -> None:
     size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
-    model = parse_model({"size": size, "norm": "sandwich", "gate": "gpas"})
-    kept = 0
+    model, precision = parse_model({"size": size, "norm": scheme}), Precision(name, CPU)
+    network, tokens = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32), (2, 48)
+    sizes = {parameter.numel() for parameter in network.parameters()}  # no activation has one of them
+    kept: dict[int, torch.Tensor] = {}  # a storage counts once, and stays its owner's while it is looked at
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += 0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size()
+        if tensor.numel() >= 96 * 64 and tensor.numel() not in sizes:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
+    inputs = np.zeros(tokens, np.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        build(model)(torch.zeros(2, 32, dtype=torch.int64)).square().sum()
-    estimate = 64 * bytes_per_token(model.size, FP32)
-    assert estimate / 2 < kept < 2 * estimate
+        loss = summed_loss(network, Rows.of(inputs, np.ones(tokens, np.int64), CPU), precision)
+    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    estimate = 96 * bytes_per_token(model.size, precision)
+    assert 0.7 * estimate < found <= estimate
+    loss.backward()
 
 
 def test_free_memory_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
