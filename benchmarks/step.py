@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -102,12 +103,20 @@ def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
 
 
-def compare(precision: str, rows: int, rounds: int, path: str) -> dict[str, float]:
-    """The ratios of times; `path`: the matrix product that we choose."""
-    ratios = {}
+def rates(seconds: Mapping[str, list[float]], rows: int, *, padded: bool) -> dict[str, float]:
+    """Real tokens per second of each, over the rounds that count."""
+    batches, rounds = MadeUp(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
+    tokens = sum(batches.at(step).predicted for step in range(1, rounds + 1))
+    return {name: tokens / sum(taken) for name, taken in seconds.items()}
+
+
+def compare(precision: str, rows: int, rounds: int, path: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """The ratios of times, and real tokens per second behind them; `path`: the matrix product that we choose."""
+    ratios, speeds = {}, {}
     for name, padded in (("padded", True), ("full", False)):
         steps = {"ours": ours("none", precision, rows, padded=padded), "theirs": theirs(precision, rows, padded=padded)}
-        ratios[name] = ratio(take_turns(steps, rounds, {"ours": path, "theirs": path}), "theirs", "ours")
+        seconds = take_turns(steps, rounds, {"ours": path, "theirs": path})
+        ratios[name], speeds[name] = ratio(seconds, "theirs", "ours"), rates(seconds, rows, padded=padded)
         if padded and precision == "fp32" and path != PYTORCH_PATH:
             seconds = take_turns(steps, rounds, {"ours": path, "theirs": PYTORCH_PATH})
             ratios["out_of_the_box"] = ratio(seconds, "theirs", "ours")
@@ -115,7 +124,7 @@ def compare(precision: str, rows: int, rounds: int, path: str) -> dict[str, floa
             ratios["out_of_the_box"] = ratios["padded"]
     gates = {gate: ours(gate, precision, rows, padded=False) for gate in ("none", "gpas")}
     ratios["gpas_time"] = ratio(take_turns(gates, 2 * rounds, dict.fromkeys(gates, path)), "gpas", "none")
-    return ratios
+    return ratios, speeds
 
 
 def memory_of(who: str, precision: str, rows: int, *, padded: bool) -> int:
@@ -125,16 +134,18 @@ def memory_of(who: str, precision: str, rows: int, *, padded: bool) -> int:
     return int(output)
 
 
-def compare_memory(precision: str, rows: int) -> dict[str, float]:
+def compare_memory(precision: str, rows: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """The ratios of peak memory, and the bytes behind them."""
     names = ("none", "gpas", "theirs")
     padded, full = (
         {name: memory_of(name, precision, rows, padded=padded) for name in names} for padded in (True, False)
     )
-    return {
+    ratios = {
         "memory": padded["none"] / padded["theirs"],
         "memory_full": full["none"] / full["theirs"],
         "gpas_memory": full["gpas"] / full["none"],
     }
+    return ratios, {"padded": padded, "full": full}
 
 
 def only(who: str, precision: str, rows: int, *, padded: bool) -> None:
@@ -160,12 +171,15 @@ def main() -> None:
         return
     rounds = asked.rounds or (3 if asked.quick else 7)
     gemm = choose_gemm(cell("none", "fp32", 1).model.size, DEVICE)
-    results = {}
+    results, details = {}, {}
     for precision in asked.precision or (["fp32"] if asked.quick else ["fp32", "bf16"]):
-        times = compare(precision, asked.rows, rounds, gemm.path)
-        results[precision] = times | compare_memory(precision, asked.rows)
+        times, speeds = compare(precision, asked.rows, rounds, gemm.path)
+        memory, peaks = compare_memory(precision, asked.rows)
+        results[precision] = times | memory
+        details[precision] = {"real_tokens_per_second": speeds, "peak_bytes": peaks}
     found = {
-        "ratios": next(iter(results.values())), "by_precision": results, "rows": asked.rows, "rounds": rounds,
+        "ratios": next(iter(results.values())), "by_precision": results, "details": details,
+        "rows": asked.rows, "rounds": rounds,
         "gemm": vars(gemm), "threads": torch.get_num_threads(), "device": str(DEVICE), "processor": _processor(),
         "versions": {name: version(name) for name in ("torch", "transformers")} | {"python": platform.python_version()},
     }  # fmt: skip
