@@ -15,6 +15,7 @@ from gpas_cli.cli.live import spike_mark
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gpas_cli.cli.columns import Cell
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 1.0
@@ -132,28 +133,19 @@ def totals(states: Sequence[CellState]) -> str:
 
 
 def _grid_table(grid: str, states: Sequence[CellState], watched: bool) -> RenderableType:
-    from rich.table import Table
+    from gpas_cli.cli.columns import Columns
 
-    table = Table(
-        title=grid, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
-    )
-    for column in ("cell", "key", "state", "perplexity", *(["doing"] if watched else []), "evidence"):
-        table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "perplexity" else "left")
-    for state in states:
-        *cells, evidence = _row(state)
-        table.add_row(*cells, *([_doing(state)] if watched else []), evidence)
-    return table
+    headers = ("cell", "key", "state", "perplexity", *(["doing"] if watched else []), "evidence")
+    return Columns(headers, [_row(state, watched) for state in states], grid, frozenset({"perplexity"}))
 
 
-def _row(state: CellState) -> tuple[str, ...]:
-    from rich.markup import escape
-
-    colour = COLOURS[state.state]
+def _row(state: CellState, watched: bool) -> tuple[Cell, ...]:
     perplexity = state.metrics.get("perplexity")
     shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
     why = f"{state.evidence}: {state.cause}" if state.cause else state.evidence
-    return (state.entry.name, state.entry.cell.key[:8], f"[{colour}]{_how_far(state)}[/{colour}]", shown,
-            escape(f"{why}{_ago(state.age)}"))  # fmt: skip
+    doing = [_doing(state)] if watched else []
+    return (state.entry.name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
+            f"{why}{_ago(state.age)}")  # fmt: skip
 
 
 def _how_far(state: CellState) -> str:

@@ -20,10 +20,12 @@ from pathlib import Path
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.slurm import failures, submission
 from gpas_cli.launch.slurm.queue import FRESH, Queue, current
 from gpas_cli.store.rundir import read_json, stage_dir, write_json
 
 HEARTBEAT = 15.0  # seconds between two touches of the lock file
+CLAIM = "claim.json"
 SILENCE = 120.0  # seconds without a sign of life after which another host's process counts as gone
 
 
@@ -51,8 +53,9 @@ class Liveness:
     runs: Path
     max_age: float = FRESH  # seconds for which an answer of the scheduler serves
     _known: dict[str, bool] = field(default_factory=dict)
-
     _dead: dict[str, float] = field(default_factory=dict)
+    _held: dict[str, str] = field(default_factory=dict)
+    _recorded: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
     def queue(self) -> Queue:
@@ -71,6 +74,18 @@ class Liveness:
         if self.queue.time <= self._dead[claim.submitter]:
             self.__dict__["queue"] = current(self.runs, max_age=0.0)
         return self.queue
+
+    def breaker(self, name: str) -> str:
+        """Why the rest of a submission is held back, "" when it is not."""
+        if name not in self._held:
+            self._held[name] = failures.breaker(submission.folder(self.runs) / name)
+        return self._held[name]
+
+    def recorded(self, name: str) -> bool:
+        """Whether the submission of that name is on disk: one that the scheduler refused is not."""
+        if name not in self._recorded:
+            self._recorded[name] = submission.find(self.runs, name) is not None
+        return self._recorded[name]
 
     def __call__(self, claim: Claim) -> bool:
         if claim.submitter not in self._known:
@@ -133,7 +148,7 @@ def claims_lock(runs: Path) -> Path:
 
 
 def claim_path(runs: Path, key: str) -> Path:
-    return stage_dir(runs, key) / "claim.json"
+    return stage_dir(runs, key) / CLAIM
 
 
 def read_claim(runs: Path, key: str) -> Claim | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -210,6 +210,8 @@ def _table(rows: Iterator[tuple[str, int, Job]]) -> Jobs:
 def _time(word: str) -> float:
     if word.isdigit():
         return float(word)
+    if "T" not in word:  # N/A, Unknown: of every job that waits
+        return 0.0
     try:
         return time.mktime(time.strptime(word, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -230,6 +232,6 @@ def _load(runs: Path) -> Queue:
 
 
 def _save(runs: Path, queue: Queue) -> None:
-    jobs = {name: {str(i): asdict(job) for i, job in rows.items()} for name, rows in queue.jobs.items()}
+    jobs = {name: {str(i): vars(job) for i, job in rows.items()} for name, rows in queue.jobs.items()}
     told = {"time": queue.time, "error": queue.error, "failures": queue.failures, "tried": queue.tried}
-    write_json(_path(runs), {**told, "jobs": jobs})
+    write_json(_path(runs), {**told, "jobs": jobs}, indent=None)

@@ -1,0 +1,83 @@
+"""Tables of many rows for a terminal: each cell measured once, and drawn as it is.
+
+rich's own table measures, wraps and pads every cell as if it were a document: a thousand rows take half a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+Cell = str | tuple[str, str]  # text; or text and its style
+BETWEEN = 2
+LEAST_FIRST, LEAST_LAST = 12, 24  # the first column is cut, and the last wrapped, no narrower than this
+DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows under dim headers, `title` above. The last column wraps into the room that is left; where a terminal has
+    none, the first is cut. Those named in `right` are set right."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    title: str = ""
+    right: frozenset[str] = frozenset()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        if self.title:
+            yield from (Segment(self.title, BOLD), Segment.line())
+        yield from self._line(console, [(header, "dim") for header in self.headers], widths)
+        for row in self.rows:
+            yield from self._line(console, row, widths)
+
+    def _widths(self, room: int) -> list[int]:
+        texts = ((header, *(_text(row[i]) for row in self.rows)) for i, header in enumerate(self.headers))
+        widths = [max(map(_width, column)) for column in texts]
+        *others, last = widths
+        over = sum(others) + BETWEEN * len(others) + min(last, LEAST_LAST) - room
+        if over > 0:
+            others[0] = max(min(others[0], LEAST_FIRST), others[0] - over)
+        return [*others, max(min(last, LEAST_LAST), room - sum(others) - BETWEEN * len(others))]
+
+    def _line(self, console: Console, row: Sequence[Cell], widths: Sequence[int]) -> Iterator[Segment]:
+        *cells, last = row
+        whole = _text(last)
+        wrapped = [whole] if _width(whole) <= widths[-1] and "\n" not in whole else _wrap(console, whole, widths[-1])
+        for first, text in zip_longest((True,), wrapped, fillvalue=False):
+            for cell, width, header in zip(cells, widths, self.headers, strict=False):
+                shown = _fit(_text(cell) if first else "", width, header in self.right)
+                yield Segment(shown + " " * BETWEEN, _style(console, cell))
+            yield Segment(str(text), _style(console, last))
+            yield Segment.line()
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _style(console: Console, cell: Cell) -> Style:
+    return PLAIN if isinstance(cell, str) else console.get_style(cell[1])
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _fit(text: str, width: int, right: bool) -> str:
+    space = width - _width(text)
+    if space < 0:
+        return f"{set_cell_size(text, width - 1)}…"
+    return " " * space + text if right else text + " " * space
+
+
+def _wrap(console: Console, text: str, width: int) -> list[str]:
+    return [line.plain.rstrip() for line in Text(text).wrap(console, width, overflow="fold")] or [""]
