@@ -166,12 +166,17 @@ def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int) -
 
     `more` is {submission, index} where a SLURM job is to run the stage: such a claim outlives its submitter.
     """
-    path = claim_path(runs, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{submitter.id}")
+    stage = stage_dir(runs, key)
+    aside = f"{stage}/.{CLAIM}.{submitter.id}"
     claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
-    aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
-    aside.replace(path)
+    try:
+        file = open(aside, "w", encoding="utf-8")
+    except FileNotFoundError:
+        stage.mkdir(parents=True, exist_ok=True)
+        file = open(aside, "w", encoding="utf-8")
+    with file:
+        file.write(json.dumps(claim) + "\n")
+    os.replace(aside, f"{stage}/{CLAIM}")
 
 
 def sweep(runs: Path) -> None:

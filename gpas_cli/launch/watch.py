@@ -81,12 +81,15 @@ class CellState(Sighting):
     key: str
 
 
-def look(runs: Path, entries: Iterable[Entry], *, jobs: bool = False) -> list[CellState]:
-    """The state of each entry, in order. Every stage is read once, however many entries share it.
+def look(
+    runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, Sighting] | None = None
+) -> list[CellState]:
+    """The state of each entry, in order. Every stage is read once, however many entries share it, and not at all where
+    `seen` has it.
 
     With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it.
     """
-    seen: dict[str, Sighting] = {}
+    seen = {} if seen is None else seen
     alive = Liveness(runs)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     return [_with_job(runs, state, alive) for state in states] if jobs else states
