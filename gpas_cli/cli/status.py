@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.cli.columns import Cell
+    from gpas_cli.launch.slurm.jobs import Job
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 1.0
@@ -42,7 +43,7 @@ def status(
     if watch and not as_json:
         _watch(names, where, every)
         return
-    states = _look(names, where, every)
+    states = _look(names, where, every, jobs=as_json)
     if as_json:
         print_json(cells=[as_mapping(state) for state in states])
     else:
@@ -92,8 +93,9 @@ def _doing(state: CellState) -> str:
         parts += [f"on {job.nodes}"] if job.nodes else []
         parts += [f"{job.gpu_hours:.2f} GPU-hours"] if job.gpus else []
     if state.state == "queued" and job:
+        parts += [job.in_line] if job.in_line else []
         parts += [f"starts about {time.strftime('%d %b %H:%M', time.localtime(job.start))}"] if job.start else []
-        parts += [job.reason] if job.reason not in ("", "None") else []
+        parts += [job.held or job.reason] if job.reason not in ("", "None") else []
     return ", ".join(parts)
 
 
@@ -105,10 +107,24 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
-        "job": state.job.id if state.job else None, "node": state.job.nodes or None if state.job else None,
+        **_job_mapping(state.job),
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
         "spikes": progress.spikes if progress else None,
         "metrics": {name: json_number(value) for name, value in state.metrics.items()},
+    }  # fmt: skip
+
+
+def _job_mapping(job: Job | None) -> dict[str, Any]:
+    """What SLURM says of a cell's job, nulls where it says nothing. `position` is that among `waiting` jobs."""
+    if job is None:
+        return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
+    from gpas_cli.launch.slurm.states import WAITING
+
+    waits = job.state in WAITING
+    return {
+        "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
+        "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
+        "expected_start": job.start or None if waits else None,
     }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ class Liveness:
 
     runs: Path
     max_age: float = FRESH  # seconds for which an answer of the scheduler serves
+    line: bool = False  # whether the scheduler is asked where jobs stand in line
     _known: dict[str, bool] = field(default_factory=dict)
     _dead: dict[str, float] = field(default_factory=dict)
     _held: dict[str, str] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Liveness:
     @cached_property
     def queue(self) -> Queue:
         """What the scheduler says of all jobs, asked for when the first of them is looked at."""
-        return current(self.runs, self.max_age)
+        return current(self.runs, self.max_age, line=self.line)
 
     def queue_after(self, claim: Claim) -> Queue | None:
         """An answer given after the submitter was seen to be dead: only such a one can miss a job for good.
@@ -72,7 +73,7 @@ class Liveness:
                 return None
             self._dead[claim.submitter] = time.time()
         if self.queue.time <= self._dead[claim.submitter]:
-            self.__dict__["queue"] = current(self.runs, max_age=0.0)
+            self.__dict__["queue"] = current(self.runs, max_age=0.0, line=self.line)
         return self.queue
 
     def breaker(self, name: str) -> str:
@@ -166,17 +167,15 @@ def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int) -
 
     `more` is {submission, index} where a SLURM job is to run the stage: such a claim outlives its submitter.
     """
-    stage = stage_dir(runs, key)
-    aside = f"{stage}/.{CLAIM}.{submitter.id}"
+    path = claim_path(runs, key)
+    aside = path.with_name(f".{CLAIM}.{submitter.id}")
     claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
     try:
-        file = open(aside, "w", encoding="utf-8")
+        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
     except FileNotFoundError:
-        stage.mkdir(parents=True, exist_ok=True)
-        file = open(aside, "w", encoding="utf-8")
-    with file:
-        file.write(json.dumps(claim) + "\n")
-    os.replace(aside, f"{stage}/{CLAIM}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+    aside.replace(path)
 
 
 def sweep(runs: Path) -> None:

@@ -24,8 +24,9 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.progress import Event, Progress, checkpoint_step, progress
+from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.judge import judge
-from gpas_cli.launch.slurm.queue import Job
+from gpas_cli.launch.slurm.queue import FRESH, FRESH_LINE
 from gpas_cli.launch.submitters import CLAIM, SILENCE, Claim, Liveness, read_claim
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, attempts, look_in, read_json
@@ -87,10 +88,11 @@ def look(
     """The state of each entry, in order. Every stage is read once, however many entries share it, and not at all where
     `seen` has it.
 
-    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it.
+    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it, and
+    where jobs that wait stand in line.
     """
     seen = {} if seen is None else seen
-    alive = Liveness(runs)
+    alive = Liveness(runs, FRESH_LINE if jobs else FRESH, line=jobs)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     return [_with_job(runs, state, alive) for state in states] if jobs else states
 

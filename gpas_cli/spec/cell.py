@@ -110,7 +110,7 @@ def _digest(spec: Mapping[str, Any]) -> str:
 class Catalogue:
     """The named parts a specification may refer to; experiments.yaml may add sizes, corpora and schemes.
 
-    `models` keeps networks that have been parsed and found sound, by how they are spelt: most cells of a grid share one.
+    `models` keeps networks that have been parsed and found sound, by how they are spelt: cells of a grid share them.
     """
 
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)

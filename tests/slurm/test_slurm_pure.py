@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch.slurm import commands, failures, queue, states
+from gpas_cli.launch.slurm import commands, failures, queue, sources, states
 from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
+from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.judge import judge
-from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.launch.slurm.queue import Queue
 from gpas_cli.launch.slurm.script import parameters, text
 from gpas_cli.launch.snapshot import Snapshot
 from gpas_cli.launch.stages import StageJob
@@ -128,7 +129,7 @@ def test_index_lists_are_as_sbatch_takes_them() -> None:
     [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
 )
 def test_sacct_names_of_elements(word: str, wanted: list[int]) -> None:
-    assert list(queue.indices(word)) == wanted
+    assert list(sources.indices(word)) == wanted
 
 
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.slurm import states, submission
 from gpas_cli.launch.slurm.failures import end_of, fruitless, is_memory
-from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.launch.slurm.jobs import Job
+from gpas_cli.launch.slurm.queue import Queue
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
