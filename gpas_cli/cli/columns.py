@@ -40,9 +40,7 @@ class Columns:
             yield from self._line(console, row, widths)
 
     def _widths(self, room: int) -> list[int]:
-        texts = ((header, *(_text(row[i]) for row in self.rows)) for i, header in enumerate(self.headers))
-        widths = [max(map(_width, column)) for column in texts]
-        *others, last = widths
+        *others, last = _natural(self)
         over = sum(others) + BETWEEN * len(others) + min(last, LEAST_LAST) - room
         if over > 0:
             others[0] = max(min(others[0], LEAST_FIRST), others[0] - over)
@@ -58,6 +56,17 @@ class Columns:
                 yield Segment(shown + " " * BETWEEN, _style(console, cell))
             yield Segment(str(text), _style(console, last))
             yield Segment.line()
+
+
+def natural_width(columns: Columns) -> int:
+    """How many characters it would like to have."""
+    widths = _natural(columns)
+    return sum(widths) + BETWEEN * (len(widths) - 1)
+
+
+def _natural(columns: Columns) -> list[int]:
+    texts = ((header, *(_text(row[i]) for row in columns.rows)) for i, header in enumerate(columns.headers))
+    return [max(map(_width, column)) for column in texts]
 
 
 def _text(cell: Cell) -> str:

@@ -43,16 +43,17 @@ def status(
     if watch and not as_json:
         _watch(names, where, every)
         return
-    states = _look(names, where, every, jobs=as_json)
+    states = observed(names, where, every, jobs=as_json)
     if as_json:
         print_json(cells=[as_mapping(state) for state in states])
     else:
         console().print(render(states))
 
 
-def _look(
-    names: Sequence[str] | None, where: Sequence[str] | None, every: bool, *, jobs: bool = False
+def observed(
+    names: Sequence[str] | None, where: Sequence[str] | None, every: bool = False, *, jobs: bool = False
 ) -> list[CellState]:
+    """The states of the cells that are meant: of the grids named, else of the default and every grid started."""
     from gpas_cli.launch.watch import look
 
     if names or every:
@@ -68,7 +69,7 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_view(_look(names, where, every, jobs=True)), refresh=True)
+                live.update(_view(observed(names, where, every, jobs=True)), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
@@ -88,15 +89,20 @@ def _doing(state: CellState) -> str:
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
-        parts += [f"{_span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
     if state.state == "running" and job:
         parts += [f"on {job.nodes}"] if job.nodes else []
         parts += [f"{job.gpu_hours:.2f} GPU-hours"] if job.gpus else []
     if state.state == "queued" and job:
         parts += [job.in_line] if job.in_line else []
-        parts += [f"starts about {time.strftime('%d %b %H:%M', time.localtime(job.start))}"] if job.start else []
+        parts += [f"starts about {begins}"] if (begins := starts(job)) else []
         parts += [job.held or job.reason] if job.reason not in ("", "None") else []
     return ", ".join(parts)
+
+
+def starts(job: Job) -> str:
+    """When SLURM expects to start a job, "" when it does not say."""
+    return time.strftime("%d %b %H:%M", time.localtime(job.start)) if job.start else ""
 
 
 def as_mapping(state: CellState) -> dict[str, Any]:
@@ -107,14 +113,14 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
-        **_job_mapping(state.job),
+        **job_mapping(state.job),
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
         "spikes": progress.spikes if progress else None,
         "metrics": {name: json_number(value) for name, value in state.metrics.items()},
     }  # fmt: skip
 
 
-def _job_mapping(job: Job | None) -> dict[str, Any]:
+def job_mapping(job: Job | None) -> dict[str, Any]:
     """What SLURM says of a cell's job, nulls where it says nothing. `position` is that among `waiting` jobs."""
     if job is None:
         return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
@@ -172,10 +178,10 @@ def _how_far(state: CellState) -> str:
 
 
 def _ago(seconds: float | None) -> str:
-    return "" if seconds is None else f", {_span(seconds)} ago"
+    return "" if seconds is None else f", {span(seconds)} ago"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,0 +1,223 @@
+"""`gpas top`: the machine room, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
+from gpas_cli.cli.live import clock, sparkline, spike_mark
+from gpas_cli.cli.status import COLOURS, job_mapping, observed, span, starts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.cli.columns import Cell
+    from gpas_cli.launch.room import Room, Running, Spent, Use
+    from gpas_cli.launch.watch import CellState
+
+REFRESH_SECONDS = 2.0
+BAR = 12  # characters of a bar
+# What a narrow terminal does without, first to go first.
+SPARED = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
+SPARED_IN_LINE = ("why",)
+OTHER_LINES = 10  # of the screen: headings, totals and blanks
+
+
+def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> None:
+    """Show what runs on which node and how fast, what waits and where in line, hours spent and the expected end.
+
+    For runs of this machine as for those of SLURM; without names, every grid that has been started. On a terminal it is
+    refreshed until Ctrl-C; elsewhere, and with --json, it is told once.
+
+    Example: [bold]gpas top table2[/bold]
+    """
+    from gpas_cli.launch.room import Meter
+
+    meter = Meter(project().runs)
+    if as_json:
+        print_json(**as_mapping(meter.room(observed(names, where, jobs=True))))
+    elif console().is_terminal:
+        _watch(names, where)
+    else:
+        console().print(render(meter.room(observed(names, where, jobs=True)), console().width, 10**6))
+
+
+def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
+    from rich.live import Live
+
+    from gpas_cli.launch.room import Meter
+
+    meter = Meter(project().runs)
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                room = meter.room(observed(names, where, jobs=True))
+                live.update(render(room, console().width, console().height), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def render(room: Room, width: int, height: int) -> RenderableType:
+    """The room in at most `height` lines of at most `width` characters."""
+    from rich.console import Group
+    from rich.text import Text
+
+    space = max(4, height - OTHER_LINES - len(room.grids))
+    shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
+    parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room, width)]
+    if room.running:
+        parts += [Text(""), _running(room.running[:shown], width), *_more(len(room.running) - shown, "running")]
+    if room.queued:
+        waiting = room.queued[: max(2, space - shown)]
+        parts += [Text(""), _queued(waiting, width), *_more(len(room.queued) - len(waiting), "waiting")]
+    return Group(*parts)
+
+
+def _running(runs: Sequence[Running], width: int) -> RenderableType:
+    rows = []
+    for i, run in enumerate(runs):
+        again = i > 0 and runs[i - 1].node == run.node
+        rows.append({"node": ("" if again else run.node, "bold"), **_of_attempt(run), **_of_progress(run.state)})
+    return _fitting(rows, width, SPARED, {"step", "tokens/s", "MFU", "memory", "hours", "loss", "left"})
+
+
+def _of_attempt(run: Running) -> dict[str, Cell]:
+    return {"device": _devices(run.devices), "cell": run.state.entry.id, "hours": _hours(run.spent)}
+
+
+def _of_progress(state: CellState) -> dict[str, Cell]:
+    seen = state.progress
+    if seen is None or seen.step is None or not seen.steps:
+        phase = seen.phase if seen and seen.phase else "starting"
+        return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": "",
+                "training loss": ""}  # fmt: skip
+    full = round(BAR * seen.step / seen.steps)
+    return {
+        "progress": ("━" * full + "─" * (BAR - full), "cyan"),
+        "step": f"{seen.step:,}/{seen.steps:,}",
+        "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
+        "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
+        "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
+        "memory": _bytes(seen.memory) if seen.memory else "",
+        "left": clock(seen.eta) if seen.eta is not None else "",
+        "training loss": (sparkline(seen.losses, 2 * BAR), "cyan"),
+    }
+
+
+def _queued(states: Sequence[CellState], width: int) -> RenderableType:
+    rows: list[dict[str, Cell]] = []
+    for state in states:
+        job = state.job
+        why = (job.held or (job.reason if job.reason != "None" else "")) if job else state.evidence
+        begins = starts(job) if job else ""
+        rows.append({"cell": state.entry.id, "place": job.in_line if job else "", "starts about": begins, "why": why})
+    return _fitting(rows, width, SPARED_IN_LINE, set())
+
+
+def _grids(room: Room, width: int) -> RenderableType:
+    uses = [*room.grids, room.total] if len(room.grids) > 1 else room.grids
+    rows: list[dict[str, Cell]] = []
+    for use in uses:
+        style = "bold" if use is room.total else ""
+        done = sum(use.states[state] for state in ("done", "diverged"))
+        cells = {
+            "grid": use.grid or "in all", "cells": f"{use.states.total()}", "done": f"{done}", "left": f"{use.left}",
+            "hours so far": _hours(use.spent), "hours to go": _hours(use.to_go) if use.to_go else "",
+            "ends about": _ends(use),
+        }  # fmt: skip
+        rows.append({name: (text, style) if style else text for name, text in cells.items()})
+    return _fitting(rows, width, ("cells",), {"cells", "done", "left", "hours so far", "hours to go"})
+
+
+def _fitting(rows: list[dict[str, Cell]], width: int, spared: Sequence[str], right: set[str]) -> RenderableType:
+    """A table of as many columns as fit; those that are empty in every row go first."""
+    from gpas_cli.cli.columns import Columns, natural_width
+
+    names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
+    for name in (None, *spared):
+        names = [other for other in names if other != name]
+        columns = Columns(names, [[row[each] for each in names] for row in rows], right=frozenset(right))
+        if natural_width(columns) <= width:
+            break
+    return columns
+
+
+def _shown(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _devices(devices: Sequence[str]) -> str:
+    """gpu-0, gpu-1 as 2 GPUs."""
+    kind = "GPU" if any(device.startswith("gpu") for device in devices) else "core"
+    return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
+
+
+def _hours(spent: Spent) -> str:
+    """GPU-hours; core-hours where no GPU was used."""
+    parts = [(spent.gpu_hours, "GPU-h"), (spent.core_hours, "core-h")]
+    told = [f"{hours:,.1f} {unit}" if hours >= 1 else f"{hours:.2f} {unit}" for hours, unit in parts if hours]
+    return " ".join(told) or "0"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _ends(use: Use) -> str:
+    """When what runs and waits will have ended, at the pace of now."""
+    if use.ends is None:
+        return ""
+    at = time.localtime(time.time() + use.ends)
+    return f"{time.strftime('%a %d %b %H:%M' if use.ends > 43200 else '%H:%M', at)}, in {span(use.ends)}"
+
+
+def as_mapping(room: Room) -> dict[str, Any]:
+    """The room for `--json`. Times are unix, hours those of devices."""
+    return {
+        "time": time.time(),
+        "running": [_run_mapping(run) for run in room.running],
+        "queued": [{**_cell(state), **job_mapping(state.job)} for state in room.queued],
+        "grids": [{"grid": use.grid, **_use_mapping(use)} for use in room.grids],
+        "total": _use_mapping(room.total),
+    }
+
+
+def _cell(state: CellState) -> dict[str, Any]:
+    return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
+
+
+def _run_mapping(run: Running) -> dict[str, Any]:
+    seen = run.state.progress
+    names = ("phase", "step", "steps", "loss", "tokens_per_second", "mfu", "memory", "eta", "spikes")
+    numbers = {name: getattr(seen, name) if seen else None for name in names}
+    return {
+        **_cell(run.state), **job_mapping(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
+        "devices": list(run.devices), **_spent_mapping(run.spent),
+        **{name: None if value is None else json_number(value) for name, value in numbers.items()},
+    }  # fmt: skip
+
+
+def _use_mapping(use: Use) -> dict[str, Any]:
+    return {
+        "states": dict(use.states), "left": use.left, **_spent_mapping(use.spent),
+        "to_go": _spent_mapping(use.to_go) if use.to_go else None,
+        "ends": time.time() + use.ends if use.ends is not None else None,
+    }  # fmt: skip
+
+
+def _spent_mapping(spent: Spent) -> dict[str, float]:
+    return {"gpu_hours": spent.gpu_hours, "core_hours": spent.core_hours}
+
+
+def _headline(room: Room) -> str:
+    states = [f"[{colour}]{room.total.states[s]} {s}[/]" for s, colour in COLOURS.items() if room.total.states[s]]
+    return f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
+
+
+def _more(count: int, what: str) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(f"and {count} more {what}", style="dim")] if count > 0 else []
