@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -44,17 +43,19 @@ class Columns:
         over = sum(others) + BETWEEN * len(others) + min(last, LEAST_LAST) - room
         if over > 0:
             others[0] = max(min(others[0], LEAST_FIRST), others[0] - over)
-        return [*others, max(min(last, LEAST_LAST), room - sum(others) - BETWEEN * len(others))]
+        left = max(min(last, LEAST_LAST), room - sum(others) - BETWEEN * len(others))
+        return [*others, min(last, left)]
 
     def _line(self, console: Console, row: Sequence[Cell], widths: Sequence[int]) -> Iterator[Segment]:
         *cells, last = row
         whole = _text(last)
         wrapped = [whole] if _width(whole) <= widths[-1] and "\n" not in whole else _wrap(console, whole, widths[-1])
-        for first, text in zip_longest((True,), wrapped, fillvalue=False):
+        for i, text in enumerate(wrapped):
             for cell, width, header in zip(cells, widths, self.headers, strict=False):
-                shown = _fit(_text(cell) if first else "", width, header in self.right)
+                shown = _fit(_text(cell) if i == 0 else "", width, header in self.right)
                 yield Segment(shown + " " * BETWEEN, _style(console, cell))
-            yield Segment(str(text), _style(console, last))
+            shown = _fit(text, widths[-1], True) if self.headers[-1] in self.right else text
+            yield Segment(shown, _style(console, last))
             yield Segment.line()
 
 

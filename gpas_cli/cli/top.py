@@ -69,31 +69,30 @@ def render(room: Room, width: int, height: int) -> RenderableType:
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
     parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room, width)]
     if room.running:
-        parts += [Text(""), _running(room.running[:shown], width), *_more(len(room.running) - shown, "running")]
+        parts += [Text(""), _running(room, room.running[:shown], width), *_more(len(room.running) - shown, "running")]
     if room.queued:
         waiting = room.queued[: max(2, space - shown)]
-        parts += [Text(""), _queued(waiting, width), *_more(len(room.queued) - len(waiting), "waiting")]
+        parts += [Text(""), _queued(room, waiting, width), *_more(len(room.queued) - len(waiting), "waiting")]
     return Group(*parts)
 
 
-def _running(runs: Sequence[Running], width: int) -> RenderableType:
-    rows = []
+def _running(room: Room, runs: Sequence[Running], width: int) -> RenderableType:
+    rows: list[dict[str, Cell]] = []
+    unit = _unit(room)
     for i, run in enumerate(runs):
         again = i > 0 and runs[i - 1].node == run.node
-        rows.append({"node": ("" if again else run.node, "bold"), **_of_attempt(run), **_of_progress(run.state)})
-    return _fitting(rows, width, SPARED, {"step", "tokens/s", "MFU", "memory", "hours", "loss", "left"})
-
-
-def _of_attempt(run: Running) -> dict[str, Cell]:
-    return {"device": _devices(run.devices), "cell": run.state.entry.id, "hours": _hours(run.spent)}
+        first: dict[str, Cell] = {"node": ("" if again else run.node, "bold"), "device": _devices(run.devices)}
+        losses = run.state.progress.losses if run.state.progress else ()
+        last: dict[str, Cell] = {unit: _hours(run.spent), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
+        rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
+    return _fitting(rows, width, SPARED, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
 
 
 def _of_progress(state: CellState) -> dict[str, Cell]:
     seen = state.progress
     if seen is None or seen.step is None or not seen.steps:
         phase = seen.phase if seen and seen.phase else "starting"
-        return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": "",
-                "training loss": ""}  # fmt: skip
+        return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": ""}
     full = round(BAR * seen.step / seen.steps)
     return {
         "progress": ("━" * full + "─" * (BAR - full), "cyan"),
@@ -103,33 +102,34 @@ def _of_progress(state: CellState) -> dict[str, Cell]:
         "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
         "memory": _bytes(seen.memory) if seen.memory else "",
         "left": clock(seen.eta) if seen.eta is not None else "",
-        "training loss": (sparkline(seen.losses, 2 * BAR), "cyan"),
     }
 
 
-def _queued(states: Sequence[CellState], width: int) -> RenderableType:
+def _queued(room: Room, states: Sequence[CellState], width: int) -> RenderableType:
     rows: list[dict[str, Cell]] = []
     for state in states:
         job = state.job
         why = (job.held or (job.reason if job.reason != "None" else "")) if job else state.evidence
         begins = starts(job) if job else ""
-        rows.append({"cell": state.entry.id, "place": job.in_line if job else "", "starts about": begins, "why": why})
+        rows.append(
+            {"cell": _name(room, state), "place": job.in_line if job else "", "starts about": begins, "why": why}
+        )
     return _fitting(rows, width, SPARED_IN_LINE, set())
 
 
 def _grids(room: Room, width: int) -> RenderableType:
-    uses = [*room.grids, room.total] if len(room.grids) > 1 else room.grids
+    unit, uses = _unit(room), [*room.grids, room.total] if len(room.grids) > 1 else room.grids
     rows: list[dict[str, Cell]] = []
     for use in uses:
         style = "bold" if use is room.total else ""
         done = sum(use.states[state] for state in ("done", "diverged"))
         cells = {
             "grid": use.grid or "in all", "cells": f"{use.states.total()}", "done": f"{done}", "left": f"{use.left}",
-            "hours so far": _hours(use.spent), "hours to go": _hours(use.to_go) if use.to_go else "",
+            f"{unit} so far": _hours(use.spent), f"{unit} to go": _hours(use.to_go) if use.to_go else "",
             "ends about": _ends(use),
         }  # fmt: skip
         rows.append({name: (text, style) if style else text for name, text in cells.items()})
-    return _fitting(rows, width, ("cells",), {"cells", "done", "left", "hours so far", "hours to go"})
+    return _fitting(rows, width, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
 
 
 def _fitting(rows: list[dict[str, Cell]], width: int, spared: Sequence[str], right: set[str]) -> RenderableType:
@@ -157,9 +157,16 @@ def _devices(devices: Sequence[str]) -> str:
 
 def _hours(spent: Spent) -> str:
     """GPU-hours; core-hours where no GPU was used."""
-    parts = [(spent.gpu_hours, "GPU-h"), (spent.core_hours, "core-h")]
-    told = [f"{hours:,.1f} {unit}" if hours >= 1 else f"{hours:.2f} {unit}" for hours, unit in parts if hours]
-    return " ".join(told) or "0"
+    hours = spent.gpu_hours or spent.core_hours
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}"
+
+
+def _unit(room: Room) -> str:
+    return "GPU-hours" if room.total.spent.gpu_hours else "core-hours"
+
+
+def _name(room: Room, state: CellState) -> str:
+    return state.entry.id if len(room.grids) > 1 else state.entry.name
 
 
 def _bytes(count: float) -> str:
