@@ -159,6 +159,7 @@ def test_what_accounting_calls_waiting_is_not_believed(programs: Programs, runs:
         ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` lets it go"),
         ("PENDING", "JobHeldAdmin", "held until an administrator releases it"),
         ("PENDING", "launch_failed_requeued_held", "held; `scontrol release 7_0` lets it go"),
+        ("PENDING", "job requeued in held state", "held; `scontrol release 7_0` lets it go"),
         ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` lets it go"),
         ("PENDING", "Priority", ""),
         ("CANCELLED", "JobHeldUser", ""),

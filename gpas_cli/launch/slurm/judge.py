@@ -66,7 +66,7 @@ def _unseen(last: Sighting, claim: Claim, queue: Queue | None, alive: Liveness) 
     if queue.error:
         return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
     if last.state in ("missing", "interrupted", "unknown", "running"):
-        cause = f"SLURM does not know {claim.submission}[{claim.index}]"
+        cause = f"SLURM does not know {claim.submission}[{claim.index}]; the next `gpas run grid` submits it"
         return replace(last, state="interrupted" if last.attempt else "missing", cause=cause)
     return last
 

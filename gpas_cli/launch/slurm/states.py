@@ -38,8 +38,10 @@ def exit_words(code: str) -> tuple[int, int]:
 
 def is_held(state: str, reason: str) -> bool:
     """Whether a job waits until somebody releases it."""
+    # JobHeldUser, "job requeued in held state", launch_failed_requeued_held
     word = reason.lower()
-    return state in HELD or (state in WAITING and (word.startswith("jobheld") or word.endswith("requeued_held")))
+    held = word.startswith("jobheld") or ("requeued" in word and "held" in word)
+    return state in HELD or (state in WAITING and held)
 
 
 def in_line(state: str, reason: str) -> bool:
