@@ -5,8 +5,8 @@ rich's own table measures, wraps and pads every cell as if it were a document: a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -17,29 +17,48 @@ from rich.text import Text
 Cell = str | tuple[str, str]  # text; or text and its style
 BETWEEN = 2
 LEAST_FIRST, LEAST_LAST = 12, 24  # the first column is cut, and the last wrapped, no narrower than this
+GOOD_LAST = 40  # columns are spared so that the last is this wide
 DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows under dim headers, `title` above. The last column wraps into the room that is left; where a terminal has
-    none, the first is cut. Those named in `right` are set right."""
+    """Rows under dim headers, `title` above. Those named in `right` are set right, the last column wraps into the room
+    that is left. Where a terminal has too little, those in `spared` go, the first first, and then the first is cut."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     right: frozenset[str] = frozenset()
+    spared: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = self._widths(options.max_width)
         if self.title:
             yield from (Segment(self.title, BOLD), Segment.line())
+        yield from self.fitting(options.max_width)._body(console, options.max_width)
+
+    def fitting(self, room: int) -> Columns:
+        """The table without the columns for which `room` is too narrow."""
+        left, widths = list(self.spared), dict(zip(self.headers, self._natural(), strict=True))
+        while left and sum(widths.values()) - _over(widths) + BETWEEN * (len(widths) - 1) > room:
+            widths.pop(left.pop(0), None)
+        kept = [i for i, header in enumerate(self.headers) if header in widths]
+        rows = [[row[i] for i in kept] for row in self.rows] if len(kept) < len(self.headers) else self.rows
+        return replace(self, headers=list(widths), rows=rows)
+
+    def _body(self, console: Console, room: int) -> Iterator[Segment]:
+        widths = self._widths(room)
         yield from self._line(console, [(header, "dim") for header in self.headers], widths)
         for row in self.rows:
             yield from self._line(console, row, widths)
 
+    def _natural(self) -> list[int]:
+        """How wide each column would like to be."""
+        texts = ((header, *(_text(row[i]) for row in self.rows)) for i, header in enumerate(self.headers))
+        return [max(map(_width, column)) for column in texts]
+
     def _widths(self, room: int) -> list[int]:
-        *others, last = _natural(self)
+        *others, last = self._natural()
         over = sum(others) + BETWEEN * len(others) + min(last, LEAST_LAST) - room
         if over > 0:
             others[0] = max(min(others[0], LEAST_FIRST), others[0] - over)
@@ -59,15 +78,9 @@ class Columns:
             yield Segment.line()
 
 
-def natural_width(columns: Columns) -> int:
-    """How many characters it would like to have."""
-    widths = _natural(columns)
-    return sum(widths) + BETWEEN * (len(widths) - 1)
-
-
-def _natural(columns: Columns) -> list[int]:
-    texts = ((header, *(_text(row[i]) for row in columns.rows)) for i, header in enumerate(columns.headers))
-    return [max(map(_width, column)) for column in texts]
+def _over(widths: Mapping[str, int]) -> int:
+    """How much narrower than it would like the last column may well be."""
+    return max(0, list(widths.values())[-1] - GOOD_LAST)
 
 
 def _text(cell: Cell) -> str:

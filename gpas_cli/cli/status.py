@@ -158,7 +158,8 @@ def _grid_table(grid: str, states: Sequence[CellState], watched: bool) -> Render
     from gpas_cli.cli.columns import Columns
 
     headers = ("cell", "key", "state", "perplexity", *(["doing"] if watched else []), "evidence")
-    return Columns(headers, [_row(state, watched) for state in states], grid, frozenset({"perplexity"}))
+    spared = ("evidence", "key", "perplexity") if watched else ()
+    return Columns(headers, [_row(state, watched) for state in states], grid, frozenset({"perplexity"}), spared)
 
 
 def _row(state: CellState, watched: bool) -> tuple[Cell, ...]:

@@ -41,7 +41,7 @@ def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> No
     elif console().is_terminal:
         _watch(names, where)
     else:
-        console().print(render(meter.room(observed(names, where, jobs=True)), console().width, 10**6))
+        console().print(render(meter.room(observed(names, where, jobs=True)), 10**6))
 
 
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
@@ -54,29 +54,29 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
         try:
             while True:
                 room = meter.room(observed(names, where, jobs=True))
-                live.update(render(room, console().width, console().height), refresh=True)
+                live.update(render(room, console().height), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
 
 
-def render(room: Room, width: int, height: int) -> RenderableType:
-    """The room in at most `height` lines of at most `width` characters."""
+def render(room: Room, height: int) -> RenderableType:
+    """The room in about `height` lines."""
     from rich.console import Group
     from rich.text import Text
 
     space = max(4, height - OTHER_LINES - len(room.grids))
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
-    parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room, width)]
+    parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room)]
     if room.running:
-        parts += [Text(""), _running(room, room.running[:shown], width), *_more(len(room.running) - shown, "running")]
+        parts += [Text(""), _running(room, room.running[:shown]), *_more(len(room.running) - shown, "running")]
     if room.queued:
         waiting = room.queued[: max(2, space - shown)]
-        parts += [Text(""), _queued(room, waiting, width), *_more(len(room.queued) - len(waiting), "waiting")]
+        parts += [Text(""), _queued(room, waiting), *_more(len(room.queued) - len(waiting), "waiting")]
     return Group(*parts)
 
 
-def _running(room: Room, runs: Sequence[Running], width: int) -> RenderableType:
+def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
     rows: list[dict[str, Cell]] = []
     unit = _unit(room)
     for i, run in enumerate(runs):
@@ -85,7 +85,7 @@ def _running(room: Room, runs: Sequence[Running], width: int) -> RenderableType:
         losses = run.state.progress.losses if run.state.progress else ()
         last: dict[str, Cell] = {unit: _hours(run.spent), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
         rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
-    return _fitting(rows, width, SPARED, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
+    return _table(rows, SPARED, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
 
 
 def _of_progress(state: CellState) -> dict[str, Cell]:
@@ -105,7 +105,7 @@ def _of_progress(state: CellState) -> dict[str, Cell]:
     }
 
 
-def _queued(room: Room, states: Sequence[CellState], width: int) -> RenderableType:
+def _queued(room: Room, states: Sequence[CellState]) -> RenderableType:
     rows: list[dict[str, Cell]] = []
     for state in states:
         job = state.job
@@ -114,10 +114,10 @@ def _queued(room: Room, states: Sequence[CellState], width: int) -> RenderableTy
         rows.append(
             {"cell": _name(room, state), "place": job.in_line if job else "", "starts about": begins, "why": why}
         )
-    return _fitting(rows, width, SPARED_IN_LINE, set())
+    return _table(rows, SPARED_IN_LINE, set())
 
 
-def _grids(room: Room, width: int) -> RenderableType:
+def _grids(room: Room) -> RenderableType:
     unit, uses = _unit(room), [*room.grids, room.total] if len(room.grids) > 1 else room.grids
     rows: list[dict[str, Cell]] = []
     for use in uses:
@@ -129,20 +129,15 @@ def _grids(room: Room, width: int) -> RenderableType:
             "ends about": _ends(use),
         }  # fmt: skip
         rows.append({name: (text, style) if style else text for name, text in cells.items()})
-    return _fitting(rows, width, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
+    return _table(rows, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
 
 
-def _fitting(rows: list[dict[str, Cell]], width: int, spared: Sequence[str], right: set[str]) -> RenderableType:
-    """A table of as many columns as fit; those that are empty in every row go first."""
-    from gpas_cli.cli.columns import Columns, natural_width
+def _table(rows: list[dict[str, Cell]], spared: Sequence[str], right: set[str]) -> RenderableType:
+    """A table without the columns that are empty in every row."""
+    from gpas_cli.cli.columns import Columns
 
     names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
-    for name in (None, *spared):
-        names = [other for other in names if other != name]
-        columns = Columns(names, [[row[each] for each in names] for row in rows], right=frozenset(right))
-        if natural_width(columns) <= width:
-            break
-    return columns
+    return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), spared)
 
 
 def _shown(cell: Cell) -> str:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from gpas_cli.cli.columns import Columns, natural_width
+from gpas_cli.cli.columns import Columns
 
 ROWS = [("pre-s1", ("done", "green"), "1.50"), ("pre-gpas-s1", "a word or two or three", "12.25")]
 
@@ -25,7 +25,6 @@ def test_columns_are_aligned() -> None:
         "pre-s1       done                     1.50",
         "pre-gpas-s1  a word or two or three  12.25",
     ]
-    assert natural_width(columns) == 42
 
 
 def test_the_last_column_wraps_and_loses_nothing() -> None:
@@ -40,6 +39,12 @@ def test_a_narrow_terminal_cuts_the_first_column() -> None:
     lines = drawn(Columns(("cell", "why"), [("a-very-long-name-of-a-cell", "short")]), 24)
     assert lines[1].startswith("a-very-long-nam")
     assert "…" in lines[1]
+
+
+def test_columns_are_spared_one_after_the_other() -> None:
+    columns = Columns(("cell", "state", "loss"), ROWS, spared=("loss", "state"))
+    assert [len(columns.fitting(room).headers) for room in (42, 41, 35, 34, 5)] == [3, 2, 2, 1, 1]
+    assert drawn(columns, 20) == ["cell", "pre-s1", "pre-gpas-s1"]
 
 
 def test_markup_in_a_cell_is_text_and_wide_characters_count_twice() -> None:

@@ -30,16 +30,19 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     With `everyone`, everybody's jobs are listed, so that the places of ours in the line can be told.
     """
     layout = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
-    whose = () if everyone else ("-u", commands.user())
+    ours = ("-u", commands.user(), *([f"--name={','.join(names)}"] if names else []))
+    whose = () if everyone else ours
     told = commands.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", layout)
     lines: Lines = {}
     jobs: Jobs = {}
     for text in told.splitlines():
+        if not (mine := text[: ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", ENDS[0])):
+            continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, HEAD)
         if everyone and states.in_line(state, reason):
             rank = (-_number(priority), _number(array), _number(index, WHOLE))
             lines.setdefault(_first(partition), []).append(rank)
-        if name in names:
+        if mine:
             _add(jobs, name, index, [*head[1:], *_cut(text, HEAD, len(COLUMNS))])
     return _placed(jobs, lines)
 
