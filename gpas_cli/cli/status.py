@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.cli.columns import Cell
+    from gpas_cli.launch.room import Meter
     from gpas_cli.launch.slurm.jobs import Job
     from gpas_cli.launch.watch import CellState
 
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 2.0
 WATCHED = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "missing", "done")
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -66,33 +67,36 @@ def observed(
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> None:
     from rich.live import Live
 
+    from gpas_cli.launch.room import Meter
+
+    meter = Meter(project().runs)
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_view(observed(names, where, every, jobs=True)), refresh=True)
+                live.update(_view(observed(names, where, every, jobs=True), meter), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
 
 
-def _view(states: Sequence[CellState]) -> RenderableType:
+def _view(states: Sequence[CellState], meter: Meter) -> RenderableType:
     """Totals first, then what is going on: a short terminal cuts the quiet cells off."""
     from rich.console import Group
     from rich.text import Text
 
     lively = sorted(states, key=lambda state: WATCHED.index(state.state))
-    return Group(Text.from_markup(totals(states)), render(lively, watched=True))
+    return Group(Text.from_markup(totals(states)), *_grid_tables(lively, meter))
 
 
-def _doing(state: CellState) -> str:
-    """Loss and time left of what runs, and on which node; when and why not yet, of what SLURM has queued."""
+def _doing(state: CellState, meter: Meter) -> str:
+    """Loss, time left, GPU-hours so far and node of what runs; when and why not yet, of what SLURM has queued."""
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
         parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
     if state.state == "running" and job:
         parts += [f"on {job.nodes}"] if job.nodes else []
-        parts += [f"{job.gpu_hours:.2f} GPU-hours"] if job.gpus else []
     if state.state == "queued" and job:
         parts += [job.in_line] if job.in_line else []
         parts += [f"starts about {begins}"] if (begins := starts(job)) else []
@@ -134,17 +138,12 @@ def job_mapping(job: Job | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def render(states: Sequence[CellState], *, watched: bool = False) -> RenderableType:
-    """One table per grid and a line of totals; `watched`, with what each cell is doing."""
+def render(states: Sequence[CellState]) -> RenderableType:
+    """One table per grid and a line of totals."""
     from rich.console import Group
     from rich.text import Text
 
-    grids = dict.fromkeys(state.entry.grid for state in states)
-    parts: list[RenderableType] = [
-        _grid_table(grid, [s for s in states if s.entry.grid == grid], watched) for grid in grids
-    ]
-    parts.append(Text.from_markup(totals(states)))
-    return Group(*parts)
+    return Group(*_grid_tables(states), Text.from_markup(totals(states)))
 
 
 def totals(states: Sequence[CellState]) -> str:
@@ -154,19 +153,23 @@ def totals(states: Sequence[CellState]) -> str:
     return ", ".join(parts) if parts else "no cells"
 
 
-def _grid_table(grid: str, states: Sequence[CellState], watched: bool) -> RenderableType:
+def _grid_tables(states: Sequence[CellState], meter: Meter | None = None) -> list[RenderableType]:
+    """A table of each grid; with a meter, of what each cell is doing as well."""
     from gpas_cli.cli.columns import Columns
 
-    headers = ("cell", "key", "state", "perplexity", *(["doing"] if watched else []), "evidence")
-    spared = ("evidence", "key", "perplexity") if watched else ()
-    return Columns(headers, [_row(state, watched) for state in states], grid, frozenset({"perplexity"}), spared)
+    headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
+    spared = ("evidence", "key", "perplexity") if meter else ()
+    by_grid: dict[str, list[tuple[Cell, ...]]] = {}
+    for state in states:
+        by_grid.setdefault(state.entry.grid, []).append(_row(state, meter))
+    return [Columns(headers, rows, grid, frozenset({"perplexity"}), spared) for grid, rows in by_grid.items()]
 
 
-def _row(state: CellState, watched: bool) -> tuple[Cell, ...]:
+def _row(state: CellState, meter: Meter | None) -> tuple[Cell, ...]:
     perplexity = state.metrics.get("perplexity")
     shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
     why = f"{state.evidence}: {state.cause}" if state.cause else state.evidence
-    doing = [_doing(state)] if watched else []
+    doing = [_doing(state, meter)] if meter else []
     return (state.entry.name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
             f"{why}{_ago(state.age)}")  # fmt: skip
 

@@ -97,6 +97,11 @@ class Meter:
             total=_use("", list(_once(states)), spent),
         )
 
+    def spent(self, state: CellState) -> Spent:
+        """What the cell took so far, at all its stages and over all attempts."""
+        living = state.directory if state.state == "running" else None
+        return sum((self._stage(stage.key, living) for stage in state.entry.cell.stages), NOTHING)
+
     def _stage(self, key: str, living: Path | None) -> Spent:
         """What the stage took, over all attempts; the one in the folder `living` goes on."""
         each = (self._attempt(attempt, running=attempt.path == living)[0] for attempt in attempts(self.runs, key))
@@ -175,9 +180,9 @@ def _likes(states: Sequence[CellState], spent: Mapping[str, Spent]) -> dict[tupl
 
 
 def _lasts(state: CellState, likes: Mapping[tuple[str, object], float]) -> float | None:
-    """Seconds that a cell which runs or waits will still take."""
-    eta = _eta(state)
-    return eta if eta is not None else likes.get(_like(state))
+    """Seconds that a cell which runs or waits will still take; one that was interrupted goes on where it was."""
+    eta, usual = _eta(state), likes.get(_like(state))
+    return eta if eta is not None or usual is None else usual * (1 - (state.fraction or 0.0))
 
 
 def _eta(state: CellState) -> float | None:

@@ -57,7 +57,7 @@ def runs(tmp_path: Path) -> Path:
 def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
     usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
              "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
-             "RestartCnt": "0", "tres-alloc": "cpu=1,gres/gpu=2"}  # fmt: skip
+             "RestartCnt": "0"}  # fmt: skip
     words = {**usual, **more}
     return "".join(words.get(column, "").ljust(width) for column, width in sources.COLUMNS.items()) + "\n"
 
@@ -131,7 +131,7 @@ def test_scontrol_tells_where_squeue_does_not(programs: Programs, runs: Path, sq
     assert not found.error
     assert found.jobs == {
         NAME: {
-            0: Job("7_0", "RUNNING", "None", "n1", 1.7e9, 1.7e9 + 300, restarts=2, gpus=2, partition="low"),
+            0: Job("7_0", "RUNNING", "None", "n1", 1.7e9, 1.7e9 + 300, restarts=2, partition="low"),
             1: Job("7_1", "PENDING", "Priority", partition="low"),
             2: Job("7_2", "PENDING", "Priority", partition="low"),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from gpas_cli.launch.slurm import states
@@ -24,16 +23,9 @@ class Job:
     end: float = 0.0
     exit: str = ""
     restarts: int = 0
-    gpus: int = 0
     partition: str = ""
     place: int = 0
     waiting: int = 0
-
-    @property
-    def gpu_hours(self) -> float:
-        """GPU-hours of this start of the job, so far or in all."""
-        until = self.end if self.ended else time.time()
-        return self.gpus * max(0.0, until - self.start) / 3600 if self.start else 0.0
 
     @property
     def ended(self) -> bool:

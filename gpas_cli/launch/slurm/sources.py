@@ -17,7 +17,7 @@ WHOLE = -1  # stands for every index of an array that has no record of its own
 # squeue pads and cuts every column to its width; nothing else is safe to split at. scontrol has the same by name.
 COLUMNS = {
     "Name": 80, "State": 24, "Partition": 48, "PriorityLong": 24, "Reason": 48, "ArrayJobID": 20, "ArrayTaskID": 16,
-    "NodeList": 200, "StartTime": 24, "EndTime": 24, "exit_code": 12, "RestartCnt": 12, "tres-alloc": 120,
+    "NodeList": 200, "StartTime": 24, "EndTime": 24, "exit_code": 12, "RestartCnt": 12,
 }  # fmt: skip
 ENDS = list(accumulate(COLUMNS.values()))
 HEAD = 7  # columns that are read of everybody's jobs
@@ -54,7 +54,7 @@ def scontrol(names: Collection[str]) -> Jobs:
         told = dict(FIELD.findall(text))
         if (name := told.get("JobName", "")) in names:
             fields = ("JobState", "Partition", "Priority", "Reason", "ArrayJobId", "ArrayTaskId", "NodeList",
-                      "StartTime", "EndTime", "ExitCode", "Restarts", "TRES")  # fmt: skip
+                      "StartTime", "EndTime", "ExitCode", "Restarts")  # fmt: skip
             words = [told.get(field, "") for field in fields]
             for index in indices(f"_{words[5]}") if words[5] else ():
                 _add(jobs, name, str(index), [*words[:5], str(index), *words[6:]])
@@ -70,7 +70,7 @@ def _cut(text: str, first: int, last: int) -> list[str]:
 
 def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
     """File one record; one without an index is that of an array which ended as a whole, or none of ours."""
-    shown, partition, _, reason, array, _, nodes, start, end, code, again, tres = words
+    shown, partition, _, reason, array, _, nodes, start, end, code, again = words
     state = states.plain(shown)
     if index.isdigit() or state in states.ENDED:
         jobs.setdefault(name, {})[int(index) if index.isdigit() else WHOLE] = Job(
@@ -82,7 +82,6 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
             end=_time(end),
             exit=_exit_words(code) if state in states.ENDED else "",
             restarts=_number(again),
-            gpus=_gpus(tres),
             partition=_first(partition),
         )
 
@@ -132,12 +131,6 @@ def _number(word: str, otherwise: int = 0) -> int:
 
 def _first(partitions: str) -> str:
     return partitions.partition(",")[0]
-
-
-def _gpus(tres: str) -> int:
-    """The GPUs among allocated resources, `cpu=4,mem=8G,node=1,gres/gpu=2`."""
-    counts = [part.partition("=")[2] for part in tres.split(",") if part.startswith("gres/gpu=")]
-    return _number(counts[0]) if counts else 0
 
 
 def _exit_words(code: str) -> str:
