@@ -83,7 +83,7 @@ def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
         again = i > 0 and runs[i - 1].node == run.node
         first: dict[str, Cell] = {"node": ("" if again else run.node, "bold"), "device": _devices(run.devices)}
         losses = run.state.progress.losses if run.state.progress else ()
-        last: dict[str, Cell] = {unit: _hours(run.spent), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
+        last: dict[str, Cell] = {unit: _hours(run.spent, unit), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
         rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
     return _table(rows, SPARED, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
 
@@ -125,7 +125,7 @@ def _grids(room: Room) -> RenderableType:
         done = sum(use.states[state] for state in ("done", "diverged"))
         cells = {
             "grid": use.grid or "in all", "cells": f"{use.states.total()}", "done": f"{done}", "left": f"{use.left}",
-            f"{unit} so far": _hours(use.spent), f"{unit} to go": _hours(use.to_go) if use.to_go else "",
+            f"{unit} so far": _hours(use.spent, unit), f"{unit} to go": _hours(use.to_go, unit) if use.to_go else "",
             "ends about": _ends(use),
         }  # fmt: skip
         rows.append({name: (text, style) if style else text for name, text in cells.items()})
@@ -150,13 +150,13 @@ def _devices(devices: Sequence[str]) -> str:
     return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
 
 
-def _hours(spent: Spent) -> str:
-    """GPU-hours; core-hours where no GPU was used."""
-    hours = spent.gpu_hours or spent.core_hours
+def _hours(spent: Spent, unit: str) -> str:
+    hours = spent.gpu_hours if unit == "GPU-hours" else spent.core_hours
     return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}"
 
 
 def _unit(room: Room) -> str:
+    """What hours are told of: GPUs, or cores where no GPU was used."""
     return "GPU-hours" if room.total.spent.gpu_hours else "core-hours"
 
 

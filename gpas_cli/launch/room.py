@@ -76,7 +76,7 @@ class Room:
 
 @dataclass
 class Meter:
-    """Tells what attempts took. What an attempt that has ended took is read once."""
+    """Tells what attempts took. Of one that was seen to end it is read once."""
 
     runs: Path
     _ended: dict[Path, tuple[Spent, dict[str, Any]]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Meter:
         return Running(state, str(node), tuple(map(str, facts.get("devices", ()))), _of(state, spent))
 
     def _attempt(self, attempt: AttemptDir, *, running: bool) -> tuple[Spent, dict[str, Any]]:
-        if attempt.path in self._ended:
+        if not running and attempt.path in self._ended:
             return self._ended[attempt.path]
         try:
             facts = attempt.read_attempt()
@@ -123,7 +123,7 @@ class Meter:
             found = _spent(seconds, facts.get("devices", ())), facts
         except (OSError, GpasError, KeyError, TypeError, ValueError):
             return NOTHING, {}  # a damaged attempt has no price
-        if not running:
+        if not running and attempt.exit_path.exists():
             self._ended[attempt.path] = found
         return found
 
