@@ -25,6 +25,7 @@ from gpas_cli.cli import (
     status,
     sync,
     table,
+    top,
     train,
     why,
 )
@@ -68,6 +69,7 @@ app.command("bench")(bench.bench)
 app.add_typer(run.app, name="run")
 app.command("train")(train.train)
 app.command("status")(status.status)
+app.command("top")(top.top)
 app.command("logs")(logs.logs)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)

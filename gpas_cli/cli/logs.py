@@ -29,26 +29,27 @@ def logs(
 ) -> None:
     """Print the log of a cell; attempts follow each other, each under its own heading.
 
+    With -f it goes on over further attempts, requeued jobs of SLURM included, until the cell has ended.
+
     Example: [bold]gpas logs pre-gpas-s1 -f[/bold]
     """
     (entry,) = find_cells([cell])
-    lines = list(_lines(entry, events, {}))
+    offsets: dict[Path, int] = {}
+    lines = list(_lines(entry, events, offsets, unfinished=not follow))
     for line in lines if tail is None else lines[len(lines) - tail :]:
         print(line)
     if not lines and not follow:
         console().print(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
     if follow:
-        _follow(entry, events)
+        _follow(entry, events, offsets)
 
 
-def _follow(entry: Entry, events: bool) -> None:
+def _follow(entry: Entry, events: bool, offsets: dict[Path, int]) -> None:
     from gpas_cli.launch.watch import look
 
-    offsets: dict[Path, int] = {}
-    list(_lines(entry, events, offsets))
     while True:
         ended = look(project().runs, [entry])[0].state in ENDED
-        for line in _lines(entry, events, offsets):
+        for line in _lines(entry, events, offsets, unfinished=ended):
             print(line)
         sys.stdout.flush()
         if ended:
@@ -56,8 +57,11 @@ def _follow(entry: Entry, events: bool) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _lines(entry: Entry, events: bool, offsets: dict[Path, int]) -> Iterator[str]:
-    """Lines not yet seen of every attempt of every stage; `offsets` remembers how far each file was read."""
+def _lines(entry: Entry, events: bool, offsets: dict[Path, int], *, unfinished: bool) -> Iterator[str]:
+    """Lines not yet seen of every attempt of every stage; `offsets` remembers how far each file was read.
+
+    A last line that has no end yet is left for the next time, unless `unfinished` ones are wanted.
+    """
     from gpas_cli.store.rundir import attempts
 
     for stage in entry.cell.stages:
@@ -67,13 +71,15 @@ def _lines(entry: Entry, events: bool, offsets: dict[Path, int]) -> Iterator[str
                 continue
             if path not in offsets and not events:
                 yield f"==> {stage.kind} {stage.key}, attempt {attempt.number}: {path}"
-            yield from _journal(path, offsets) if events else _text(path, offsets)
+            yield from _journal(path, offsets) if events else _text(path, offsets, unfinished)
 
 
-def _text(path: Path, offsets: dict[Path, int]) -> Iterator[str]:
+def _text(path: Path, offsets: dict[Path, int], unfinished: bool) -> Iterator[str]:
     with path.open("rb") as file:
         file.seek(offsets.get(path, 0))
         new = file.read()
+    if not unfinished:
+        new = new[: new.rfind(b"\n") + 1]
     offsets[path] = offsets.get(path, 0) + len(new)
     yield from new.decode(errors="replace").splitlines()
 

@@ -52,17 +52,15 @@ def _as_mapping(planned: Plan) -> dict[str, Any]:
 def render(planned: Plan) -> RenderableType:
     """A row per cell, then the totals and the estimate with what it rests on."""
     from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("cell", "key", "action", "detail"):
-        table.add_column(column, no_wrap=column != "detail")
+    from gpas_cli.cli.columns import Columns
+
+    rows = []
     for row in planned.rows:
-        action = f"[{COLOURS[row.action]}]{row.action}[/]"
         notes = "; ".join(part for part in (row.detail, *row.entry.notes) if part)
-        table.add_row(row.entry.id, row.entry.key[:8], action, escape(notes))
+        rows.append((row.entry.id, row.entry.key[:8], (row.action, COLOURS[row.action]), notes))
+    table = Columns(("cell", "key", "action", "detail"), rows)
     basis = Text("\n".join(f"  {line}" for line in planned.estimate.basis), style="dim")
     return Group(table, Text(headline(planned), style="bold"), basis)
 

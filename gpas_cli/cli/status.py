@@ -15,9 +15,12 @@ from gpas_cli.cli.live import spike_mark
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gpas_cli.cli.columns import Cell
+    from gpas_cli.launch.room import Meter
+    from gpas_cli.launch.slurm.jobs import Job
     from gpas_cli.launch.watch import CellState
 
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 2.0
 WATCHED = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "missing", "done")
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -41,16 +44,17 @@ def status(
     if watch and not as_json:
         _watch(names, where, every)
         return
-    states = _look(names, where, every)
+    states = observed(names, where, every, jobs=as_json)
     if as_json:
         print_json(cells=[as_mapping(state) for state in states])
     else:
         console().print(render(states))
 
 
-def _look(
-    names: Sequence[str] | None, where: Sequence[str] | None, every: bool, *, jobs: bool = False
+def observed(
+    names: Sequence[str] | None, where: Sequence[str] | None, every: bool = False, *, jobs: bool = False
 ) -> list[CellState]:
+    """The states of the cells that are meant: of the grids named, else of the default and every grid started."""
     from gpas_cli.launch.watch import look
 
     if names or every:
@@ -63,37 +67,46 @@ def _look(
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> None:
     from rich.live import Live
 
+    from gpas_cli.launch.room import Meter
+
+    meter = Meter(project().runs)
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_view(_look(names, where, every, jobs=True)), refresh=True)
+                live.update(_view(observed(names, where, every, jobs=True), meter), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
 
 
-def _view(states: Sequence[CellState]) -> RenderableType:
+def _view(states: Sequence[CellState], meter: Meter) -> RenderableType:
     """Totals first, then what is going on: a short terminal cuts the quiet cells off."""
     from rich.console import Group
     from rich.text import Text
 
     lively = sorted(states, key=lambda state: WATCHED.index(state.state))
-    return Group(Text.from_markup(totals(states)), render(lively, watched=True))
+    return Group(Text.from_markup(totals(states)), *_grid_tables(lively, meter))
 
 
-def _doing(state: CellState) -> str:
-    """Loss and time left of what runs, and on which node; when and why not yet, of what SLURM has queued."""
+def _doing(state: CellState, meter: Meter) -> str:
+    """Loss, time left, GPU-hours so far and node of what runs; when and why not yet, of what SLURM has queued."""
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
-        parts += [f"{_span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
     if state.state == "running" and job:
         parts += [f"on {job.nodes}"] if job.nodes else []
-        parts += [f"{job.gpu_hours:.2f} GPU-hours"] if job.gpus else []
     if state.state == "queued" and job:
-        parts += [f"starts about {time.strftime('%d %b %H:%M', time.localtime(job.start))}"] if job.start else []
-        parts += [job.reason] if job.reason not in ("", "None") else []
+        parts += [job.in_line] if job.in_line else []
+        parts += [f"starts about {begins}"] if (begins := starts(job)) else []
+        parts += [job.held or job.reason] if job.reason not in ("", "None") else []
     return ", ".join(parts)
+
+
+def starts(job: Job) -> str:
+    """When SLURM expects to start a job, "" when it does not say."""
+    return time.strftime("%d %b %H:%M", time.localtime(job.start)) if job.start else ""
 
 
 def as_mapping(state: CellState) -> dict[str, Any]:
@@ -104,24 +117,33 @@ def as_mapping(state: CellState) -> dict[str, Any]:
         "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
-        "job": state.job.id if state.job else None, "node": state.job.nodes or None if state.job else None,
+        **job_mapping(state.job),
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
         "spikes": progress.spikes if progress else None,
         "metrics": {name: json_number(value) for name, value in state.metrics.items()},
     }  # fmt: skip
 
 
-def render(states: Sequence[CellState], *, watched: bool = False) -> RenderableType:
-    """One table per grid and a line of totals; `watched`, with what each cell is doing."""
+def job_mapping(job: Job | None) -> dict[str, Any]:
+    """What SLURM says of a cell's job, nulls where it says nothing. `position` is that among `waiting` jobs."""
+    if job is None:
+        return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
+    from gpas_cli.launch.slurm.states import WAITING
+
+    waits = job.state in WAITING
+    return {
+        "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
+        "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
+        "expected_start": job.start or None if waits else None,
+    }  # fmt: skip
+
+
+def render(states: Sequence[CellState]) -> RenderableType:
+    """One table per grid and a line of totals."""
     from rich.console import Group
     from rich.text import Text
 
-    grids = dict.fromkeys(state.entry.grid for state in states)
-    parts: list[RenderableType] = [
-        _grid_table(grid, [s for s in states if s.entry.grid == grid], watched) for grid in grids
-    ]
-    parts.append(Text.from_markup(totals(states)))
-    return Group(*parts)
+    return Group(*_grid_tables(states), Text.from_markup(totals(states)))
 
 
 def totals(states: Sequence[CellState]) -> str:
@@ -131,29 +153,25 @@ def totals(states: Sequence[CellState]) -> str:
     return ", ".join(parts) if parts else "no cells"
 
 
-def _grid_table(grid: str, states: Sequence[CellState], watched: bool) -> RenderableType:
-    from rich.table import Table
+def _grid_tables(states: Sequence[CellState], meter: Meter | None = None) -> list[RenderableType]:
+    """A table of each grid; with a meter, of what each cell is doing as well."""
+    from gpas_cli.cli.columns import Columns
 
-    table = Table(
-        title=grid, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
-    )
-    for column in ("cell", "key", "state", "perplexity", *(["doing"] if watched else []), "evidence"):
-        table.add_column(column, no_wrap=column != "evidence", justify="right" if column == "perplexity" else "left")
+    headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
+    spared = ("evidence", "key", "perplexity") if meter else ()
+    by_grid: dict[str, list[tuple[Cell, ...]]] = {}
     for state in states:
-        *cells, evidence = _row(state)
-        table.add_row(*cells, *([_doing(state)] if watched else []), evidence)
-    return table
+        by_grid.setdefault(state.entry.grid, []).append(_row(state, meter))
+    return [Columns(headers, rows, grid, frozenset({"perplexity"}), spared) for grid, rows in by_grid.items()]
 
 
-def _row(state: CellState) -> tuple[str, ...]:
-    from rich.markup import escape
-
-    colour = COLOURS[state.state]
+def _row(state: CellState, meter: Meter | None) -> tuple[Cell, ...]:
     perplexity = state.metrics.get("perplexity")
     shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
     why = f"{state.evidence}: {state.cause}" if state.cause else state.evidence
-    return (state.entry.name, state.entry.cell.key[:8], f"[{colour}]{_how_far(state)}[/{colour}]", shown,
-            escape(f"{why}{_ago(state.age)}"))  # fmt: skip
+    doing = [_doing(state, meter)] if meter else []
+    return (state.entry.name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
+            f"{why}{_ago(state.age)}")  # fmt: skip
 
 
 def _how_far(state: CellState) -> str:
@@ -164,10 +182,10 @@ def _how_far(state: CellState) -> str:
 
 
 def _ago(seconds: float | None) -> str:
-    return "" if seconds is None else f", {_span(seconds)} ago"
+    return "" if seconds is None else f", {span(seconds)} ago"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -61,6 +61,7 @@ class _Expansion:
     problems: list[Problem] = field(default_factory=list)
     done: dict[str, list[Entry]] = field(default_factory=dict)
     seen: set[tuple[str, str]] = field(default_factory=set)
+    asked: dict[tuple[str, str], Resources] = field(default_factory=dict)  # of a grid's cells of a size
 
     def grid(self, name: str) -> list[Entry]:
         if name not in self.done:
@@ -152,10 +153,12 @@ class _Expansion:
         return list(entries.values())
 
     def resources(self, grid: Grid, settings: Node) -> Resources:
-        own = self.experiments.resources.get(_size_word(settings), Resources())
-        if not grid.resources:
-            return own
-        return parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
+        size = _size_word(settings)
+        if (grid.name, size) not in self.asked:
+            own = self.experiments.resources.get(size, Resources())
+            made = parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) if grid.resources else own
+            self.asked[grid.name, size] = made or own
+        return self.asked[grid.name, size]
 
     def with_included(self, grid: Grid, own: list[Entry]) -> list[Entry]:
         """Own cells first; an included cell that is there already is not repeated."""

@@ -74,7 +74,7 @@ def plan(
     lacking = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
     fitting = {key: job for key, job in lacking.items() if not machine.check(job.resources, job.id)}
     resume = {key: step for key in fitting if (step := resumable(runs, key))}
-    rows = [_row(state, fitting, resume, machine, kinds) for state in look(runs, entries)]
+    rows = [_row(state, fitting, resume, machine, kinds) for state in look(runs, entries, seen=dict(seen))]
     return Plan(
         rows=tuple(rows),
         stages=Counter(sighting.state for sighting in seen.values()),

@@ -29,6 +29,7 @@ class Progress:
     grad_norm: float | None = None
     mfu: float | None = None
     spikes: int = 0
+    memory: float | None = None  # bytes
 
 
 def progress(events: Sequence[Event]) -> Progress | None:
@@ -50,6 +51,7 @@ def progress(events: Sequence[Event]) -> Progress | None:
         eta=_eta(lines),
         grad_norm=number(last.get("grad_norm")),
         mfu=number(last.get("mfu")),
+        memory=number(last.get("memory")),
         spikes=sum(event.get("kind") == "spike" for event in events),
     )
 

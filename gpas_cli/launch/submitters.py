@@ -20,10 +20,12 @@ from pathlib import Path
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
+from gpas_cli.launch.slurm import failures, submission
 from gpas_cli.launch.slurm.queue import FRESH, Queue, current
 from gpas_cli.store.rundir import read_json, stage_dir, write_json
 
 HEARTBEAT = 15.0  # seconds between two touches of the lock file
+CLAIM = "claim.json"
 SILENCE = 120.0  # seconds without a sign of life after which another host's process counts as gone
 
 
@@ -50,14 +52,16 @@ class Liveness:
 
     runs: Path
     max_age: float = FRESH  # seconds for which an answer of the scheduler serves
+    line: bool = False  # whether the scheduler is asked where jobs stand in line
     _known: dict[str, bool] = field(default_factory=dict)
-
     _dead: dict[str, float] = field(default_factory=dict)
+    _held: dict[str, str] = field(default_factory=dict)
+    _recorded: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
     def queue(self) -> Queue:
         """What the scheduler says of all jobs, asked for when the first of them is looked at."""
-        return current(self.runs, self.max_age)
+        return current(self.runs, self.max_age, line=self.line)
 
     def queue_after(self, claim: Claim) -> Queue | None:
         """An answer given after the submitter was seen to be dead: only such a one can miss a job for good.
@@ -69,8 +73,20 @@ class Liveness:
                 return None
             self._dead[claim.submitter] = time.time()
         if self.queue.time <= self._dead[claim.submitter]:
-            self.__dict__["queue"] = current(self.runs, max_age=0.0)
+            self.__dict__["queue"] = current(self.runs, max_age=0.0, line=self.line)
         return self.queue
+
+    def breaker(self, name: str) -> str:
+        """Why the rest of a submission is held back, "" when it is not."""
+        if name not in self._held:
+            self._held[name] = failures.breaker(submission.folder(self.runs) / name)
+        return self._held[name]
+
+    def recorded(self, name: str) -> bool:
+        """Whether the submission of that name is on disk: one that the scheduler refused is not."""
+        if name not in self._recorded:
+            self._recorded[name] = submission.find(self.runs, name) is not None
+        return self._recorded[name]
 
     def __call__(self, claim: Claim) -> bool:
         if claim.submitter not in self._known:
@@ -133,7 +149,7 @@ def claims_lock(runs: Path) -> Path:
 
 
 def claim_path(runs: Path, key: str) -> Path:
-    return stage_dir(runs, key) / "claim.json"
+    return stage_dir(runs, key) / CLAIM
 
 
 def read_claim(runs: Path, key: str) -> Claim | None:
@@ -152,10 +168,13 @@ def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int) -
     `more` is {submission, index} where a SLURM job is to run the stage: such a claim outlives its submitter.
     """
     path = claim_path(runs, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{submitter.id}")
+    aside = path.with_name(f".{CLAIM}.{submitter.id}")
     claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
-    aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+    try:
+        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
     aside.replace(path)
 
 

@@ -24,11 +24,12 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.progress import Event, Progress, checkpoint_step, progress
+from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.judge import judge
-from gpas_cli.launch.slurm.queue import Job
-from gpas_cli.launch.submitters import SILENCE, Claim, Liveness, read_claim
+from gpas_cli.launch.slurm.queue import FRESH, FRESH_LINE
+from gpas_cli.launch.submitters import CLAIM, SILENCE, Claim, Liveness, read_claim
 from gpas_cli.store.journal import tail
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.store.rundir import AttemptDir, attempts, look_in, read_json
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -37,6 +38,7 @@ STATES = ("missing", "queued", "running", "interrupted", "done", "diverged", "fa
 RESULTS = ("done", "diverged")  # nothing is left to do
 ALIVE = ("queued", "running")  # somebody is at it
 GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
+NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
 EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
 
 
@@ -46,8 +48,8 @@ class Sighting:
 
     `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
     a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is
-    what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made the
-    attempt, `job` what SLURM says of it.
+    what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made an
+    attempt without a result, `job` what SLURM says of it.
     """
 
     state: str
@@ -80,13 +82,17 @@ class CellState(Sighting):
     key: str
 
 
-def look(runs: Path, entries: Iterable[Entry], *, jobs: bool = False) -> list[CellState]:
-    """The state of each entry, in order. Every stage is read once, however many entries share it.
+def look(
+    runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, Sighting] | None = None
+) -> list[CellState]:
+    """The state of each entry, in order. Every stage is read once, however many entries share it, and not at all where
+    `seen` has it.
 
-    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it.
+    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it, and
+    where jobs that wait stand in line.
     """
-    seen: dict[str, Sighting] = {}
-    alive = Liveness(runs)
+    seen = {} if seen is None else seen
+    alive = Liveness(runs, FRESH_LINE if jobs else FRESH, line=jobs)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     return [_with_job(runs, state, alive) for state in states] if jobs else states
 
@@ -124,7 +130,7 @@ def observe(runs: Path, key: str, alive: Liveness | None = None) -> Sighting:
 
 
 def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
-    tries = attempts(runs, key)
+    tries, files = look_in(runs, key)
     last = conclude_or_unknown(tries[-1]) if tries else Sighting(state="missing", evidence="no attempt")
     if last.state not in RESULTS:
         # A result once obtained stands, whatever was tried after it.
@@ -132,7 +138,7 @@ def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
         last = next(earlier, last)
     if last.state in RESULTS or (last.state in ALIVE and last.source != "silence"):
         return last
-    claim = read_claim(runs, key)
+    claim = read_claim(runs, key) if CLAIM in files else None
     if claim and claim.submission:
         return judge(runs, key, last, claim, alive)
     if last.state in ALIVE:
@@ -153,18 +159,17 @@ def conclude(attempt: AttemptDir) -> Sighting:
     events = tail(attempt.journal_path, GLANCE)
     told = outcome(events)
     if told is None:
-        events = tail(attempt.journal_path, LOOK)
+        events = tail(attempt.journal_path, LOOK, newest=NEWEST)
         told = outcome(events)
     found = _from_outcome(told) if told else _from_process(attempt, events)
     if told is None and found.state != "running":
         # The process may have told its outcome and ended after the journal was read and before the lock was.
-        events = tail(attempt.journal_path, LOOK)
+        events = tail(attempt.journal_path, LOOK, newest=NEWEST)
         told = outcome(events)
         found = _from_outcome(told) if told else found
-    age = _age(events, found.age)
-    made = attempt.read_attempt().get("slurm")
+    made = None if found.state in RESULTS else attempt.read_attempt().get("slurm")
     return replace(
-        found, progress=progress(events), age=age, attempt=attempt.number, directory=attempt.path,
+        found, progress=progress(events), age=_age(events, found.age), attempt=attempt.number, directory=attempt.path,
         submission=str(made.get("submission", "")) if isinstance(made, Mapping) else "",
     )  # fmt: skip
 

@@ -108,11 +108,15 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The named parts a specification may refer to; experiments.yaml may add sizes, corpora and schemes."""
+    """The named parts a specification may refer to; experiments.yaml may add sizes, corpora and schemes.
+
+    `models` keeps networks that have been parsed and found sound, by how they are spelt: cells of a grid share them.
+    """
 
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     schemes: Mapping[str, type[Scheme]] = field(default_factory=known_schemes)
     corpora: Mapping[str, Data] = field(default_factory=lambda: CORPORA)
+    models: dict[str, Model] = field(default_factory=dict, compare=False, repr=False)
 
 
 def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue | None = None) -> Cell | None:
@@ -171,6 +175,17 @@ _STAGES: dict[str, type] = {"finetune": Finetune, "downstream": Downstream, "imp
 
 
 def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:
+    spelt = repr([values.get(name, ...) for name in MODEL_PARTS])
+    if spelt not in catalogue.models:
+        before = len(problems)
+        made = _new_model(values, problems, catalogue)
+        if made is None or len(problems) > before:
+            return made
+        catalogue.models[spelt] = made
+    return catalogue.models[spelt]
+
+
+def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:
     before = len(problems)
     if "size" not in values:
         problems.append(Problem(("size",), f"is required; {nearest('', catalogue.sizes)}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from gpas_cli.spec import parse
@@ -38,6 +39,13 @@ class Model:
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
         """The sections as JSON-ready data; `parse_model` of it gives an equal model."""
+        return dict(self._for_key) if for_key else self._mapping(for_key=False)
+
+    @cached_property
+    def _for_key(self) -> dict[str, Any]:
+        return self._mapping(for_key=True)
+
+    def _mapping(self, *, for_key: bool) -> dict[str, Any]:
         parts = {name: parse.plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
         family = parse.plain(self.family, for_key=for_key)
         # Keys are older than families: LLaMA's, all of whose fields are late, is not in them.

@@ -19,6 +19,7 @@ from gpas_cli.errors import Problem, nearest
 T = TypeVar("T")
 Path = tuple[str | int, ...]
 MISSING = dataclasses.MISSING
+_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def setting(
@@ -44,8 +45,34 @@ def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+@cache
+def _layout(cls: Hashable) -> tuple[tuple[str, bool, Any], ...]:
+    """(name, whether it is a late field, default) of each field: looked up once, not for every instance."""
+    found = dataclasses.fields(typing.cast(Any, cls))
+    return tuple((f.name, bool(f.metadata.get("late")), f.default) for f in found)
+
+
+KEPT = 4096  # sections: a grid has few different ones, however many cells share them
+_BUILT: dict[tuple[type, str], Any] = {}
+
+
 def build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Problem]) -> T | None:
-    """An instance of the dataclass `cls` from `values`, or None after adding to `problems`."""
+    """An instance of the dataclass `cls` from `values`, or None after adding to `problems`.
+
+    Values that are spelt alike give the same instance: the cells of a grid differ in a section or two.
+    """
+    spelt = cls, repr(values)  # which tells 1, 1.0, true and '1' apart, and 0.0 from -0.0
+    if spelt in _BUILT:
+        return typing.cast(T, _BUILT[spelt])
+    made = _build(cls, values, path, problems)
+    if made is not None:
+        if len(_BUILT) >= KEPT:
+            _BUILT.clear()
+        _BUILT[spelt] = made
+    return made
+
+
+def _build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Problem]) -> T | None:
     before = len(problems)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in values:
@@ -130,10 +157,15 @@ def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
 
 def plain(value: Any, *, for_key: bool = False) -> Any:
     """A dataclass as JSON-ready mappings and lists; with `for_key`, late fields at their default are left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        kept = [f for f in fields if not (for_key and f.metadata.get("late") and getattr(value, f.name) == f.default)]
-        return {f.name: plain(getattr(value, f.name), for_key=for_key) for f in kept}
-    if isinstance(value, tuple | list):
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, (tuple, list)):
         return [plain(v, for_key=for_key) for v in value]
-    return value
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    found = {}
+    for name, late, default in _layout(type(value)):
+        own = getattr(value, name)
+        if not (for_key and late and own == default):
+            found[name] = own if type(own) in _SCALARS else plain(own, for_key=for_key)
+    return found

@@ -25,6 +25,7 @@ from typing import Any
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
 EXPENDABLE = ("step", "layers")  # what is dropped first when even that is not enough: dense and least missed
 RESERVED = frozenset({"n", "t"})
+NEAR = 80  # bytes of a line that hold its checksum, number, time and kind
 SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; a network file system shows them at once
 
 
@@ -138,8 +139,11 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
     return events, offset + end, damaged
 
 
-def tail(path: Path, size: int = 65536) -> list[dict[str, Any]]:
-    """The events in the last `size` bytes; damaged ones and the cut first one are left out. No file, no events."""
+def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    """The events in the last `size` bytes; damaged ones and the cut first one are left out. No file, no events.
+
+    Of the kinds in `newest`, only the first of all and that many of the last are decoded: most lines are of one kind.
+    """
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - size)
@@ -149,7 +153,7 @@ def tail(path: Path, size: int = 65536) -> list[dict[str, Any]]:
         return []
     if start:
         data = data[data.find(b"\n") + 1 :] if b"\n" in data else b""
-    return _decode_lines(data)[0]
+    return _decode_lines(data, newest or {})[0]
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
@@ -188,11 +192,21 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a journal cannot hold {type(value).__name__}: {value!r}")
 
 
-def _decode_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
+def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[dict[str, Any]], int]:
     # An empty line is what is left between a whole event that lacked its newline and the one its writer put next.
-    decoded = [decode(line) for line in data.split(b"\n") if line]
+    lines = [line for line in data.split(b"\n") if line]
+    for kind, count in (newest or {}).items():
+        lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
+    decoded = [decode(line) for line in lines]
     events = [event for event in decoded if event is not None]
     return events, len(decoded) - len(events)
+
+
+def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
+    """`lines` without those that have `mark` near their start, the first and the last `count` of them excepted."""
+    marked = [i for i, line in enumerate(lines) if line.find(mark, 0, NEAR) >= 0]
+    dropped = set(marked[1:-count])
+    return [line for i, line in enumerate(lines) if i not in dropped] if dropped else lines
 
 
 def _next_number(path: Path) -> int:

@@ -35,6 +35,7 @@ def test_command_is_documented(path: str, command: object) -> None:
 READ_COMMANDS = (
     "plan",
     "status",
+    "top",
     "why",
     "explain",
     "table",

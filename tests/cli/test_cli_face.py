@@ -47,6 +47,8 @@ def gpas(folder: Path, *words: str, stdin: str | None = None) -> subprocess.Comp
         ("plan", "table2"),
         ("status",),
         ("status", "--all", "--json"),
+        ("top",),
+        ("top", "--json"),
         ("table", "--paper"),
         ("table", "table2", "--paper", "--format", "latex"),
         ("explain", "mix-gpas-s1"),

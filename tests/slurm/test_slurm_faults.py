@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -53,6 +54,28 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
     assert [event["outcome"] for event in toy.events() if event["kind"] == "outcome"][-1] == "done"
     assert toy.losses() == straight.losses()
     toy.trained_once()
+
+
+def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Cluster, tmp_path: Path) -> None:
+    toy = one_cell(cluster, tmp_path / "toy")
+    toy.submit()
+    follower = toy.start("logs", "pre-gpas-s1", "-f")
+    said = toy.folder / "said.txt"
+    wait(toy.training)
+    for attempts in (2, 3):
+        cluster.run("scontrol", "requeue", job_of(toy))
+        wait(lambda attempts=attempts: len(toy.attempts()) == attempts and toy.training())
+        assert follower.poll() is None, said.read_text()
+    toy.finish()
+    assert follower.wait(30) == 0
+    lines = said.read_text().splitlines()
+    headings = [i for i, line in enumerate(lines) if line.startswith("==>")]
+    assert [lines[i].split(", ")[1].split(":")[0] for i in headings] == ["attempt 1", "attempt 2", "attempt 3"]
+    logs = [path / "log.txt" for path in toy.attempts()]
+    assert [lines[a + 1 : b] for a, b in itertools.pairwise([*headings, len(lines)])] == [
+        path.read_text().splitlines() for path in logs
+    ]
+    assert logs[-1].read_text()
 
 
 @pytest.mark.parametrize("told", ["warned", "ended"])

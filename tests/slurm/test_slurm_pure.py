@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch.slurm import commands, failures, queue, states
+from gpas_cli.launch.slurm import commands, failures, queue, sources, states
 from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
+from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.judge import judge
-from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.launch.slurm.queue import Queue
 from gpas_cli.launch.slurm.script import parameters, text
 from gpas_cli.launch.snapshot import Snapshot
 from gpas_cli.launch.stages import StageJob
@@ -23,6 +24,8 @@ from gpas_cli.launch.watch import Sighting
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
 
 CELL = cell_from(
     {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8}}
@@ -128,7 +131,7 @@ def test_index_lists_are_as_sbatch_takes_them() -> None:
     [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
 )
 def test_sacct_names_of_elements(word: str, wanted: list[int]) -> None:
-    assert list(queue.indices(word)) == wanted
+    assert list(sources.indices(word)) == wanted
 
 
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
@@ -215,9 +218,19 @@ def test_memory_is_told_from_other_failures() -> None:
                   "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
         assert failures.is_memory(cause)
     assert not failures.is_memory("DataError: no such file: memory.txt")
-    facts = {"cell": CELL.to_mapping(), "resources": {"micro_batch": 0}}
-    assert failures.fewer_rows(facts) == 4
-    assert failures.fewer_rows({**facts, "resources": {"micro_batch": 1}}) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "took", "wanted"), [(0, 6, 3), (8, 8, 4), (0, 1, 0), (1, None, 0), (4, None, 2), (0, None, 0)]
+)
+def test_half_the_rows_that_an_attempt_took(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
+    made = create_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
+    journal = Journal(made.journal_path)
+    journal("phase", name="tokenising")
+    if took is not None:
+        journal("phase", name="training", micro_batch=took)
+    journal.close()
+    assert failures.fewer_rows(made) == wanted
 
 
 def test_causes_are_alike_but_for_numbers_and_paths(tmp_path: Path) -> None:

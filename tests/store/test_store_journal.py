@@ -338,3 +338,11 @@ def test_the_writer_imports_little() -> None:
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'sqlalchemy', 'alembic', 'torch', 'numpy', 'yaml'}))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [("start", 0), *(("step", i) for i in range(1, 50)), ("spike", 50), ("step", 51), ("outcome", 52)]
+    path.write_bytes(b"".join(encode({"n": n, "t": 1.0, "kind": kind}) for kind, n in lines))
+    assert [event["n"] for event in tail(path, newest={"step": 3})] == [0, 1, 48, 49, 50, 51, 52]
+    assert [event["n"] for event in tail(path, newest={"layers": 1})] == list(range(53))

@@ -141,7 +141,7 @@ class Element:
         tries = attempts(self.runs, job["key"])
         before = tries[-1].read_attempt() if tries else {}
         rest = {name: value for name, value in job.items() if name != "reduce"}
-        if before and job.get("reduce") and (rows := fewer_rows(before)):
+        if before and job.get("reduce") and (rows := fewer_rows(tries[-1])):
             why = {"of": tries[-1].number, "why": f"out of memory; now {rows} rows at a time"}
             return {**rest, "resources": {**job["resources"], "micro_batch": rows}, "retry": why}
         if "retry" in before:
@@ -260,7 +260,7 @@ class Element:
         code, seen = child.process.wait(), conclude_or_unknown(child.attempt)
         killed = code == -signal.SIGKILL and not child.told
         failed = seen.state == "failed" and is_memory(seen.cause)
-        return (killed or failed) and not child.superseded and fewer_rows(child.attempt.read_attempt()) > 0
+        return (killed or failed) and not child.superseded and fewer_rows(child.attempt) > 0
 
     def _record(self, child: Child) -> int:
         """Write how the job ended; its exit code, or that of an interrupted one."""

@@ -11,22 +11,20 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.progress import checkpoint_step
-from gpas_cli.store.journal import tail
+from gpas_cli.store.journal import read, tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
 SAME = 3  # cells of one array that fail for the same reason before the rest is held back
-LOGITS = 2**26  # what the trainer lets the logits of one micro-batch have where nothing is asked (train.loop)
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
 )
 LOOK = 65536
+BEGINNING = 4 << 20  # bytes of a journal within which its training begins, however long it tokenised
 
 
 def is_memory(text: str) -> bool:
@@ -44,12 +42,15 @@ def end_of(log: Path, size: int = 4096) -> str:
         return ""
 
 
-def fewer_rows(facts: Mapping[str, Any]) -> int:
-    """Half the micro-batch that an attempt with these facts (attempt.json) had; 0 when it was a single row."""
-    cell = facts["cell"]
-    batch, vocab, length = cell["optim"]["batch"], cell["size"]["vocab"], cell["data"]["length"]
-    had = min(batch, facts["resources"]["micro_batch"] or max(1, LOGITS // (length * vocab)))
-    return int(had) // 2
+def fewer_rows(attempt: AttemptDir) -> int:
+    """Half the rows that an attempt took at a time, as its journal tells, else as it was asked to.
+
+    0 when that was a single row, or is not known: where memory ran out before the training began, rows took none of it.
+    """
+    events, _, _ = read(attempt.journal_path, limit=BEGINNING)
+    began = [event for event in events if event["kind"] == "phase" and event.get("name") == "training"]
+    asked = attempt.read_attempt()["resources"]["micro_batch"]
+    return int(began[-1].get("micro_batch", asked) if began else asked) // 2
 
 
 def fruitless(runs: Path, key: str) -> int:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.slurm import states, submission
-from gpas_cli.launch.slurm.failures import breaker, end_of, fruitless, is_memory
-from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.launch.slurm.failures import end_of, fruitless, is_memory
+from gpas_cli.launch.slurm.jobs import Job
+from gpas_cli.launch.slurm.queue import Queue
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
@@ -34,7 +35,7 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
         return last
     if not own and asked_to_cancel(runs, key, claim.since):
         return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)
-    if not own and (held := breaker(submission.folder(runs) / claim.submission)):
+    if not own and (held := alive.breaker(claim.submission)):
         return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
     queue: Queue | None = alive.queue
     job = alive.queue.find(claim.submission, claim.index)
@@ -42,7 +43,7 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
         queue = alive.queue_after(claim)
         job = queue.find(claim.submission, claim.index) if queue else None
     if queue is None or job is None:
-        return _unseen(runs, last, claim, queue)
+        return _unseen(last, claim, queue, alive)
     if job.ended:
         return spent(runs, key, _ended(runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
@@ -56,16 +57,16 @@ def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
         return False
 
 
-def _unseen(runs: Path, last: Sighting, claim: Claim, queue: Queue | None) -> Sighting:
+def _unseen(last: Sighting, claim: Claim, queue: Queue | None, alive: Liveness) -> Sighting:
     """The queue does not have the job: not yet (its submitter lives), or not any more, or nobody could be asked."""
     if queue is None:
         return _queued(last, claim, f"being submitted by {claim.submitter}", claim.since)
-    if submission.find(runs, claim.submission) is None:  # refused by the scheduler, or removed
+    if not alive.recorded(claim.submission):  # refused by the scheduler, or removed
         return last
     if queue.error:
         return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
     if last.state in ("missing", "interrupted", "unknown", "running"):
-        cause = f"SLURM does not know {claim.submission}[{claim.index}]"
+        cause = f"SLURM does not know {claim.submission}[{claim.index}]; the next `gpas run grid` submits it"
         return replace(last, state="interrupted" if last.attempt else "missing", cause=cause)
     return last
 

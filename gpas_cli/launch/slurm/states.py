@@ -6,6 +6,9 @@ from __future__ import annotations
 WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+# Reasons of what could not start if it were first.
+NOT_IN_LINE = frozenset({"Dependency", "DependencyNeverSatisfied", "BeginTime"})
 # Has processes or may have. COMPLETING may yet become PENDING again.
 AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 # The machine's doing, not the job's: to be run again.
@@ -31,3 +34,16 @@ def exit_words(code: str) -> tuple[int, int]:
     head, _, tail = code.partition(":")
     status, signal = (int(word) if word.isdigit() else 0 for word in (head, tail))
     return (0, status - 128) if status > 128 and not signal else (status, signal)
+
+
+def is_held(state: str, reason: str) -> bool:
+    """Whether a job waits until somebody releases it."""
+    # JobHeldUser, "job requeued in held state", launch_failed_requeued_held
+    word = reason.lower()
+    held = word.startswith("jobheld") or ("requeued" in word and "held" in word)
+    return state in HELD or (state in WAITING and held)
+
+
+def in_line(state: str, reason: str) -> bool:
+    """Whether a job waits for a machine."""
+    return state == "PENDING" and reason not in NOT_IN_LINE and not is_held(state, reason)

@@ -1,0 +1,225 @@
+"""`gpas top`: the machine room, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
+from gpas_cli.cli.live import clock, sparkline, spike_mark
+from gpas_cli.cli.status import COLOURS, job_mapping, observed, span, starts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.cli.columns import Cell
+    from gpas_cli.launch.room import Room, Running, Spent, Use
+    from gpas_cli.launch.watch import CellState
+
+REFRESH_SECONDS = 2.0
+BAR = 12  # characters of a bar
+# What a narrow terminal does without, first to go first.
+SPARED = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
+SPARED_IN_LINE = ("why",)
+OTHER_LINES = 10  # of the screen: headings, totals and blanks
+
+
+def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> None:
+    """Show what runs on which node and how fast, what waits and where in line, hours spent and the expected end.
+
+    For runs of this machine as for those of SLURM; without names, every grid that has been started. On a terminal it is
+    refreshed until Ctrl-C; elsewhere, and with --json, it is told once.
+
+    Example: [bold]gpas top table2[/bold]
+    """
+    from gpas_cli.launch.room import Meter
+
+    meter = Meter(project().runs)
+    if as_json:
+        print_json(**as_mapping(meter.room(observed(names, where, jobs=True))))
+    elif console().is_terminal:
+        _watch(names, where)
+    else:
+        console().print(render(meter.room(observed(names, where, jobs=True)), 10**6))
+
+
+def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
+    from rich.live import Live
+
+    from gpas_cli.launch.room import Meter
+
+    meter = Meter(project().runs)
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                room = meter.room(observed(names, where, jobs=True))
+                live.update(render(room, console().height), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def render(room: Room, height: int) -> RenderableType:
+    """The room in about `height` lines."""
+    from rich.console import Group
+    from rich.text import Text
+
+    space = max(4, height - OTHER_LINES - len(room.grids))
+    shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
+    parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room)]
+    if room.running:
+        parts += [Text(""), _running(room, room.running[:shown]), *_more(len(room.running) - shown, "running")]
+    if room.queued:
+        waiting = room.queued[: max(2, space - shown)]
+        parts += [Text(""), _queued(room, waiting), *_more(len(room.queued) - len(waiting), "waiting")]
+    return Group(*parts)
+
+
+def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
+    rows: list[dict[str, Cell]] = []
+    unit = _unit(room)
+    for i, run in enumerate(runs):
+        again = i > 0 and runs[i - 1].node == run.node
+        first: dict[str, Cell] = {"node": ("" if again else run.node, "bold"), "device": _devices(run.devices)}
+        losses = run.state.progress.losses if run.state.progress else ()
+        last: dict[str, Cell] = {unit: _hours(run.spent, unit), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
+        rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
+    return _table(rows, SPARED, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
+
+
+def _of_progress(state: CellState) -> dict[str, Cell]:
+    seen = state.progress
+    if seen is None or seen.step is None or not seen.steps:
+        phase = seen.phase if seen and seen.phase else "starting"
+        return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": ""}
+    full = round(BAR * seen.step / seen.steps)
+    return {
+        "progress": ("━" * full + "─" * (BAR - full), "cyan"),
+        "step": f"{seen.step:,}/{seen.steps:,}",
+        "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
+        "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
+        "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
+        "memory": _bytes(seen.memory) if seen.memory else "",
+        "left": clock(seen.eta) if seen.eta is not None else "",
+    }
+
+
+def _queued(room: Room, states: Sequence[CellState]) -> RenderableType:
+    rows: list[dict[str, Cell]] = []
+    for state in states:
+        job = state.job
+        why = (job.held or (job.reason if job.reason != "None" else "")) if job else state.evidence
+        begins = starts(job) if job else ""
+        rows.append(
+            {"cell": _name(room, state), "place": job.in_line if job else "", "starts about": begins, "why": why}
+        )
+    return _table(rows, SPARED_IN_LINE, set())
+
+
+def _grids(room: Room) -> RenderableType:
+    unit, uses = _unit(room), [*room.grids, room.total] if len(room.grids) > 1 else room.grids
+    rows: list[dict[str, Cell]] = []
+    for use in uses:
+        style = "bold" if use is room.total else ""
+        done = sum(use.states[state] for state in ("done", "diverged"))
+        cells = {
+            "grid": use.grid or "in all", "cells": f"{use.states.total()}", "done": f"{done}", "left": f"{use.left}",
+            f"{unit} so far": _hours(use.spent, unit), f"{unit} to go": _hours(use.to_go, unit) if use.to_go else "",
+            "ends about": _ends(use),
+        }  # fmt: skip
+        rows.append({name: (text, style) if style else text for name, text in cells.items()})
+    return _table(rows, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
+
+
+def _table(rows: list[dict[str, Cell]], spared: Sequence[str], right: set[str]) -> RenderableType:
+    """A table without the columns that are empty in every row."""
+    from gpas_cli.cli.columns import Columns
+
+    names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
+    return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), spared)
+
+
+def _shown(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _devices(devices: Sequence[str]) -> str:
+    """gpu-0, gpu-1 as 2 GPUs."""
+    kind = "GPU" if any(device.startswith("gpu") for device in devices) else "core"
+    return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
+
+
+def _hours(spent: Spent, unit: str) -> str:
+    hours = spent.gpu_hours if unit == "GPU-hours" else spent.core_hours
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}"
+
+
+def _unit(room: Room) -> str:
+    """What hours are told of: GPUs, or cores where no GPU was used."""
+    return "GPU-hours" if room.total.spent.gpu_hours else "core-hours"
+
+
+def _name(room: Room, state: CellState) -> str:
+    return state.entry.id if len(room.grids) > 1 else state.entry.name
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _ends(use: Use) -> str:
+    """When what runs and waits will have ended, at the pace of now."""
+    if use.ends is None:
+        return ""
+    at = time.localtime(time.time() + use.ends)
+    return f"{time.strftime('%a %d %b %H:%M' if use.ends > 43200 else '%H:%M', at)}, in {span(use.ends)}"
+
+
+def as_mapping(room: Room) -> dict[str, Any]:
+    """The room for `--json`. Times are unix, hours those of devices."""
+    return {
+        "time": time.time(),
+        "running": [_run_mapping(run) for run in room.running],
+        "queued": [{**_cell(state), **job_mapping(state.job)} for state in room.queued],
+        "grids": [{"grid": use.grid, **_use_mapping(use)} for use in room.grids],
+        "total": _use_mapping(room.total),
+    }
+
+
+def _cell(state: CellState) -> dict[str, Any]:
+    return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
+
+
+def _run_mapping(run: Running) -> dict[str, Any]:
+    seen = run.state.progress
+    names = ("phase", "step", "steps", "loss", "tokens_per_second", "mfu", "memory", "eta", "spikes")
+    numbers = {name: getattr(seen, name) if seen else None for name in names}
+    return {
+        **_cell(run.state), **job_mapping(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
+        "devices": list(run.devices), **_spent_mapping(run.spent),
+        **{name: None if value is None else json_number(value) for name, value in numbers.items()},
+    }  # fmt: skip
+
+
+def _use_mapping(use: Use) -> dict[str, Any]:
+    return {
+        "states": dict(use.states), "left": use.left, **_spent_mapping(use.spent),
+        "to_go": _spent_mapping(use.to_go) if use.to_go else None,
+        "ends": time.time() + use.ends if use.ends is not None else None,
+    }  # fmt: skip
+
+
+def _spent_mapping(spent: Spent) -> dict[str, float]:
+    return {"gpu_hours": spent.gpu_hours, "core_hours": spent.core_hours}
+
+
+def _headline(room: Room) -> str:
+    states = [f"[{colour}]{room.total.states[s]} {s}[/]" for s, colour in COLOURS.items() if room.total.states[s]]
+    return f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
+
+
+def _more(count: int, what: str) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(f"and {count} more {what}", style="dim")] if count > 0 else []

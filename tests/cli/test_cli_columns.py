@@ -1,0 +1,51 @@
+"""Tables of many rows: aligned, wrapped in their last column, cut in their first."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from gpas_cli.cli.columns import Columns
+
+ROWS = [("pre-s1", ("done", "green"), "1.50"), ("pre-gpas-s1", "a word or two or three", "12.25")]
+
+
+def drawn(columns: Columns, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(columns)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_columns_are_aligned() -> None:
+    columns = Columns(("cell", "state", "loss"), ROWS, "many", frozenset({"loss"}))
+    assert drawn(columns, 60) == [
+        "many",
+        "cell         state                    loss",
+        "pre-s1       done                     1.50",
+        "pre-gpas-s1  a word or two or three  12.25",
+    ]
+
+
+def test_the_last_column_wraps_and_loses_nothing() -> None:
+    path = "/" + "x" * 40
+    lines = drawn(Columns(("cell", "why"), [("a", f"one two\nthree {path}")]), 36)
+    assert lines[:2] == ["cell  why", "a     one two"]
+    assert "".join(line.strip() for line in lines[2:]).replace("three", "") == path
+    assert all(len(line) <= 36 for line in lines)
+
+
+def test_a_narrow_terminal_cuts_the_first_column() -> None:
+    lines = drawn(Columns(("cell", "why"), [("a-very-long-name-of-a-cell", "short")]), 24)
+    assert lines[1].startswith("a-very-long-nam")
+    assert "…" in lines[1]
+
+
+def test_columns_are_spared_one_after_the_other() -> None:
+    columns = Columns(("cell", "state", "loss"), ROWS, spared=("loss", "state"))
+    assert [len(columns.fitting(room).headers) for room in (42, 41, 35, 34, 5)] == [3, 2, 2, 1, 1]
+    assert drawn(columns, 20) == ["cell", "pre-s1", "pre-gpas-s1"]
+
+
+def test_markup_in_a_cell_is_text_and_wide_characters_count_twice() -> None:
+    assert drawn(Columns(("a", "b"), [("[bold]", "x"), ("層", "y")]), 40) == ["a       b", "[bold]  x", "層      y"]
