@@ -26,9 +26,8 @@ def plan(names: Names = None, where: Where = None, as_json: AsJson = False) -> N
     from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan as make_plan
 
-    chosen = entries(names, where)
-    machine = slurm.cluster(chosen) if choose("auto").name == "slurm" else None
-    planned = make_plan(project().runs, chosen, machine=machine)
+    chosen, on_slurm = entries(names, where), choose("auto").name == "slurm"
+    planned = slurm.make_plan(chosen) if on_slurm else make_plan(project().runs, chosen)
     if as_json:
         print_json(**_as_mapping(planned))
     else:
@@ -44,6 +43,7 @@ def _as_mapping(planned: Plan) -> dict[str, Any]:
     return {
         "cells": rows,
         "jobs": len(planned.jobs),
+        "texts": [job.name for job in planned.texts],
         "stages": dict(planned.stages),
         "estimate": vars(planned.estimate),
     }
@@ -63,8 +63,13 @@ def render(planned: Plan) -> RenderableType:
         action = f"[{COLOURS[row.action]}]{row.action}[/]"
         notes = "; ".join(part for part in (row.detail, *row.entry.notes) if part)
         table.add_row(row.entry.id, row.entry.key[:8], action, escape(notes))
-    basis = Text("\n".join(f"  {line}" for line in planned.estimate.basis), style="dim")
+    basis = Text("\n".join(f"  {line}" for line in (*planned.estimate.basis, *_texts(planned))), style="dim")
     return Group(table, Text(headline(planned), style="bold"), basis)
+
+
+def _texts(planned: Plan) -> list[str]:
+    jobs = [(job.name, job.resources.cpus) for job in planned.texts]
+    return [f"tokenising {name} comes first, in a job of {cpus} cores; it is not estimated" for name, cpus in jobs]
 
 
 def headline(planned: Plan) -> str:

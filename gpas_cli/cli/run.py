@@ -72,7 +72,7 @@ def run_entries(
 
     choice = choose(executor)
     on_slurm, note = choice.name == "slurm", choice.note
-    planned = plan(project().runs, chosen, retry=retry, machine=slurm.cluster(chosen) if on_slurm else None)
+    planned = slurm.make_plan(chosen, retry) if on_slurm else plan(project().runs, chosen, retry=retry)
     if dry_run:
         console().print(render(planned))
         if on_slurm:

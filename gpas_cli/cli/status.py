@@ -15,6 +15,7 @@ from gpas_cli.cli.live import spike_mark
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gpas_cli.launch.text import Awaited
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 1.0
@@ -43,9 +44,12 @@ def status(
         return
     states = _look(names, where, every)
     if as_json:
-        print_json(cells=[as_mapping(state) for state in states])
+        texts = [_text_as_mapping(text) for text in _texts(states)]
+        print_json(cells=[as_mapping(state) for state in states], texts=texts)
     else:
         console().print(render(states))
+        for line in _text_lines(states):
+            console().print(line, markup=False)
 
 
 def _look(
@@ -78,7 +82,29 @@ def _view(states: Sequence[CellState]) -> RenderableType:
     from rich.text import Text
 
     lively = sorted(states, key=lambda state: WATCHED.index(state.state))
-    return Group(Text.from_markup(totals(states)), render(lively, watched=True))
+    return Group(Text.from_markup(totals(states)), *map(Text, _text_lines(states)), render(lively, watched=True))
+
+
+def _texts(states: Sequence[CellState]) -> list[Awaited]:
+    """The corpora that cells wait for."""
+    from gpas_cli.launch.text import awaited
+
+    return list(awaited(project().runs, states))
+
+
+def _text_lines(states: Sequence[CellState]) -> list[str]:
+    from gpas_cli.launch.text import how_far
+
+    return [f"tokenising {text.name}: {how_far(text.sighting)}, {text.sighting.evidence}" for text in _texts(states)]
+
+
+def _text_as_mapping(text: Awaited) -> dict[str, Any]:
+    seen = text.sighting
+    return {
+        "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,
+        "cause": seen.cause or None, "job": seen.job.id if seen.job else None,
+        "directory": str(seen.directory) if seen.directory else None,
+    }  # fmt: skip
 
 
 def _doing(state: CellState) -> str:

@@ -146,7 +146,8 @@ class _Expansion:
                 axes=draft.labels,
                 cadence=grid.cadence,
                 watch=grid.watch,
-                resources=self.resources(grid, draft.settings),
+                resources=(asked := self.resources(grid, draft.settings)),
+                text_resources=self.text_resources(asked),
                 notes=draft.notes,
             )
         return list(entries.values())
@@ -156,6 +157,11 @@ class _Expansion:
         if not grid.resources:
             return own
         return parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
+
+    def text_resources(self, asked: Resources) -> Resources:
+        """Those of the training, on one node and without GPUs, where nothing else is declared."""
+        usual, declared = asked.for_text(), self.experiments.text_resources
+        return parse.build(Resources, {**parse.plain(usual), **declared}, (), []) or usual
 
     def with_included(self, grid: Grid, own: list[Entry]) -> list[Entry]:
         """Own cells first; an included cell that is there already is not repeated."""

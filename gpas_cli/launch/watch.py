@@ -47,7 +47,7 @@ class Sighting:
     `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
     a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is
     what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made the
-    attempt, `job` what SLURM says of it.
+    attempt, `job` what SLURM says of it. `blocker` is the key of the stage for whose failure it was not started.
     """
 
     state: str
@@ -63,6 +63,7 @@ class Sighting:
     source: str = ""
     submission: str = ""
     job: Job | None = None
+    blocker: str = ""
 
     @property
     def fraction(self) -> float | None:

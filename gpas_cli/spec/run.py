@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpas_cli.spec.parse import setting
 
@@ -85,3 +85,17 @@ class Resources:
     def cpus_per_task(self) -> int:
         """Cores of each of them."""
         return max(1, self.cpus // self.processes)
+
+    @property
+    def threads(self) -> int:
+        """Cores of all of them, as many as are asked for in fact."""
+        return self.cpus_per_task * self.processes
+
+    def alone(self) -> Resources:
+        """What one of the processes asks for by itself."""
+        return replace(self, gpus=min(1, self.gpus), cpus=self.cpus_per_task, ranks=1, nodes=1)
+
+    def for_text(self) -> Resources:
+        """What a job asks for that tokenises on the cores of one node, where nothing else is said."""
+        cores = max(1, self.cpus // self.nodes)
+        return replace(self, gpus=0, cpus=cores, ranks=1, nodes=1, pack=1, at_once=0, micro_batch=0)

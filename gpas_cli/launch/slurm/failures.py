@@ -45,7 +45,9 @@ def end_of(log: Path, size: int = 4096) -> str:
 
 
 def fewer_rows(facts: Mapping[str, Any]) -> int:
-    """Half the micro-batch that an attempt with these facts (attempt.json) had; 0 when it was a single row."""
+    """Half the micro-batch that an attempt with these facts (attempt.json) had; 0 when it was one row, or none."""
+    if "demand" in facts:
+        return 0
     cell = facts["cell"]
     batch, vocab, length = cell["optim"]["batch"], cell["size"]["vocab"], cell["data"]["length"]
     had = min(batch, facts["resources"]["micro_batch"] or max(1, LOGITS // (length * vocab)))

@@ -16,6 +16,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch.slurm import states, submission
 from gpas_cli.launch.slurm.failures import breaker, end_of, fruitless, is_memory
 from gpas_cli.launch.slurm.queue import Job, Queue
+from gpas_cli.launch.told import called, told_of
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gpas_cli.launch.watch import Sighting
 
 ORPHAN = 60.0  # seconds for which a job that SLURM has completed may still owe us its outcome
+_ENDED = {"cancelled": "was cancelled"}
 FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes that a job tells itself
 
 
@@ -41,6 +43,9 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
     if job is None:
         queue = alive.queue_after(claim)
         job = queue.find(claim.submission, claim.index) if queue else None
+    gone = job.ended if job else queue is not None and not queue.error
+    if gone and not own and (found := _orphaned(runs, last, claim, job, alive)):
+        return found
     if queue is None or job is None:
         return _unseen(runs, last, claim, queue)
     if job.ended:
@@ -54,6 +59,26 @@ def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
         return float(read_json(stage_dir(runs, key) / "cancel.json")["t"]) >= since
     except (OSError, GpasError, KeyError, TypeError, ValueError):
         return False
+
+
+def _orphaned(runs: Path, last: Sighting, claim: Claim, job: Job | None, alive: Liveness) -> Sighting | None:
+    """The sighting of a stage whose job was not run, as one that it was to wait for came to no good end; else None."""
+    from gpas_cli.launch.watch import observe  # which asks this module about every claimed stage
+
+    for key in claim.after:
+        seen = observe(runs, key, alive)
+        if seen.state not in ("failed", "cancelled", "diverged"):
+            continue
+        facts = told_of(runs, key)
+        why = f" ({seen.cause})" if seen.cause else ""
+        # Cells have `gpas logs`; other jobs have their log here only.
+        log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
+        cause = f"its {called(facts, key)} {_ENDED.get(seen.state, seen.state)}{why}{log}"
+        evidence = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
+        return replace(
+            last, state="cancelled", evidence=evidence, cause=cause, claim=claim, job=job, outcome="", blocker=key
+        )
+    return None
 
 
 def _unseen(runs: Path, last: Sighting, claim: Claim, queue: Queue | None) -> Sighting:
@@ -128,7 +153,7 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     code, signal = states.exit_words(job.exit)
     if job.state == "CANCELLED":
         if "dependency" in job.reason.lower():
-            return "interrupted", "what it depends on failed"
+            return "interrupted", "taken out of the queue: what it waited for did not end well"
         return "cancelled", "cancelled in SLURM"
     log = place / f"{job.id}_0_log.out"
     if job.state == states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
