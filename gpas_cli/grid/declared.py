@@ -108,6 +108,7 @@ class Grid:
     cadence: Cadence = field(default_factory=Cadence)
     watch: Watch = field(default_factory=Watch)
     resources: dict[str, object] = field(default_factory=dict)
+    resources_node: Node | None = None
     table: TableSpec | None = None
     table_node: Node | None = None
 

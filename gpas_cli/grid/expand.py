@@ -156,7 +156,11 @@ class _Expansion:
         own = self.experiments.resources.get(_size_word(settings), Resources())
         if not grid.resources:
             return own
-        return parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
+        made = parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
+        if made.fault and grid.resources_node:
+            at = children(grid.resources_node).get("nodes", grid.resources_node)
+            self.report(Problem(("grids", grid.name, "resources"), made.fault, str(at.mark)))
+        return made
 
     def text_resources(self, asked: Resources) -> Resources:
         """Those of the training, on one node and without GPUs, where nothing else is declared."""

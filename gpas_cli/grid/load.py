@@ -129,6 +129,9 @@ def _recipes(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -
 def _resources(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Resources]:
     declared = _per_size(node, "resources", catalogue, problems, (TEXT,))
     made = {name: built(Resources, child, ("resources", name), problems) for name, child in declared.items()}
+    for name, value in made.items():
+        if value is not None and value.fault:
+            fault(problems, ("resources", name), value.fault, children(declared[name]).get("nodes", declared[name]))
     return {name: value for name, value in made.items() if value is not None}
 
 

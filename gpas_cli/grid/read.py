@@ -48,6 +48,7 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
         cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), problems),
         watch=_read_watch(parts.get("watch"), (*path, "watch"), problems),
         resources=read_resources(parts.get("resources"), (*path, "resources"), problems),
+        resources_node=parts.get("resources"),
         table=_read_table(parts.get("table"), (*path, "table"), title, problems),
         table_node=parts.get("table"),
     )

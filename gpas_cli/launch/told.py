@@ -25,7 +25,7 @@ def told_of(runs: Path, key: str) -> dict[str, Any]:
 
 
 def called(facts: dict[str, Any], key: str) -> str:
-    """The stage in words: "training table2/pre-s1", "tokenising c4"."""
+    """The stage in words, as one that builds on it says them: "its training table2/pre-s1", "tokenising c4"."""
     kind, cell = facts.get("stage", "stage"), f"{facts['grid']}/{facts['name']}" if "name" in facts else key
-    words = {"pretrain": f"training {cell}", "tokenise": f"tokenising {facts.get('name', 'its text')}"}
-    return words.get(kind, f"{kind} of {cell}")
+    words = {"pretrain": f"its training {cell}", "tokenise": f"tokenising {facts.get('name', 'its text')}"}
+    return words.get(kind, f"its {kind} of {cell}")

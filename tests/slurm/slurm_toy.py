@@ -21,6 +21,7 @@ from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 
+BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails at once
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
 
@@ -150,4 +151,4 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-__all__ = ["SlurmToy", "kill", "wait"]
+__all__ = ["BROKEN", "SlurmToy", "kill", "wait"]

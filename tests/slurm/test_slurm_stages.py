@@ -42,12 +42,21 @@ def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp
     trained = [path for path in toy.attempts() if "pretrain" in (path / "attempt.json").read_text()]
     assert not any('"detail"' in (path / "journal.jsonl").read_text() for path in trained)  # nobody else tokenised
     assert "no job to start" in toy.submit()
+
+
+@pytest.mark.long
+def test_text_that_is_lost_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    toy.submit()
+    toy.finish()
     shutil.rmtree(toy.folder / "cache")
     toy.edit("seed: [1]", "seed: [1, 2]")
     assert "tokenising text/*.txt comes first" in toy.submit()
     toy.finish()
+    toy.trained_once(texts=2)
 
 
+@pytest.mark.long
 def test_text_that_cannot_be_had_cancels_what_waits_for_it(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     text = toy.folder / "text"
@@ -55,7 +64,7 @@ def test_text_that_cannot_be_had_cancels_what_waits_for_it(cluster: Cluster, tmp
     assert "3 jobs submitted" in toy.submit()
     toy.until(lambda states: set(states.values()) == {"cancelled"}, 60, ("queued", "cancelled"))
     for cell in toy.status().values():
-        assert cell["cause"].startswith("its tokenising text/*.txt failed (")
+        assert cell["cause"].startswith("tokenising text/*.txt failed (")
         assert Path(cell["cause"].rpartition("; ")[2]).is_file()
     assert "tokenising text/*.txt: failed" in toy.gpas("status").stdout
     until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
@@ -112,6 +121,7 @@ STAGES |= {"finetune": _toy, "downstream": _toy}
 def _last_checkpoint("""
 
 
+@pytest.mark.long
 def test_another_kind_of_stage_needs_nothing_but_to_be_runnable(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

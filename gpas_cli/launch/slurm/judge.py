@@ -73,7 +73,7 @@ def _orphaned(runs: Path, last: Sighting, claim: Claim, job: Job | None, alive: 
         why = f" ({seen.cause})" if seen.cause else ""
         # Cells have `gpas logs`; other jobs have their log here only.
         log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
-        cause = f"its {called(facts, key)} {_ENDED.get(seen.state, seen.state)}{why}{log}"
+        cause = f"{called(facts, key)} {_ENDED.get(seen.state, seen.state)}{why}{log}"
         evidence = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
         return replace(
             last, state="cancelled", evidence=evidence, cause=cause, claim=claim, job=job, outcome="", blocker=key
