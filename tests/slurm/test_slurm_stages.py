@@ -156,3 +156,23 @@ def test_another_kind_of_stage_needs_nothing_but_to_be_runnable(
     toy.finish()
     kinds = Counter(fact["stage"] for fact in toy.facts())
     assert kinds == {"pretrain": 2, "finetune": 4, "downstream": 2}
+
+
+@pytest.mark.long
+def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluster, tmp_path: Path) -> None:
+    # The nodes of this cluster have names that nobody resolves.
+    two = SlurmToy(
+        tmp_path / "two", cluster, resources="ranks: 2, nodes: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
+    )
+    one = SlurmToy(tmp_path / "one", cluster)
+    for toy in (two, one):
+        toy.edit("data: notes}", "data: notes, importance: {eval_tokens: 200}}")
+    assert one.start("run", "grid", "--executor", "local", "--yes").wait(120) == 0
+    two.submit()
+    two.finish()
+    found = {toy: {cell: facts["metrics"] for cell, facts in toy.status().items()} for toy in (one, two)}
+    for cell, metrics in found[one].items():
+        assert found[two][cell]["mean_importance"] == pytest.approx(metrics["mean_importance"], abs=1e-5)
+        assert found[two][cell]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    started = {event["stage"]: event["processes"] for event in two.events() if event["kind"] == "start"}
+    assert started == {"pretrain": 2, "importance": 1}
