@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.console import AsJson, Executor, Names, Where, console, entries, print_json, project
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gpas_cli.launch.estimate import Estimate
     from gpas_cli.launch.plan import Plan
 
 COLOURS = {
@@ -17,8 +18,8 @@ COLOURS = {
 }  # fmt: skip
 
 
-def plan(names: Names = None, where: Where = None, as_json: AsJson = False) -> None:
-    """Show which cells are new, done, running or cannot run here, and estimate hours. Changes nothing.
+def plan(names: Names = None, where: Where = None, executor: Executor = "auto", as_json: AsJson = False) -> None:
+    """Show which cells are new, done, running or cannot run here, and what they would cost. Changes nothing.
 
     Example: [bold]gpas plan table2 --where size=71m[/bold]
     """
@@ -26,7 +27,7 @@ def plan(names: Names = None, where: Where = None, as_json: AsJson = False) -> N
     from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan as make_plan
 
-    chosen, on_slurm = entries(names, where), choose("auto").name == "slurm"
+    chosen, on_slurm = entries(names, where), choose(executor).name == "slurm"
     planned = slurm.make_plan(chosen) if on_slurm else make_plan(project().runs, chosen)
     if as_json:
         print_json(**_as_mapping(planned))
@@ -78,13 +79,26 @@ def headline(planned: Plan) -> str:
     if not planned.jobs:
         return f"{len(planned.rows)} cells: {counts}; no job to start"
     guess = planned.estimate
-    unit = "GPU" if guess.device == "cuda" else "core"
+    if guess.wall_hours is None:
+        clock = f"the longest takes {duration(guess.longest_hours)} from its start, and the starts are SLURM's"
+    else:
+        clock = f"{duration(guess.wall_hours)} on {guess.slots} slots here"
     shared = planned.uses - sum(planned.stages.values())
     saved = f" ({shared} trainings shared)" if shared else ""
     return (
-        f"{len(planned.rows)} cells: {counts}; {len(planned.jobs)} jobs to start{saved}, about "
-        f"{duration(guess.device_hours)} of one {unit}, {duration(guess.wall_hours)} on {guess.slots} slots here"
+        f"{len(planned.rows)} cells: {counts}; {len(planned.jobs)} jobs to start{saved}, about {cost(guess)}; {clock}"
     )
+
+
+def cost(guess: Estimate) -> str:
+    """What jobs occupy: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
+    parts = [(guess.gpu_hours, "GPU"), (guess.core_hours, "core")]
+    told = [
+        f"{hours:.3g} {unit}-hours" if 1 <= hours < 100 else f"{hours:,.0f} {unit}-hours" if hours >= 100
+        else f"{max(1, round(hours * 60))} {unit}-minutes"
+        for hours, unit in parts if hours
+    ]  # fmt: skip
+    return " and ".join(told) or "nothing"
 
 
 def duration(hours: float) -> str:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import Where, Yes, console, entries, experiments, find_cells, project
-from gpas_cli.cli.run import Executor, Jobs, Wait, run_entries
+from gpas_cli.cli.console import Executor, Where, Yes, console, entries, experiments, find_cells, project
+from gpas_cli.cli.run import Jobs, Wait, run_entries
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:

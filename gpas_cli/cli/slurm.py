@@ -13,27 +13,18 @@ from gpas_cli.cli.console import console, project
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.plan import Plan
-    from gpas_cli.launch.slots import Machine
     from gpas_cli.launch.slurm.submit import Submitted
     from gpas_cli.launch.summary import Summary
-
-
-def cluster(chosen: list[Entry]) -> Machine:
-    """What a plan may count on: GPUs if any cell asks for some, as many as the largest job needs."""
-    from gpas_cli.launch.slots import Cluster
-
-    gpus = max((entry.resources.gpus for entry in chosen), default=0)
-    cores = max((entry.resources.cpus for entry in chosen), default=1)
-    return Cluster(gpus=tuple(map(str, range(gpus))), cores=tuple(range(cores)))
 
 
 def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
     """What submitting these cells would do, jobs that tokenise included."""
     from gpas_cli.launch.plan import plan
+    from gpas_cli.launch.slots import Cluster
     from gpas_cli.launch.text import with_texts
 
     here = project()
-    return plan(here.runs, chosen, retry=retry, machine=cluster(chosen), prepare=partial(with_texts, here))
+    return plan(here.runs, chosen, retry=retry, machine=Cluster(), prepare=partial(with_texts, here))
 
 
 def dry_run(chosen: list[Entry], planned: Plan) -> None:
