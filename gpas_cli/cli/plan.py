@@ -93,12 +93,14 @@ def headline(planned: Plan) -> str:
 def cost(guess: Estimate) -> str:
     """What jobs occupy: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
     parts = [(guess.gpu_hours, "GPU"), (guess.core_hours, "core")]
-    told = [
-        f"{hours:.3g} {unit}-hours" if 1 <= hours < 100 else f"{hours:,.0f} {unit}-hours" if hours >= 100
-        else f"{max(1, round(hours * 60))} {unit}-minutes"
-        for hours, unit in parts if hours
-    ]  # fmt: skip
-    return " and ".join(told) or "nothing"
+    return " and ".join(_occupied(hours, unit) for hours, unit in parts if hours) or "nothing"
+
+
+def _occupied(hours: float, unit: str) -> str:
+    if hours < 1:
+        minutes = max(1, round(hours * 60))
+        return f"{minutes} {unit}-minute{'s' if minutes > 1 else ''}"
+    return f"{hours:.1f} {unit}-hours" if hours < 100 else f"{hours:,.0f} {unit}-hours"
 
 
 def duration(hours: float) -> str:

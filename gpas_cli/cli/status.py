@@ -95,7 +95,8 @@ def _texts(states: Sequence[CellState]) -> list[Awaited]:
 def _text_lines(states: Sequence[CellState]) -> list[str]:
     from gpas_cli.launch.text import how_far
 
-    return [f"tokenising {text.name}: {how_far(text.sighting)}, {text.sighting.evidence}" for text in _texts(states)]
+    seen = [(text.name, text.sighting) for text in _texts(states)]
+    return [f"tokenising {name}: {how_far(sighting)}; {sighting.job or sighting.evidence}" for name, sighting in seen]
 
 
 def _text_as_mapping(text: Awaited) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import ranks
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
-from gpas_cli.launch.text import TOKENISE
-from gpas_cli.launch.tokenise import tokenise
+from gpas_cli.launch.stages import TOKENISE
 from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
@@ -159,6 +158,8 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
 
 def _run_stage(run: Run) -> dict[str, Any]:
     if run.attempt["stage"] == TOKENISE:
+        from gpas_cli.launch.tokenise import tokenise
+
         return tokenise(run.attempt, run.emit, run.flag)
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic

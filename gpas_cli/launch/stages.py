@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RUNNABLE = frozenset({"pretrain", "importance"})  # the kinds of stage that this version has a job for
 
+TOKENISE = "tokenise"  # what is no stage of a cell, and done before the first: a job as well (`launch.text`)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:

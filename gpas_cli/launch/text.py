@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.data import disk
 from gpas_cli.data.demand import Demand, demands
-from gpas_cli.data.prepare import present
 from gpas_cli.data.sources import open_source
 from gpas_cli.errors import DataError
-from gpas_cli.launch.stages import StageJob
+from gpas_cli.launch.stages import TOKENISE, StageJob
+from gpas_cli.launch.submitters import Liveness, read_claim
 from gpas_cli.launch.told import told_of
 from gpas_cli.launch.watch import CellState, Sighting, observe
 from gpas_cli.project import Project
@@ -24,8 +24,6 @@ from gpas_cli.spec.parse import plain
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-TOKENISE = "tokenise"  # the kind of such a job
 
 
 def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
@@ -47,7 +45,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A corpus that cells are waiting for: what it is called, and what its job is at."""
+    """A corpus that cells are waiting for: what it is called, and what its job is at, as far as SLURM tells as well."""
 
     name: str
     key: str
@@ -58,11 +56,14 @@ def awaited(runs: Path, states: Sequence[CellState]) -> Iterator[Awaited]:
     """The corpora that cells with these states are waiting for, or have waited for in vain."""
     waiting = [state for state in states if state.claim and state.state in ("queued", "cancelled")]
     keys = dict.fromkeys(key for state in waiting if state.claim for key in state.claim.after)
+    alive = Liveness(runs)
     trained = {stage.key for state in states for stage in state.entry.cell.stages}
     for key in (key for key in keys if key not in trained):
         facts = told_of(runs, key)
         if facts.get("stage") == TOKENISE:
-            yield Awaited(str(facts["name"]), key, observe(runs, key))
+            claim, seen = read_claim(runs, key), observe(runs, key, alive)
+            job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
+            yield Awaited(str(facts["name"]), key, replace(seen, job=seen.job or job))
 
 
 def how_far(seen: Sighting) -> str:
@@ -86,6 +87,8 @@ def _lacking(project: Project, wanted: Demand) -> str:
 
 
 def _there(project: Project, wanted: Demand) -> bool | None:
+    from gpas_cli.data.prepare import present  # and numpy, which `gpas status` does without
+
     try:
         return present(wanted.data, wanted.vocab, project.cache, root=project.config.parent, rows=wanted.rows)
     except DataError:  # the job will say it: the text may yet come, or be there only for the nodes

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.slurm import submission
+from gpas_cli.launch.stages import TOKENISE
 from gpas_cli.launch.submitters import read_claim
 from gpas_cli.store.rundir import attempts
 
@@ -27,5 +28,5 @@ def told_of(runs: Path, key: str) -> dict[str, Any]:
 def called(facts: dict[str, Any], key: str) -> str:
     """The stage in words, as one that builds on it says them: "its training table2/pre-s1", "tokenising c4"."""
     kind, cell = facts.get("stage", "stage"), f"{facts['grid']}/{facts['name']}" if "name" in facts else key
-    words = {"pretrain": f"its training {cell}", "tokenise": f"tokenising {facts.get('name', 'its text')}"}
+    words = {"pretrain": f"its training {cell}", TOKENISE: f"tokenising {facts.get('name', 'its text')}"}
     return words.get(kind, f"its {kind} of {cell}")

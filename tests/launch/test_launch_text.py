@@ -15,8 +15,8 @@ from gpas_cli.data.shards import Totals
 from gpas_cli.grid import Entry
 from gpas_cli.launch import tokenise
 from gpas_cli.launch.progress import progress
-from gpas_cli.launch.stages import stage_jobs
-from gpas_cli.launch.text import TOKENISE, how_far, with_texts
+from gpas_cli.launch.stages import TOKENISE, stage_jobs
+from gpas_cli.launch.text import how_far, with_texts
 from gpas_cli.launch.watch import Sighting
 from gpas_cli.project import Project
 from gpas_cli.spec.run import Resources

@@ -23,9 +23,9 @@ from gpas_cli.launch.slurm.commands import SlurmError
 from gpas_cli.launch.slurm.failures import is_memory
 from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.snapshot import Snapshot, snapshot
-from gpas_cli.launch.stages import RUNNABLE, StageJob, stage_jobs
+from gpas_cli.launch.stages import RUNNABLE, TOKENISE, StageJob, stage_jobs
 from gpas_cli.launch.submitters import Liveness, claim_path, read_claim, write_claim
-from gpas_cli.launch.text import TOKENISE, how_far, with_texts
+from gpas_cli.launch.text import how_far, with_texts
 from gpas_cli.launch.watch import ALIVE, Sighting, observe
 from gpas_cli.project import Project
 
