@@ -53,6 +53,7 @@ class Liveness:
 
     runs: Path
     max_age: float = FRESH  # seconds for which an answer of the scheduler serves
+    verdicts: dict[str, str] = field(default_factory=dict)  # key -> why what waits for it cannot run, "" if it can
     _known: dict[str, bool] = field(default_factory=dict)
 
     _dead: dict[str, float] = field(default_factory=dict)

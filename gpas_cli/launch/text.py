@@ -20,6 +20,7 @@ from gpas_cli.launch.submitters import Liveness, read_claim
 from gpas_cli.launch.told import told_of
 from gpas_cli.launch.watch import CellState, Sighting, observe
 from gpas_cli.project import Project
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse import plain
 
 if TYPE_CHECKING:
@@ -34,13 +35,17 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     jobs = list(jobs)
     keys = {job.key for job in jobs}
     first = [job for job in jobs if keys.isdisjoint(job.parents)]
-    texts: list[StageJob] = []
+    readers: dict[tuple[Data, int], list[StageJob]] = {}
+    for job in first:
+        readers.setdefault((job.cell.data, job.cell.model.size.vocab), []).append(job)
+    texts: dict[str, StageJob] = {}
+    read: dict[str, str] = {}
     for wanted in demands(job.cell for job in first):
-        readers = [job for job in first if wanted.serves(job.cell)]
+        mine = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
         if key := _lacking(project, wanted):
-            texts.append(_job(key, wanted, readers[0]))
-    found = {id(job): text.key for text in texts if text.demand for job in first if text.demand.serves(job.cell)}
-    return [*texts, *(replace(job, text=found.get(id(job), "")) for job in jobs)]
+            texts[key] = _job(key, wanted, mine[0])
+            read |= {job.key: key for job in mine}
+    return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import SlurmToy
+from slurm_toy import SlurmToy, wait
 from test_slurm_run import INSTANTS, die_at
 
 from gpas_cli.launch import stages
@@ -176,3 +176,34 @@ def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluste
         assert found[two][cell]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     started = {event["stage"]: event["processes"] for event in two.events() if event["kind"] == "start"}
     assert started == {"pretrain": 2, "importance": 1}
+
+
+@pytest.mark.long
+def test_what_waits_goes_on_waiting_for_a_job_that_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    """A parent that is warned, saves and is requeued has not failed: its child stays, and is submitted once."""
+    toy = SlurmToy(tmp_path / "toy", cluster, steps=800, checkpoint_every=10**6)
+    toy.edit("gate: [none, gpas]", "gate: [gpas]")
+    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    toy.edit("data: notes}", "data: notes, importance: {eval_tokens: 200}}")
+    toy.submit()
+    wait(toy.training)
+    parent = next(job for job, state in toy.queue().items() if state == "RUNNING")
+    cluster.run("scancel", "--signal=USR2", parent)
+    wait(lambda: len(toy.attempts()) == 2)
+    assert "PENDING" in toy.queue().values()
+    assert "0 jobs submitted, 2 already queued or running" in toy.submit()
+    toy.finish()
+    assert [fact["stage"] for fact in toy.facts()].count("pretrain") == 2
+    assert [fact["stage"] for fact in toy.facts()].count("importance") == 1
+
+
+@pytest.mark.long
+def test_staying_until_the_end_sees_the_text_through_as_well(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    said = toy.submit("--wait")
+    assert "tokenising text/*.txt comes first" in said
+    assert "2 done" in said
+    toy = SlurmToy(tmp_path / "lost", cluster, tokenised=False)
+    (toy.folder / "text").rename(tmp_path / "away")
+    said = toy.submit("--wait", expect=3)
+    assert "cancelled: small/pre-s1, small/pre-gpas-s1: tokenising text/*.txt failed" in said

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpas_cli.launch.watch import Sighting
 
 ORPHAN = 60.0  # seconds for which a job that SLURM has completed may still owe us its outcome
-_ENDED = {"cancelled": "was cancelled"}
 FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes that a job tells itself
 
 
@@ -63,22 +62,30 @@ def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
 
 def _orphaned(runs: Path, last: Sighting, claim: Claim, job: Job | None, alive: Liveness) -> Sighting | None:
     """The sighting of a stage whose job was not run, as one that it was to wait for came to no good end; else None."""
+    for key in claim.after:
+        if key not in alive.verdicts:
+            alive.verdicts[key] = _verdict(runs, key, alive)
+        if cause := alive.verdicts[key]:
+            told = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
+            return replace(
+                last, state="cancelled", evidence=told, cause=cause, claim=claim, job=job, outcome="", blocker=key
+            )
+    return None
+
+
+def _verdict(runs: Path, key: str, alive: Liveness) -> str:
+    """Why what builds on the stage `key` cannot be run, "" where nothing speaks against it."""
     from gpas_cli.launch.watch import observe  # which asks this module about every claimed stage
 
-    for key in claim.after:
-        seen = observe(runs, key, alive)
-        if seen.state not in ("failed", "cancelled", "diverged"):
-            continue
-        facts = told_of(runs, key)
-        why = f" ({seen.cause})" if seen.cause else ""
-        # Cells have `gpas logs`; other jobs have their log here only.
-        log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
-        cause = f"{called(facts, key)} {_ENDED.get(seen.state, seen.state)}{why}{log}"
-        evidence = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
-        return replace(
-            last, state="cancelled", evidence=evidence, cause=cause, claim=claim, job=job, outcome="", blocker=key
-        )
-    return None
+    seen = observe(runs, key, alive)
+    if seen.state not in ("failed", "cancelled", "diverged"):
+        return ""
+    facts = told_of(runs, key)
+    ended = "was cancelled" if seen.state == "cancelled" else seen.state
+    why = f" ({seen.cause})" if seen.cause else ""
+    # Cells have `gpas logs`; other jobs have their log here only.
+    log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
+    return f"{called(facts, key)} {ended}{why}{log}"
 
 
 def _unseen(runs: Path, last: Sighting, claim: Claim, queue: Queue | None) -> Sighting:

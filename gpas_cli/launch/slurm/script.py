@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from gpas_cli.spec.sbatch import option
 MODULE = "gpas_cli.launch.slurm.element"
 
 
+@cache
 def parameters(resources: Resources) -> dict[str, Any]:
-    """The profile as submitit's parameters: elements that agree in them can share an array.
+    """The profile as submitit's parameters: elements that agree in them can share an array. Not to be changed.
 
     Raises InvalidExperiments; a profile of experiments.yaml has been checked as it was read.
     """

@@ -100,6 +100,7 @@ class SlurmScheduler:
         whole = with_texts(self.project, mine)
         texts = {job.key: job for job in whole if job.kind == TOKENISE}
         self.texts |= texts
+        self.jobs |= {job.key: job for job in whole if job.kind != TOKENISE}
         if texts:
             done.seen |= claims.take(texts, CLAIMABLE if again else CLAIMABLE | RETRIABLE)
         for key, text in texts.items():
