@@ -70,8 +70,6 @@ def submit(chosen: list[Entry], *, retry: Collection[str], at_once: int | None, 
 
 
 def _tell(done: Submitted, chosen: list[Entry]) -> None:
-    from gpas_cli.launch.claims import RETRIABLE
-
     for made, job, elements in done.arrays:
         console().print(f"submitted {made.name} as SLURM job {job or '(unknown)'}: {elements} elements", markup=False)
     for note in done.notes:
@@ -79,8 +77,7 @@ def _tell(done: Submitted, chosen: list[Entry]) -> None:
     parts = [f"{done.jobs} jobs submitted"]
     parts += [f"{done.followed} already queued or running"] if done.followed else []
     parts += [f"{len(done.left)} left for the next command"] if done.left else []
-    over = sum(seen.state in RETRIABLE for seen in done.seen.values())
-    parts += [f"{over} failed or cancelled before (gpas retry)"] if over else []
+    parts += [f"{done.over} failed or cancelled before (gpas retry)"] if done.over else []
     parts += [f"{len(done.blocked)} not, as what they build on failed (gpas retry)"] if done.blocked else []
     grids = " ".join(dict.fromkeys(entry.grid for entry in chosen))
     console().print(f"[bold]{', '.join(parts)}[/bold]. Watch: [bold]gpas status {grids} --watch[/bold]")

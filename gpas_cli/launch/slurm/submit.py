@@ -44,6 +44,7 @@ class Submitted:
     arrays: list[tuple[Submission, str, int]] = field(default_factory=list)
     jobs: int = 0  # stages submitted
     followed: int = 0  # stages that were queued or running already
+    over: int = 0  # stages that had failed or been cancelled, and are not to be retried
     left: list[StageJob] = field(default_factory=list)  # stages that the scheduler has no room for yet
     blocked: list[StageJob] = field(default_factory=list)  # stages of which something that they build on has failed
     notes: list[str] = field(default_factory=list)
@@ -84,7 +85,9 @@ class SlurmScheduler:
         with Claims(runs, () if again else self._retry) as claims:
             done.seen = claims.take(self.jobs)
             mine = [job for key, job in self.jobs.items() if key in claims.held]
-            done.followed = sum(seen.state in ALIVE for key, seen in done.seen.items() if key not in claims.held)
+            others = [seen.state for key, seen in done.seen.items() if key not in claims.held]
+            done.followed = sum(state in ALIVE for state in others)
+            done.over = sum(state in RETRIABLE for state in others)
             if mine:
                 require_libraries({job.id: job.watch for job in mine if not job.resources.python})
                 self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
