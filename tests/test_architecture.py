@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "train": COMMON | {"model", "data"},
     "evaluate": COMMON | {"train", "model", "data"},
     "store": COMMON,
-    "launch": COMMON | {"train", "evaluate", "model", "store", "grid"},
+    "launch": COMMON | {"train", "evaluate", "model", "data", "store", "grid"},
     "report": COMMON | {"store", "grid"},
     "cli": COMMON | {"grid", "launch", "data", "store", "report", "evaluate"},
 }

@@ -69,6 +69,7 @@ Where = Annotated[
     list[str] | None,
     typer.Option("--where", "-w", help="Only cells with these labels, e.g. gate=gpas or seed!=2; repeat to narrow."),
 ]
+Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with a schema number instead of text.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import Where, Yes, console, entries, experiments, find_cells, project
-from gpas_cli.cli.run import Executor, Jobs, Wait, run_entries
+from gpas_cli.cli.console import Executor, Where, Yes, console, entries, experiments, find_cells, project
+from gpas_cli.cli.run import Jobs, Wait, run_entries
 from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
 
 RETRIED = ("failed", "cancelled", "unknown")
 
@@ -25,6 +28,8 @@ def retry(
 ) -> None:
     """Run failed and cancelled cells again, from their last checkpoint where there is one. Attempts are kept.
 
+    Cells that were not started because one of these had failed come along.
+
     Example: [bold]gpas retry pre-gpas-s1[/bold]
     """
     from gpas_cli.launch.watch import look
@@ -38,4 +43,17 @@ def retry(
     if not chosen:
         console().print("No cell has failed or was cancelled.")
         return
+    if cells:
+        chosen += _waiting_for(chosen, asked)
     run_entries(chosen, executor=executor, jobs=jobs, yes=yes, wait=wait, retry=RETRIED)
+
+
+def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
+    """The other cells of any grid that were cancelled as a stage of `chosen` had failed."""
+    from gpas_cli.launch.watch import sightings
+
+    known = {entry.id for entry in asked}
+    others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]
+    failed = {stage.key for entry in chosen for stage in entry.cell.stages}
+    seen = sightings(project().runs, others)
+    return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli import slurm
-from gpas_cli.cli.console import Names, Where, Yes, confirm, console, entries, project
+from gpas_cli.cli.console import Executor, Names, Where, Yes, confirm, console, entries, project
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +19,6 @@ app = typer.Typer(help="Run cells.", no_args_is_help=True)
 
 ASK_ABOVE_HOURS = 1.0
 NAMED = 3  # cells named in one line of the conclusion
-Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most so many jobs at once; of each array.")]
 Wait = Annotated[bool, typer.Option("--wait", help="SLURM: stay until all has ended.")]
 
@@ -72,7 +71,7 @@ def run_entries(
 
     choice = choose(executor)
     on_slurm, note = choice.name == "slurm", choice.note
-    planned = plan(project().runs, chosen, retry=retry, machine=slurm.cluster(chosen) if on_slurm else None)
+    planned = slurm.make_plan(chosen, retry) if on_slurm else plan(project().runs, chosen, retry=retry)
     if dry_run:
         console().print(render(planned))
         if on_slurm:
@@ -82,7 +81,8 @@ def run_entries(
         slurm.test_only(chosen, planned, on_slurm)
         return
     console().print(headline(planned) if not note else f"{note}\n{headline(planned)}", markup=False)
-    if planned.estimate.wall_hours > ASK_ABOVE_HOURS:
+    guess = planned.estimate
+    if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {len(planned.jobs)} jobs?", yes)
     if not on_slurm:
         _conclude(_run(chosen, jobs, retry))

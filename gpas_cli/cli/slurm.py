@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,18 +13,18 @@ from gpas_cli.cli.console import console, project
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.plan import Plan
-    from gpas_cli.launch.slots import Machine
     from gpas_cli.launch.slurm.submit import Submitted
     from gpas_cli.launch.summary import Summary
 
 
-def cluster(chosen: list[Entry]) -> Machine:
-    """What a plan may count on: GPUs if any cell asks for some, as many as the largest job needs."""
+def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
+    """What submitting these cells would do, jobs that tokenise included."""
+    from gpas_cli.launch.plan import plan
     from gpas_cli.launch.slots import Cluster
+    from gpas_cli.launch.text import with_texts
 
-    gpus = max((entry.resources.gpus for entry in chosen), default=0)
-    cores = max((entry.resources.cpus for entry in chosen), default=1)
-    return Cluster(gpus=tuple(map(str, range(gpus))), cores=tuple(range(cores)))
+    here = project()
+    return plan(here.runs, chosen, retry=retry, machine=Cluster(), prepare=partial(with_texts, here))
 
 
 def dry_run(chosen: list[Entry], planned: Plan) -> None:
@@ -76,5 +77,7 @@ def _tell(done: Submitted, chosen: list[Entry]) -> None:
     parts = [f"{done.jobs} jobs submitted"]
     parts += [f"{done.followed} already queued or running"] if done.followed else []
     parts += [f"{len(done.left)} left for the next command"] if done.left else []
+    parts += [f"{done.over} failed or cancelled before (gpas retry)"] if done.over else []
+    parts += [f"{len(done.blocked)} not, as what they build on failed (gpas retry)"] if done.blocked else []
     grids = " ".join(dict.fromkeys(entry.grid for entry in chosen))
     console().print(f"[bold]{', '.join(parts)}[/bold]. Watch: [bold]gpas status {grids} --watch[/bold]")

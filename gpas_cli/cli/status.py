@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell
     from gpas_cli.launch.room import Meter
     from gpas_cli.launch.slurm.jobs import Job
+    from gpas_cli.launch.text import Awaited
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 2.0
@@ -46,9 +47,12 @@ def status(
         return
     states = observed(names, where, every, jobs=as_json)
     if as_json:
-        print_json(cells=[as_mapping(state) for state in states])
+        texts = [_text_as_mapping(text) for text in _texts(states)]
+        print_json(cells=[as_mapping(state) for state in states], texts=texts)
     else:
         console().print(render(states))
+        for line in _text_lines(states):
+            console().print(line, markup=False)
 
 
 def observed(
@@ -85,7 +89,31 @@ def _view(states: Sequence[CellState], meter: Meter) -> RenderableType:
     from rich.text import Text
 
     lively = sorted(states, key=lambda state: WATCHED.index(state.state))
-    return Group(Text.from_markup(totals(states)), *_grid_tables(lively, meter))
+    parts = (Text.from_markup(totals(states)), *map(Text, _text_lines(states)), *_grid_tables(lively, meter))
+    return Group(*parts)
+
+
+def _texts(states: Sequence[CellState]) -> list[Awaited]:
+    """The corpora that cells wait for."""
+    from gpas_cli.launch.text import awaited
+
+    return list(awaited(project().runs, states))
+
+
+def _text_lines(states: Sequence[CellState]) -> list[str]:
+    from gpas_cli.launch.text import how_far
+
+    seen = [(text.name, text.sighting) for text in _texts(states)]
+    return [f"tokenising {name}: {how_far(sighting)}; {sighting.job or sighting.evidence}" for name, sighting in seen]
+
+
+def _text_as_mapping(text: Awaited) -> dict[str, Any]:
+    seen = text.sighting
+    return {
+        "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,
+        "cause": seen.cause or None, "job": seen.job.id if seen.job else None,
+        "directory": str(seen.directory) if seen.directory else None,
+    }  # fmt: skip
 
 
 def _doing(state: CellState, meter: Meter) -> str:

@@ -67,6 +67,10 @@ class Survey:
     validation_fingerprint: str
 
 
+class Untold(Exception):
+    """Whether a text is the one that was surveyed cannot be told without reading it."""
+
+
 class Source(ABC):
     """A corpus. Text leaves a source as the tokenizer will see it."""
 
@@ -99,6 +103,16 @@ class Source(ABC):
     def stamp(self) -> Any:
         """What shows cheaply that the text has not changed since it was surveyed (JSON), or None if nothing does."""
         return None
+
+    def known(self, cache: Path) -> Survey | None:
+        """The survey that `cache` has of the text as it is now, None where it has none. Reads and fetches no text.
+
+        Raises Untold where only that would tell, DataError when there is no text.
+        """
+        stamp = self.stamp()
+        if stamp is None:
+            raise Untold
+        return _known(_survey_path(self, stamp, cache))
 
 
 def side(identity: str) -> str:
@@ -163,11 +177,19 @@ def cached_survey(source: Source, cache: Path) -> Survey:
     stamp = source.stamp()
     if stamp is None:
         return source.survey()
+    path = _survey_path(source, stamp, cache)
+    known = _known(path)
+    if known is None:
+        known = source.survey()
+        disk.write_json(path, asdict(known))
+    return known
+
+
+def _survey_path(source: Source, stamp: Any, cache: Path) -> Path:
     key = disk.digest([source.name, source.normalisation, SALT, VALIDATION_PERCENT, stamp])
-    path = cache / "sources" / f"{source.name}-{key}.json"
+    return cache / "sources" / f"{source.name}-{key}.json"
+
+
+def _known(path: Path) -> Survey | None:
     known = disk.read_json(path)
-    if known is not None and known.keys() == {"fingerprint", "validation_fingerprint"}:
-        return Survey(**known)
-    survey = source.survey()
-    disk.write_json(path, asdict(survey))
-    return survey
+    return Survey(**known) if known and known.keys() == {"fingerprint", "validation_fingerprint"} else None

@@ -17,6 +17,16 @@ class Demand:
     vocab: int
     rows: int
 
+    @property
+    def label(self) -> str:
+        """What people call the corpus: c4, stdlib, or the path of one's own text."""
+        return self.data.path or self.data.source
+
+    def serves(self, cell: Cell) -> bool:
+        """Whether the cell reads this corpus under this vocabulary."""
+        same = replace(cell.data, eval_tokens=self.data.eval_tokens) == self.data
+        return same and cell.model.size.vocab == self.vocab
+
 
 def demands(cells: Iterable[Cell]) -> list[Demand]:
     """The corpora of the cells, in the order of the cells."""

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, file_stamp, side, survey_of
+from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, Untold, file_stamp, side, survey_of
 from gpas_cli.data.files import TextField, read_lines
 from gpas_cli.errors import DataError, nearest
 
@@ -54,6 +54,10 @@ class HfDataset(Source):
             return None
         stamp = file_stamp(iter(files))
         return {"field": self.text_field, "splits": sorted(self._splits), "files": stamp} if stamp else None
+
+    def known(self, cache: Path) -> Survey | None:
+        """Not to be told: the data set would have to be opened, and may be fetched for that."""
+        raise Untold
 
     def _rows(self, split: str, after: str) -> Iterator[Record]:
         start = int(after.rpartition("/")[2]) + 1 if after else 0
@@ -147,6 +151,10 @@ class C4(Source):
         """The revision stands for the text: it names the bytes of every file of the repository."""
         fingerprints = (disk.digest([self.repo, self.revision, self.files, split]) for split in SPLITS)
         return Survey(*fingerprints)
+
+    def known(self, cache: Path) -> Survey | None:
+        """Known once the revision has been pinned."""
+        return self.survey() if disk.read_json(self.pin) is not None else None
 
     @cached_property
     def revision(self) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, cached_survey
+from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, Untold, cached_survey
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.sources import open_source
-from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer
+from gpas_cli.data.tokenizer import Tokenizer, made_at, make_tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 
@@ -112,9 +112,33 @@ def token_cache(data: Data, vocab: int, cache: Path, *, root: Path, notify: Noti
     Raises DataError when text or tokenizer cannot be had.
     """
     source = open_source(data, cache, root)
-    survey = cached_survey(source, cache)
+    return _token_cache(source, cached_survey(source, cache), data, vocab, cache, root, notify)
+
+
+def _token_cache(
+    source: Source, survey: Survey, data: Data, vocab: int, cache: Path, root: Path, notify: Notify
+) -> TokenCache:
     tokenizer = make_tokenizer(data.tokenizer, vocab, source, survey, cache, root=root, notify=notify)
     return TokenCache(source, survey, tokenizer, data.length if data.layout == "pad" else None, cache)
+
+
+def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bool | None:
+    """Whether `prepare` would find everything in `cache`; None where only reading the text would tell.
+
+    Reads file times and what is in the cache, no text, and builds nothing. Raises DataError when there is no text.
+    """
+    source = open_source(data, cache, root)
+    try:
+        survey = source.known(cache)
+    except Untold:
+        return None
+    if survey is None:
+        return False
+    made = made_at(data.tokenizer, vocab, source, survey, cache)
+    if made is not None and not made.is_file():
+        return False
+    tokens = _token_cache(source, survey, data, vocab, cache, root, lambda message: None)
+    return all(tokens.has(split, _need(source, data, split, rows) or _never) for split in SPLITS)
 
 
 def build(

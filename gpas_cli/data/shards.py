@@ -177,6 +177,10 @@ class TokenCache:
             shards, complete = self._present(split, enough)
         return shards
 
+    def has(self, split: str, enough: Enough) -> bool:
+        """Whether `ensure` would find everything built."""
+        return self._present(split, enough)[1]
+
     def _complete(self, split: str, enough: Enough, notify: Notify, workers: int, progress: Progress) -> None:
         """Build what is missing. The lock is held."""
         shards, complete = self._present(split, enough)

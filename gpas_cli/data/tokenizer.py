@@ -149,16 +149,30 @@ def make_tokenizer(
 
     Raises DataError when it cannot be had.
     """
-    folder = cache / "tokenizers"
+    made = made_at(word, vocab, source, survey, cache)
     if word == "bpe":
-        backend = _trained(vocab, source, survey, folder, notify)
+        assert made is not None
+        backend = _trained(made, vocab, source, notify)
         return Tokenizer(backend, vocab, origin="data.tokenizer: bpe", local=True)
     if word == "t5":
-        return Tokenizer(_t5(folder, notify), vocab, origin="data.tokenizer: t5", local=True)
+        assert made is not None
+        return Tokenizer(_t5(made, notify), vocab, origin="data.tokenizer: t5", local=True)
     path = root / Path(word).expanduser()
     if not path.is_file():
         raise DataError(f"data.tokenizer: '{word}' is neither bpe nor t5, and there is no file {path}")
     return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
+
+
+def made_at(word: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
+    """Where in `cache` a tokenizer lies once it has been trained or fetched; None for a file of the user's own."""
+    if word == "bpe":
+        recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
+        name = disk.digest({**recipe, "source": source.name, "fingerprint": survey.fingerprint})
+    elif word == "t5":
+        name = disk.digest({"repository": T5_REPO, "file": T5_FILE})
+    else:
+        return None
+    return cache / "tokenizers" / f"{name}.json"
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> Backend:
@@ -184,11 +198,9 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Backend:
     return backend
 
 
-def _trained(vocab: int, source: Source, survey: Survey, folder: Path, notify: Notify) -> Backend:
-    recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
-    path = folder / f"{disk.digest({**recipe, 'source': source.name, 'fingerprint': survey.fingerprint})}.json"
+def _trained(path: Path, vocab: int, source: Source, notify: Notify) -> Backend:
     if not path.is_file():
-        with disk.locked(folder):
+        with disk.locked(path.parent):
             if not path.is_file():
                 notify(f"training a tokenizer of {vocab} ids on {source.name}")
                 backend = train_bpe(_first(source.documents("train"), TRAINING_BYTES), vocab)
@@ -196,8 +208,7 @@ def _trained(vocab: int, source: Source, survey: Survey, folder: Path, notify: N
     return _parse(path.read_bytes(), str(path))
 
 
-def _t5(folder: Path, notify: Notify) -> Backend:
-    path = folder / f"{disk.digest({'repository': T5_REPO, 'file': T5_FILE})}.json"
+def _t5(path: Path, notify: Notify) -> Backend:
     if not path.is_file():
         from gpas_cli.data.hub import download
 

@@ -51,6 +51,8 @@ def serve(pipe: Connection, recipe: Recipe) -> None:
     """The life of a worker: groups in, `Encoded` or a DataError out, until the other end of the pipe is gone."""
     # Ctrl-C reaches every process of a terminal; the reading process decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A scheduler's warning is for that process as well.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     encode = recipe.encoder()
     with suppress(EOFError, OSError):

@@ -108,6 +108,7 @@ class Grid:
     cadence: Cadence = field(default_factory=Cadence)
     watch: Watch = field(default_factory=Watch)
     resources: dict[str, object] = field(default_factory=dict)
+    resources_node: Node | None = None
     table: TableSpec | None = None
     table_node: Node | None = None
 
@@ -128,7 +129,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Experiments:
-    """A whole experiments.yaml."""
+    """A whole experiments.yaml. `resources` are by size; `text_resources` what is said of jobs that tokenise."""
 
     path: Path
     default: str
@@ -136,3 +137,4 @@ class Experiments:
     catalogue: Catalogue = field(default_factory=Catalogue)
     recipes: Mapping[str, Node] = field(default_factory=dict)
     resources: Mapping[str, Resources] = field(default_factory=dict)
+    text_resources: Mapping[str, object] = field(default_factory=dict)

@@ -14,6 +14,7 @@ class Entry:
     """One cell of one grid.
 
     axes: the label of every axis, and of `size`, `norm`, `gate`, `seed` also where the grid does not vary them.
+    text_resources: what a job that tokenises the cell's text asks for.
     notes: why a declared override changed this cell, one sentence each.
     """
 
@@ -23,6 +24,7 @@ class Entry:
     axes: dict[str, Label]
     cadence: Cadence = field(default_factory=Cadence)
     resources: Resources = field(default_factory=Resources)
+    text_resources: Resources = field(default_factory=Resources)
     watch: Watch = field(default_factory=Watch)
     notes: tuple[str, ...] = ()
 

@@ -147,7 +147,8 @@ class _Expansion:
                 axes=draft.labels,
                 cadence=grid.cadence,
                 watch=grid.watch,
-                resources=self.resources(grid, draft.settings),
+                resources=(asked := self.resources(grid, draft.settings)),
+                text_resources=self.text_resources(asked),
                 notes=draft.notes,
             )
         return list(entries.values())
@@ -155,10 +156,23 @@ class _Expansion:
     def resources(self, grid: Grid, settings: Node) -> Resources:
         size = _size_word(settings)
         if (grid.name, size) not in self.asked:
-            own = self.experiments.resources.get(size, Resources())
-            made = parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) if grid.resources else own
-            self.asked[grid.name, size] = made or own
+            self.asked[grid.name, size] = self._resources(grid, size)
         return self.asked[grid.name, size]
+
+    def _resources(self, grid: Grid, size: str) -> Resources:
+        own = self.experiments.resources.get(size, Resources())
+        if not grid.resources:
+            return own
+        made = parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
+        if made.fault and grid.resources_node:
+            at = children(grid.resources_node).get("nodes", grid.resources_node)
+            self.report(Problem(("grids", grid.name, "resources"), made.fault, str(at.mark)))
+        return made
+
+    def text_resources(self, asked: Resources) -> Resources:
+        """Those of the training, on one node and without GPUs, where nothing else is declared."""
+        usual, declared = asked.for_text(), self.experiments.text_resources
+        return parse.build(Resources, {**parse.plain(usual), **declared}, (), []) or usual
 
     def with_included(self, grid: Grid, own: list[Entry]) -> list[Entry]:
         """Own cells first; an included cell that is there already is not repeated."""

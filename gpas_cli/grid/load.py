@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,8 +11,9 @@ from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
 from gpas_cli.grid.links import sound
-from gpas_cli.grid.read import read_grid
+from gpas_cli.grid.read import read_grid, read_resources
 from gpas_cli.grid.schema import built, entries, fault, items, word
+from gpas_cli.grid.settings import children
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.norm import Scheme
@@ -24,6 +25,7 @@ from gpas_cli.spec.size import SIZES, Size
 T = TypeVar("T")
 TOP = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
 VERSION = 1
+TEXT = "tokenise"  # the entry of `resources` for jobs that tokenise
 
 
 def load(path: Path) -> Experiments:
@@ -45,14 +47,17 @@ def interpret(root: Node, path: Path) -> Experiments:
         sizes={**SIZES, **_named(Size, "sizes", parts.get("sizes"), SIZES, problems)},
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
-    grids = _read_grids(parts, root, problems)
+    grids, resources = _read_grids(parts, root, problems), parts.get("resources")
     experiments = Experiments(
         path=path,
         default=_default(parts.get("default"), parts.get("grids"), problems),
         grids=grids,
         catalogue=catalogue,
         recipes=_recipes(parts.get("recipes"), catalogue, problems),
-        resources=_resources(parts.get("resources"), catalogue, problems),
+        resources=_resources(resources, catalogue, problems),
+        text_resources=read_resources(
+            children(resources).get(TEXT) if resources else None, ("resources", TEXT), problems
+        ),
     )
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
@@ -122,16 +127,22 @@ def _recipes(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -
 
 
 def _resources(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Resources]:
-    declared = _per_size(node, "resources", catalogue, problems)
+    declared = _per_size(node, "resources", catalogue, problems, (TEXT,))
     made = {name: built(Resources, child, ("resources", name), problems) for name, child in declared.items()}
+    for name, value in made.items():
+        if value is not None and value.fault:
+            fault(problems, ("resources", name), value.fault, children(declared[name]).get("nodes", declared[name]))
     return {name: value for name, value in made.items() if value is not None}
 
 
-def _per_size(node: Node | None, section: str, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Node]:
-    found = entries(node, (section,), problems)
+def _per_size(
+    node: Node | None, section: str, catalogue: Catalogue, problems: list[Problem], beside: Collection[str] = ()
+) -> dict[str, Node]:
+    """The entries of a section that has one for each size, those named `beside` them apart."""
+    found = {name: child for name, child in entries(node, (section,), problems).items() if name not in beside}
     for name, child in found.items():
         if name not in catalogue.sizes:
-            message = f"no size '{name}'; {nearest(name, catalogue.sizes)}"
+            message = f"no size '{name}'; {nearest(name, (*catalogue.sizes, *beside))}"
             fault(problems, (section, name), message, child.key or child.mark)
     return found
 

@@ -47,7 +47,8 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
         include=_read_include(parts.get("include"), (*path, "include"), problems),
         cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), problems),
         watch=_read_watch(parts.get("watch"), (*path, "watch"), problems),
-        resources=_read_resources(parts.get("resources"), (*path, "resources"), problems),
+        resources=read_resources(parts.get("resources"), (*path, "resources"), problems),
+        resources_node=parts.get("resources"),
         table=_read_table(parts.get("table"), (*path, "table"), title, problems),
         table_node=parts.get("table"),
     )
@@ -259,7 +260,8 @@ def _read_watch(node: Node | None, path: Path, problems: list[Problem]) -> Watch
     return (built(Watch, node, path, problems) if node else None) or Watch()
 
 
-def _read_resources(node: Node | None, path: Path, problems: list[Problem]) -> dict[str, object]:
+def read_resources(node: Node | None, path: Path, problems: list[Problem]) -> dict[str, object]:
+    """The settings of a profile that is laid over another; those that are wrong are reported."""
     if node is None:
         return {}
     built(Resources, node, path, problems)

@@ -28,24 +28,30 @@ ENOUGH = 5  # measured attempts of a shape: more do not make its median better
 
 @dataclass(frozen=True)
 class Work:
-    """One job's part of an estimate. `tokens` counts trained tokens, and evaluated ones at a third."""
+    """One job's part of an estimate. `tokens` counts trained tokens, and evaluated ones at a third; `hours` on the
+    clock, on `devices` of `device` (cuda or cpu)."""
 
     job: StageJob
     tokens: float
-    seconds: float
+    hours: float
+    device: str
+    devices: int
     measured: bool
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`device_hours` of `device` ("cuda" or "cpu": one GPU, or one core), `wall_hours` on `slots` slots.
+    """Hours of one GPU, and of one core for the jobs without; however many a job has, it occupies them all.
 
-    `basis` says where the speeds come from, one sentence each.
+    `longest_hours`: the longest job with those that it builds on. `wall_hours` until all have ended on `slots` slots;
+    None behind a scheduler, where nobody knows how many run at once. `basis` says where the speeds come from, one
+    sentence each.
     """
 
-    device: str
-    device_hours: float
-    wall_hours: float
+    gpu_hours: float
+    core_hours: float
+    longest_hours: float
+    wall_hours: float | None
     slots: int
     tokens: float
     basis: tuple[str, ...]
@@ -57,14 +63,15 @@ def estimate(
     """The cost of `jobs` on `machine`; `resume` has the step from which a key's stage goes on."""
     resume, speeds = resume or {}, measured_speeds(runs)
     works = [_work(job, machine, speeds, resume.get(job.key, 0)) for job in jobs]
-    needs = [(work.seconds / 3600, machine.needs(work.job.resources)) for work in works]
+    needs = [(work.hours, work.devices) for work in works]
     return Estimate(
-        device=_device(machine),
-        device_hours=sum(hours * slots for hours, slots in needs),
-        wall_hours=makespan(needs, machine.slots),
+        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
+        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
+        longest_hours=_longest(works),
+        wall_hours=makespan(needs, machine.slots) if machine.slots else None,
         slots=machine.slots,
         tokens=sum(work.tokens for work in works),
-        basis=_basis(works, machine),
+        basis=_basis(works),
     )
 
 
@@ -110,32 +117,31 @@ def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
 
 def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resumed: int) -> Work:
     tokens = equivalent_tokens(job, resumed)
-    slots = machine.needs(job.resources)
-    speed = speeds.get(shape(job.cell.to_mapping(), _device(machine), slots))
-    assumed = _assumed(job, machine) / flops_per_token(job.cell)
-    return Work(job, tokens, tokens / (speed or assumed), measured=speed is not None)
+    device, devices = machine.device(job.resources), machine.needs(job.resources)
+    speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
+    each = ASSUMED_GPU[job.cell.precision] if device == "cuda" else ASSUMED_THREAD
+    seconds = tokens / (speed or devices * each / flops_per_token(job.cell))
+    return Work(job, tokens, seconds / 3600, device, devices, measured=speed is not None)
 
 
-def _assumed(job: StageJob, machine: Machine) -> float:
-    if machine.gpus:
-        return machine.needs(job.resources) * ASSUMED_GPU[job.cell.precision]
-    return machine.threads(job.resources) * ASSUMED_THREAD
+def _longest(works: Sequence[Work]) -> float:
+    """Hours until the last would end if all started as soon as what they build on has ended. Parents come first."""
+    ends: dict[str, float] = {}
+    for work in works:
+        ends[work.job.key] = work.hours + max((ends.get(parent, 0.0) for parent in work.job.parents), default=0.0)
+    return max(ends.values(), default=0.0)
 
 
-def _device(machine: Machine) -> str:
-    return "cuda" if machine.gpus else "cpu"
-
-
-def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
+def _basis(works: Sequence[Work]) -> tuple[str, ...]:
     measured = sum(work.measured for work in works)
     lines = [f"{measured} of {len(works)} jobs: the measured speed of that shape"] if measured else []
-    guessed = [work.job for work in works if not work.measured]
-    if guessed and machine.gpus:
-        rates = sorted({ASSUMED_GPU[job.cell.precision] / 1e12 for job in guessed})
-        rate = f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"
-    else:
-        rate = f"{ASSUMED_THREAD / 1e9:g} GFLOP/s per CPU thread"
+    guessed = [work for work in works if not work.measured]
+    rates = sorted({ASSUMED_GPU[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
+    assumed = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
+    if any(work.device == "cpu" for work in guessed):
+        assumed.append(f"{ASSUMED_THREAD / 1e9:g} GFLOP/s per CPU thread")
     if guessed:
+        rate = " and ".join(assumed)
         lines.append(f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}; nothing of that shape has run")
     return tuple(lines)
 

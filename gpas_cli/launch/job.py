@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import ranks
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
+from gpas_cli.launch.stages import TOKENISE
 from gpas_cli.launch.trained import newest_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
@@ -116,10 +118,12 @@ class Run:
 
 def _blamed(run: Run, error: Exception) -> dict[str, Any]:
     """The outcome after an exception: failed, or interrupted where it is another process that is gone."""
+    cause = f"{type(error).__name__}: {error}"
+    if run.place.size == 1:
+        return {"outcome": "failed", "cause": cause}
     from gpas_cli.train.parallel import lost_a_peer
 
-    cause = f"{type(error).__name__}: {error}"
-    if run.place.size == 1 or not lost_a_peer(error):
+    if not lost_a_peer(error):
         return {"outcome": "failed", "cause": cause}
     if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=2)):
         return {"outcome": "failed", "cause": told}
@@ -153,6 +157,10 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
 
 
 def _run_stage(run: Run) -> dict[str, Any]:
+    if run.attempt["stage"] == TOKENISE:
+        from gpas_cli.launch.tokenise import tokenise
+
+        return tokenise(run.attempt, run.emit, run.flag)
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic
 
@@ -160,8 +168,7 @@ def _run_stage(run: Run) -> dict[str, Any]:
     make_deterministic(_threads(run.attempt, here.size))
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.emit("start", **_facts(run, cell))
-        stage = {"pretrain": _pretrain, "importance": _importance}[run.attempt["stage"]]
-        return dict(parse.plain(stage(run, cell, world)))
+        return dict(parse.plain(STAGES[run.attempt["stage"]](run, cell, world)))
 
 
 def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
@@ -195,6 +202,9 @@ def _importance(run: Run, cell: Cell, world: World) -> Outcome:
     trained = _last_checkpoint(run.directory.path.parents[2], cell.trained.key)
     cache, root = Path(run.attempt["cache"]), Path(run.attempt["root"])
     return measure(cell, trained, cache, root, run.emit, run.flag, world)
+
+
+STAGES: dict[str, Callable[[Run, Cell, World], Outcome]] = {"pretrain": _pretrain, "importance": _importance}
 
 
 def _last_checkpoint(runs: Path, key: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ class PlanRow:
 class Plan:
     """`stages` counts the states of unique stages, `uses` how often cells refer to them, teachers included.
 
-    `jobs` are the stages that a run would start, parents first.
+    `jobs` are the stages that a run would start, parents first, and before them those that tokenise what they read.
     """
 
     rows: tuple[PlanRow, ...]
@@ -51,6 +51,11 @@ class Plan:
     uses: int
     jobs: tuple[StageJob, ...]
     estimate: Estimate
+
+    @property
+    def texts(self) -> tuple[StageJob, ...]:
+        """The jobs that only tokenise: `estimate` does not count them."""
+        return tuple(job for job in self.jobs if job.demand)
 
     @property
     def actions(self) -> Counter[str]:
@@ -64,8 +69,12 @@ def plan(
     retry: Collection[str] = (),
     machine: Machine | None = None,
     kinds: frozenset[str] = RUNNABLE,
+    prepare: Callable[[Iterable[StageJob]], Sequence[StageJob]] = tuple,
 ) -> Plan:
-    """What `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing."""
+    """What `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing.
+
+    `prepare` puts before the jobs what else has to be run for them (`launch.text`).
+    """
     machine = machine or slots.machine()
     jobs = stage_jobs(entries, kinds)
     alive = Liveness(runs)
@@ -75,11 +84,12 @@ def plan(
     fitting = {key: job for key, job in lacking.items() if not machine.check(job.resources, job.id)}
     resume = {key: step for key in fitting if (step := resumable(runs, key))}
     rows = [_row(state, fitting, resume, machine, kinds) for state in look(runs, entries, seen=dict(seen))]
+    jobs_to_start = prepare(fitting.values())
     return Plan(
         rows=tuple(rows),
         stages=Counter(sighting.state for sighting in seen.values()),
         uses=sum(len(stage_jobs([entry], kinds)) for entry in entries),
-        jobs=tuple(fitting.values()),
+        jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume),
     )
 

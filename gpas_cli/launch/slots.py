@@ -37,6 +37,10 @@ class Machine:
         """How many of the smallest jobs run at once."""
         return len(self.gpus) or len(self.cores)
 
+    def device(self, resources: Resources) -> str:
+        """What a job computes on: cuda or cpu."""
+        return "cuda" if self.gpus else "cpu"
+
     def needs(self, resources: Resources) -> int:
         """How many slots a job takes."""
         return max(1, resources.gpus) if self.gpus else self.threads(resources)
@@ -56,13 +60,22 @@ class Machine:
 
 
 class Cluster(Machine):
-    """Stands for the nodes behind a scheduler: it takes any job, and the scheduler says if that was too much."""
+    """Stands for the nodes behind a scheduler: each job has what it asks for, and how many run at once nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(gpus=(), cores=())
+
+    def device(self, resources: Resources) -> str:
+        return "cuda" if resources.gpus else "cpu"
+
+    def needs(self, resources: Resources) -> int:
+        return resources.gpus or resources.threads
 
     def check(self, resources: Resources, who: str) -> str:
         return ""
 
     def threads(self, resources: Resources) -> int:
-        return resources.cpus
+        return resources.threads
 
 
 @dataclass(frozen=True)

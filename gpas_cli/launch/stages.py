@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.spec.cell import Cell, Stage
+from gpas_cli.data.demand import Demand
+from gpas_cli.spec.cell import TRAININGS, Cell, Stage
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Resources, Watch
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 RUNNABLE = frozenset({"pretrain", "importance"})  # the kinds of stage that this version has a job for
+
+TOKENISE = "tokenise"  # what is no stage of a cell, and done before the first: a job as well (`launch.text`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +33,18 @@ class StageJob:
     cadence: Cadence
     watch: Watch
     resources: Resources
+    text_resources: Resources = field(default_factory=Resources)
+    text: str = ""  # key of the job that tokenises what this one reads, "" where that is done (`launch.text`)
+    demand: Demand | None = None  # what such a job tokenises
 
     @property
     def id(self) -> str:
         return f"{self.grid}/{self.name}"
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The keys of the jobs that must have succeeded before this one starts."""
+        return (*self.parents, self.text) if self.text else self.parents
 
     def facts(self) -> dict[str, Any]:
         """The part of attempt.json that says what is to be run, the text of a plugin that it needs included."""
@@ -43,6 +54,7 @@ class StageJob:
             "stage": self.kind,
             "key": self.key,
             "parents": list(self.parents),
+            **({"demand": plain(self.demand)} if self.demand else {}),
             "cell": self.cell.to_mapping(),
             "grid": self.grid,
             "name": self.name,
@@ -96,5 +108,7 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         axes=entry.axes,
         cadence=entry.cadence,
         watch=entry.watch,
-        resources=entry.resources,
+        # What follows a training only looks at it, and does so in one process.
+        resources=entry.resources if stage.kind in TRAININGS else entry.resources.alone(),
+        text_resources=entry.text_resources,
     )

@@ -3,7 +3,7 @@
 runs/.submitters/<id>.lock   flock held for the life of the process; its time stamp is a heartbeat for other hosts
 runs/.submitters/<id>.json   {id, host, pid, time}
 runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage;
-                                  with {submission, index} as well, that element of a SLURM job array is
+                                  with {submission, index, after} as well, that element of a SLURM job array is
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,8 @@ SILENCE = 120.0  # seconds without a sign of life after which another host's pro
 
 @dataclass(frozen=True)
 class Claim:
-    """Who is going to run a stage. `since` is unix time. `submission` names a SLURM job array, "" for a process."""
+    """Who is going to run a stage. `since` is unix time. `submission` names a SLURM job array, "" for a process;
+    `after` are the keys of the stages that its job waits for."""
 
     submitter: str
     host: str
@@ -39,6 +41,7 @@ class Claim:
     since: float
     submission: str = ""
     index: int = 0
+    after: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.submission:
@@ -53,6 +56,7 @@ class Liveness:
     runs: Path
     max_age: float = FRESH  # seconds for which an answer of the scheduler serves
     line: bool = False  # whether the scheduler is asked where jobs stand in line
+    verdicts: dict[str, str] = field(default_factory=dict)  # key -> why what waits for it cannot run, "" if it can
     _known: dict[str, bool] = field(default_factory=dict)
     _dead: dict[str, float] = field(default_factory=dict)
     _held: dict[str, str] = field(default_factory=dict)
@@ -157,15 +161,16 @@ def read_claim(runs: Path, key: str) -> Claim | None:
     try:
         found = read_json(claim_path(runs, key))
         who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
-        return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)))
+        after = tuple(map(str, found.get("after", ())))
+        return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)), after)
     except (OSError, StoreError, KeyError, TypeError, ValueError):
         return None
 
 
-def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int) -> None:
+def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int | Sequence[str]) -> None:
     """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway.
 
-    `more` is {submission, index} where a SLURM job is to run the stage: such a claim outlives its submitter.
+    `more` is {submission, index, after} where a SLURM job is to run the stage: such a claim outlives its submitter.
     """
     path = claim_path(runs, key)
     aside = path.with_name(f".{CLAIM}.{submitter.id}")

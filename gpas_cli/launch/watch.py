@@ -49,7 +49,8 @@ class Sighting:
     `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
     a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is
     what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made an
-    attempt without a result, `job` what SLURM says of it.
+    attempt without a result, `job` what SLURM says of it. `blocker` is the key of the stage for whose failure it was
+    not started.
     """
 
     state: str
@@ -65,6 +66,7 @@ class Sighting:
     source: str = ""
     submission: str = ""
     job: Job | None = None
+    blocker: str = ""
 
     @property
     def fraction(self) -> float | None:

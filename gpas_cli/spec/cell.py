@@ -93,12 +93,13 @@ class Cell:
         return {name: value for name, value in spec.items() if name not in _LATER}
 
 
+TRAININGS = ("pretrain", "finetune")  # the kinds of stage that leave a checkpoint
 _LATER = ("finetune", "downstream", "importance")
 _REST = ("data", "optim", "precision", "seed", *_LATER)
 
 
 def _last_training(chain: Sequence[Stage]) -> Stage:
-    return next(stage for stage in reversed(chain) if stage.kind in ("pretrain", "finetune"))
+    return next(stage for stage in reversed(chain) if stage.kind in TRAININGS)
 
 
 def _digest(spec: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -30,13 +30,15 @@ def setting(
     above: float | None = None,
     high: float | None = None,
     late: bool = False,
+    check: Callable[[str], str] | None = None,
 ) -> Any:
     """A field with its bounds: low <= value <= high, value > above, or one of `choices`.
 
+    `check` says what is wrong with a word, "" when nothing is.
     `late` marks a field added after keys were first published: it is left out of the content key while it has its
     default, so that results obtained before the field existed keep their key.
     """
-    bounds = {"choices": choices, "low": low, "above": above, "high": high, "late": late}
+    bounds = {"choices": choices, "low": low, "above": above, "high": high, "late": late, "check": check}
     return dataclasses.field(default=default, metadata=bounds)
 
 
@@ -97,7 +99,8 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: Path, probl
             _check(converted, bounds, path, problems)
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    problems.append(Problem(path, f"{value!r} is not {wanted}"))
+    quoted = f"; in quotes it is one: '{value}'" if str in options and type(value) in (int, float) else ""
+    problems.append(Problem(path, f"{value!r} is not {wanted}{quoted}"))
     return None
 
 
@@ -141,6 +144,9 @@ def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
     choices = bounds.get("choices") or ()
     if choices and isinstance(value, str) and value not in choices:
         return f"unknown value '{value}'; {nearest(value, choices)}"
+    check: Callable[[str], str] | None = bounds.get("check")
+    if check is not None and isinstance(value, str):
+        return check(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return ""
     low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpas_cli.spec.parse import setting
+from gpas_cli.spec.sbatch import memory_fault, option_fault, spread_fault, time_fault, variable_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,8 @@ class Resources:
 
     gpus: int = setting(0, low=0, high=4096)
     cpus: int = setting(1, low=1, high=4096)
-    mem: str = setting("")
-    time: str = setting("")
+    mem: str = setting("", check=memory_fault)
+    time: str = setting("", check=time_fault)
     micro_batch: int = setting(0, low=0)
     compile: str = setting("auto", choices=("auto", "on", "off"))
     ranks: int = setting(0, low=0, high=4096)
@@ -67,9 +68,9 @@ class Resources:
     qos: str = setting("")
     constraint: str = setting("")
     nodes: int = setting(1, low=1, high=4096, late=True)
-    sbatch: tuple[str, ...] = setting((), late=True)
+    sbatch: tuple[str, ...] = setting((), late=True, check=option_fault)
     setup: tuple[str, ...] = setting((), late=True)
-    environment: tuple[str, ...] = setting((), late=True)
+    environment: tuple[str, ...] = setting((), late=True, check=variable_fault)
     python: str = setting("", late=True)
     pack: int = setting(1, low=1, high=256, late=True)
     at_once: int = setting(0, low=0, late=True)
@@ -85,3 +86,22 @@ class Resources:
     def cpus_per_task(self) -> int:
         """Cores of each of them."""
         return max(1, self.cpus // self.processes)
+
+    @property
+    def threads(self) -> int:
+        """Cores of all of them, as many as are asked for in fact."""
+        return self.cpus_per_task * self.processes
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the settings together, "" when nothing is."""
+        return spread_fault(self.processes, self.nodes)
+
+    def alone(self) -> Resources:
+        """What one of the processes asks for by itself."""
+        return replace(self, gpus=min(1, self.gpus), cpus=self.cpus_per_task, ranks=1, nodes=1)
+
+    def for_text(self) -> Resources:
+        """What a job asks for that tokenises on the cores of one node, where nothing else is said."""
+        cores = max(1, self.cpus // self.nodes)
+        return replace(self, gpus=0, cpus=cores, ranks=1, nodes=1, pack=1, at_once=0, micro_batch=0)

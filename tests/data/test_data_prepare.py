@@ -13,7 +13,7 @@ import pytest
 
 import gpas_cli.data
 from gpas_cli.data.loader import Batches, validation_batches
-from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.data.prepare import Corpus, prepare, present
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 
@@ -122,6 +122,31 @@ def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
     second = make(root, tmp_path / "cache")
     assert first.facts()["fingerprint"] != second.facts()["fingerprint"]
     assert first.folder != second.folder
+
+
+def test_what_is_there_is_told_without_reading(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def there() -> bool | None:
+        data = Data(**{**FILES, "layout": "pack", "length": 16})  # type: ignore[arg-type]
+        return present(data, 320, tmp_path / "cache", root=root, rows=10)
+
+    monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", 1e9)
+    assert there() is None  # files so young may be others tomorrow
+    monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", -1e9)
+    assert there() is False
+    assert not (tmp_path / "cache").exists()
+    corpus = make(root, tmp_path / "cache")
+    monkeypatch.setattr("gpas_cli.data.files.Files.survey", None)
+    assert there() is True
+    (corpus.folder / "validation/00000.json").unlink()
+    assert there() is False
+    make_again = next((root / "corpus").glob("*.jsonl"))
+    make_again.write_text(make_again.read_text() + '{"text": "more"}\n')
+    assert there() is False
+
+
+def test_no_network_is_asked_whether_c4_is_there(tmp_path: Path):
+    assert present(Data(), 32_000, tmp_path, root=tmp_path, rows=10) is False
+    assert present(Data(source="hf", path="some/where"), 32_000, tmp_path, root=tmp_path, rows=10) is None
 
 
 def test_this_room_never_imports_torch():

@@ -53,7 +53,7 @@ def test_every_shape_is_measured_once_and_plan_believes_it(here: Project) -> Non
     assert list(measured(here.runs).values()) == [facts["positions_per_second"]]
     estimate = plan(here.runs, chosen(here)).estimate
     assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
-    assert estimate.device_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
+    assert estimate.core_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
 
 
 def test_beside_a_running_job_nothing_is_measured(here: Project) -> None:

@@ -14,7 +14,7 @@ from gpas_cli.grid import Entry
 from gpas_cli.launch import locks
 from gpas_cli.launch.estimate import equivalent_tokens, estimate, flops_per_token, makespan, measured_speeds
 from gpas_cli.launch.plan import Plan, plan
-from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.slots import Cluster, Machine
 from gpas_cli.launch.stages import stage_jobs
 from gpas_cli.launch.submitters import Submitter, write_claim
 from gpas_cli.launch.watch import alive_path
@@ -138,9 +138,9 @@ def test_a_measured_speed_replaces_the_assumed_one(runs: Path) -> None:
     attempt(runs, entry(seed=4), "done", speed=900.0)
     attempt(runs, entry(seed=5), "done", speed=1.0, device="cuda")
     found = made_plan(runs, cell).estimate
-    assert found.device_hours == pytest.approx(tokens / 70 / 3600)
+    assert found.core_hours == pytest.approx(tokens / 70 / 3600)
     assert found.basis == ("1 of 1 jobs: the measured speed of that shape",)
-    assert found.device == "cpu"
+    assert found.gpu_hours == 0
 
 
 def test_damaged_attempts_do_not_stop_an_estimate(runs: Path) -> None:
@@ -154,9 +154,33 @@ def test_gpus_are_assumed_by_precision(runs: Path) -> None:
     two = Machine(gpus=("0", "1"), cores=(0,))
     jobs = stage_jobs([entry(seed=1), entry(seed=2), entry(seed=3)]).values()
     found = estimate(runs, jobs, two)
-    assert found.device == "cuda"
-    assert found.wall_hours == pytest.approx(found.device_hours * 2 / 3)
+    assert found.core_hours == 0
+    assert found.wall_hours == pytest.approx(found.gpu_hours * 2 / 3)
     assert "assumed 20 TFLOP/s per GPU" in found.basis[0]
+
+
+def test_ranks_divide_the_time_and_occupy_as_much(runs: Path) -> None:
+    one, two = (replace(entry(seed=1), resources=Resources(cpus=cpus, ranks=cpus)) for cpus in (1, 2))
+    alone, together = (estimate(runs, stage_jobs([cell]).values(), Cluster()) for cell in (one, two))
+    assert together.core_hours == pytest.approx(alone.core_hours)
+    assert together.longest_hours == pytest.approx(alone.longest_hours / 2)
+    attempt(runs, two, "done", speed=100.0)  # on one core
+    measured = estimate(runs, stage_jobs([two]).values(), Cluster())
+    assert measured.longest_hours == pytest.approx(together.longest_hours)  # the speed of another shape
+
+
+def test_behind_a_scheduler_each_job_has_what_it_asks_for(runs: Path) -> None:
+    """GPUs and cores are counted apart; how long all takes is not known, the longest chain is."""
+    big = replace(entry(seed=1, importance={"eval_tokens": 10}), resources=Resources(gpus=4, nodes=2, cpus=8))
+    found = estimate(runs, stage_jobs([big, entry(seed=2)]).values(), Cluster())
+    first, second, third = (estimate(runs, [job], Cluster()) for job in stage_jobs([big, entry(seed=2)]).values())
+    assert (found.wall_hours, found.slots) == (None, 0)
+    assert first.gpu_hours == pytest.approx(4 * first.longest_hours)
+    assert second.gpu_hours == pytest.approx(second.longest_hours)
+    assert found.gpu_hours == pytest.approx(first.gpu_hours + second.gpu_hours)
+    assert found.core_hours == third.core_hours == third.longest_hours
+    assert found.longest_hours == pytest.approx(max(first.longest_hours + second.longest_hours, third.longest_hours))
+    assert "TFLOP/s per GPU and 20 GFLOP/s per CPU thread" in found.basis[0]
 
 
 @pytest.mark.parametrize(

@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
 from end_to_end import Toy, wait
 
+from gpas_cli.data.corpora import UNSETTLED_SECONDS
+from gpas_cli.data.prepare import prepare
+from gpas_cli.spec.data import Data
+
+BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails at once
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
 
-class SlurmToy(Toy):
-    """A toy whose commands see the cluster. `resources` is added to what every job asks for, as YAML."""
+@cache
+def settled_text() -> Path:
+    """A folder with the text of a toy, some seconds old."""
+    folder = Path(tempfile.mkdtemp(prefix="gpas-text-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Toy(folder / "toy")
+    time.sleep(UNSETTLED_SECONDS)
+    return folder / "toy/text"
 
-    def __init__(self, folder: Path, cluster: Cluster, *, resources: str = "", **more: Any):
+
+class SlurmToy(Toy):
+    """A toy whose commands see the cluster. `resources` is added to what every job asks for, as YAML.
+
+    Its text is tokenised already, unless `tokenised` is false.
+    """
+
+    def __init__(self, folder: Path, cluster: Cluster, *, resources: str = "", tokenised: bool = True, **more: Any):
         super().__init__(folder, **more)
         self.cluster = cluster
         self.edit(
             "    table:", f"    resources: {RESOURCES.format(more=f', {resources}' if resources else '')}\n    table:"
         )
+
+        if tokenised:
+            self._tokenise()
+
+    def _tokenise(self) -> None:
+        for path in settled_text().iterdir():  # files so young that they might change are not taken for tokenised
+            (self.folder / "text" / path.name).unlink()
+            (self.folder / "text" / path.name).symlink_to(path)
+        data = Data(source="files", path="text/*.txt", tokenizer="bpe", layout="pack", length=16, eval_tokens=500)
+        prepare(data, 280, self.folder / "cache", root=self.folder)
 
     def edit(self, old: str, new: str) -> None:
         """Change experiments.yaml."""
@@ -68,6 +100,11 @@ class SlurmToy(Toy):
         """What SLURM and the supervisors printed."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.runs.glob(".slurm/*/*.out")))
 
+    def recorded(self) -> list[dict[str, Any]]:
+        """What every element of every submission was to run."""
+        files = self.runs.glob(".slurm/gpas-*/elements.jsonl")
+        return [job for path in files for line in path.read_text().splitlines() for job in json.loads(line)]
+
     def facts(self) -> list[dict[str, Any]]:
         """attempt.json of every attempt."""
         return [json.loads((path / "attempt.json").read_text()) for path in self.attempts()]
@@ -100,10 +137,10 @@ class SlurmToy(Toy):
         pids = {json.loads((path / "attempt.json").read_text())["submitter"]["pid"] for path in self.attempts()}
         return sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())
 
-    def trained_once(self) -> None:
-        """Each cell has exactly one `done`, and no update was done twice by jobs that ran beside each other."""
+    def trained_once(self, texts: int = 0) -> None:
+        """Each cell has exactly one `done`, and so have so many texts."""
         done = [event for event in self.events() if event["kind"] == "outcome" and event["outcome"] == "done"]
-        assert len(done) == len(self.states()), self.said()
+        assert len(done) == len(self.states()) + texts, self.said()
 
 
 def _lines(path: Path) -> list[str]:
@@ -114,4 +151,4 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-__all__ = ["SlurmToy", "kill", "wait"]
+__all__ = ["BROKEN", "SlurmToy", "kill", "wait"]

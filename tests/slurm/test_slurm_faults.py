@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, until
 from end_to_end import Toy
-from slurm_toy import SlurmToy, kill, wait
+from slurm_toy import BROKEN, SlurmToy, kill, wait
 
 pytestmark = pytest.mark.long
 
@@ -263,19 +263,14 @@ def test_a_suspended_job_is_alive_and_a_drained_node_only_delays(cluster: Cluste
 
 
 def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources="at_once: 1")
-    text = sorted((toy.folder / "text").iterdir())
-    for path in text:
-        path.rename(path.with_suffix(".away"))
+    toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources=f"at_once: 1, {BROKEN}")
     toy.submit()
     states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"}, 120)
     assert sorted(states.values()) == ["cancelled"] * 3 + ["failed"] * 3
     told = [cell for cell in toy.status().values() if cell["state"] == "cancelled"]
     assert all("failed alike" in cell["cause"] for cell in told)
     assert "0 jobs submitted" in toy.submit()
-    for path in text:
-        path.with_suffix(".away").rename(path)
-    toy.edit("at_once: 1", "at_once: 6")
+    toy.edit(f"at_once: 1, {BROKEN}", "at_once: 6")
     toy.gpas("retry", "--executor", "slurm", "--yes")
     toy.finish(200)
     toy.trained_once()
@@ -355,17 +350,13 @@ def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
 
 def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Cluster, tmp_path: Path) -> None:
     """Both stages are submitted at once; a child of a stage that failed does not run, and retry brings both back."""
-    toy = SlurmToy(tmp_path / "toy", cluster)
+    toy = SlurmToy(tmp_path / "toy", cluster, resources=BROKEN)
     toy.edit("base: {size: toy, data: notes}", "base: {size: toy, data: notes, importance: {eval_tokens: 200}}")
-    text = sorted((toy.folder / "text").iterdir())
-    for path in text:
-        path.rename(path.with_suffix(".away"))
     said = toy.submit()
     assert said.count("2 elements") == 2
     toy.until(lambda states: set(states.values()) == {"failed"}, 60)
     wait(lambda: toy.queue() == {})
-    for path in text:
-        path.with_suffix(".away").rename(path)
+    toy.edit(f", {BROKEN}", "")
     toy.gpas("retry", "--executor", "slurm", "--yes")
     toy.finish(200)
     assert {fact["stage"] for fact in toy.facts()} == {"pretrain", "importance"}

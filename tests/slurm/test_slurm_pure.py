@@ -120,6 +120,28 @@ def test_children_wait_for_their_parents_in_slurm() -> None:
     assert (shared.dependency, shared.spec(1)) == ("afterok:7_0", "0-1%1")
 
 
+def test_trainings_wait_for_their_text_and_pupils_for_their_teachers_alone() -> None:
+    text = job(1, kind="tokenise")
+    teachers = [replace(job(i, pack=2), text=text.key) for i in (2, 3, 4)]
+    pupil = job(5, 2)
+    assert [[j.key for j in level] for level in levels([text, *teachers, pupil])] == [
+        [text.key], [j.key for j in teachers], [pupil.key],
+    ]  # fmt: skip
+    (array,) = arrays(teachers, {text.key: Place("7", 0)}, 100)
+    assert array.dependency == "afterok:7_0"
+    assert [len(element) for element in array.elements] == [2, 1]
+
+
+def test_an_array_that_is_too_large_is_halved_and_waits_all_the_same() -> None:
+    elements = tuple((job(i),) if i != 3 else () for i in range(1, 7))
+    first, second = Array(elements, "afterok:7_0").halves()
+    assert (first.spec(0), second.spec(0), second.dependency) == ("0-1", "0-2", "afterok:7_0")
+    first, second = Array(elements, "aftercorr:7").halves()
+    assert {i: first.elements[i] for i in first.indices} | {i: second.elements[i] for i in second.indices} == {
+        i: element for i, element in enumerate(elements) if element
+    }
+
+
 def test_index_lists_are_as_sbatch_takes_them() -> None:
     some, none = (job(1),), ()
     assert Array((some, some, none, some, none, some, some)).spec(2) == "0-1,3,5-6%2"
@@ -156,13 +178,34 @@ class Asked(Liveness):
         return self.queue
 
 
-def judged(tmp_path: Path, last: Sighting, found: Job | None, **more: Any) -> Sighting:
+def judged(tmp_path: Path, last: Sighting, found: Job | None, after: tuple[str, ...] = (), **more: Any) -> Sighting:
     place = tmp_path / ".slurm/gpas-g-1"
     place.mkdir(parents=True, exist_ok=True)
     (place / "submission.json").write_text(json.dumps({"time": time.time() - 60, "keys": [[KEY]]}))
     answer = Queue(time=time.time(), jobs={"gpas-g-1": {0: found}} if found else {}, **more)
-    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0)
+    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0, after)
     return judge(tmp_path, KEY, last, claim, Asked(tmp_path, answer))
+
+
+def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(tmp_path: Path) -> None:
+    parent = create_attempt(tmp_path, "f" * 16, {"stage": "pretrain", "grid": "g", "name": "c"})
+    journal = Journal(parent.journal_path)
+    removed = Job("8_0", "CANCELLED", "DependencyNeverSatisfied")
+    for outcome, wanted, cause in (
+        ("failed", "cancelled", "its training g/c failed (no luck)"),
+        ("diverged", "cancelled", "its training g/c diverged (no luck)"),
+        ("cancelled", "cancelled", "its training g/c was cancelled (no luck)"),
+        ("interrupted", "missing", "taken out of the queue: what it waited for did not end well"),
+        ("done", "missing", "taken out of the queue: what it waited for did not end well"),
+    ):
+        journal("outcome", outcome=outcome, step=0, cause="no luck", metrics={})
+        found = judged(tmp_path, MISSING, removed, after=("f" * 16,))
+        assert (found.state, found.cause) == (wanted, cause)
+        assert bool(found.blocker) == (wanted == "cancelled")
+        forgotten = judged(tmp_path, MISSING, None, after=("f" * 16,))
+        assert forgotten.state == wanted
+        waiting = judged(tmp_path, MISSING, Job("8_0", "PENDING", "Dependency"), after=("f" * 16,))
+        assert waiting.state == "queued"
 
 
 MISSING = Sighting(state="missing", evidence="no attempt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,25 @@ def test_what_the_scheduler_refuses_leaves_nothing_behind(cluster: Cluster, tmp_
     assert set(toy.states().values()) == {"missing"}
     assert not [path for path in toy.runs.glob(".slurm/*") if path.is_dir()]
     assert not list(toy.runs.glob("??/*/claim.json"))
+
+
+def test_a_profile_that_cannot_be_is_refused_with_its_line(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--array=0-3]")
+    toy.edit("mem: 1000M", "mem: 10X")
+    done = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
+    assert "experiments.yaml:18:22: grids.small.resources.mem: '10X' is not an amount of memory" in done.stderr
+    assert "--array is set by gpas itself; use resources.at_once" in done.stderr
+    assert not toy.runs.exists()
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_libraries_that_cells_ask_for_are_missed_before_anything_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster)
+    toy.edit("    table:", "    watch: {wandb: somewhere}\n    table:")
+    done = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
+    assert "asks for Weights & Biases, which is not installed" in done.stderr
+    assert not toy.queue()
+    assert set(toy.states().values()) == {"missing"}
 
 
 def test_more_cells_than_an_array_holds_are_spread_over_several(cluster: Cluster, tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ class Array:
     def indices(self) -> list[int]:
         return [i for i, element in enumerate(self.elements) if element]
 
+    def halves(self) -> list[Array]:
+        """Two arrays of half as many elements; those of one that waits for another's keep their indices."""
+        middle = self.indices[len(self.indices) // 2]
+        keep = middle if self.dependency.startswith("aftercorr") else 0
+        first, second = self.elements[:middle], self.elements[middle:]
+        return [Array(first, self.dependency), Array(((),) * keep + second, self.dependency)]
+
     def spec(self, at_once: int) -> str:
         """The indices as sbatch takes them: 0-9%4, 1,3-5."""
         throttle = f"%{at_once}" if at_once and at_once < len(self.indices) else ""
@@ -54,19 +61,24 @@ def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, Place], largest: int)
     """The arrays for `jobs`, none of which is a parent of another; `waiting` has the parents that are still to run."""
     made: list[Array] = []
     for same in _by_profile(jobs):
-        pack = same[0].resources.pack
-        free = [job for job in same if not _parents(job, waiting)]
-        packed = [tuple(free[i : i + pack]) for i in range(0, len(free), pack)]
-        made += [Array(tuple(packed[i : i + largest])) for i in range(0, len(packed), largest)]
+        made += _packed([job for job in same if not _parents(job, waiting)], largest)
         made += _dependent([job for job in same if _parents(job, waiting)], waiting, largest)
     return made
+
+
+def _packed(jobs: Sequence[StageJob], largest: int, dependency: str = "") -> Iterator[Array]:
+    """Arrays of jobs that may start together, `pack` in an element."""
+    pack = jobs[0].resources.pack if jobs else 1
+    elements = [tuple(jobs[i : i + pack]) for i in range(0, len(jobs), pack)]
+    for i in range(0, len(elements), largest):
+        yield Array(tuple(elements[i : i + largest]), dependency)
 
 
 def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
     """The jobs in groups of which each only builds on earlier ones."""
     left = {job.key: job for job in jobs}
     while left:
-        ready = [job for job in left.values() if not any(parent in left for parent in job.parents)]
+        ready = [job for job in left.values() if not any(key in left for key in job.after)]
         yield ready
         for job in ready:
             del left[job.key]
@@ -81,7 +93,7 @@ def _by_profile(jobs: Sequence[StageJob]) -> list[list[StageJob]]:
 
 
 def _parents(job: StageJob, waiting: Mapping[str, Place]) -> tuple[Place, ...]:
-    return tuple(waiting[key] for key in job.parents if key in waiting)
+    return tuple(waiting[key] for key in job.after if key in waiting)
 
 
 def _dependent(jobs: Sequence[StageJob], waiting: Mapping[str, Place], largest: int) -> Iterator[Array]:
@@ -99,8 +111,7 @@ def _dependent(jobs: Sequence[StageJob], waiting: Mapping[str, Place], largest: 
         if len(places) == len(same) == 1:
             continue
         names = ":".join(f"{place.job}_{place.index}" for place in places)
-        for i in range(0, len(same), largest):
-            yield Array(tuple((job,) for job in same[i : i + largest]), f"afterok:{names}")
+        yield from _packed(same, largest, f"afterok:{names}")
 
 
 def _ranges(indices: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -163,10 +163,8 @@ class Element:
         if held := breaker(self.made.folder):
             return held
         lacking = [key for key in job["parents"] if not self._has_result(key)]
-        if lacking:
-            claim_path(self.runs, job["key"]).unlink(missing_ok=True)
-            return f"needs {', '.join(lacking)}, which has no result"
-        return ""
+        # The claim stays: by it the state of the stage tells why it was not run.
+        return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
 
     def _has_result(self, key: str) -> bool:
         return any(conclude_or_unknown(attempt).state == "done" for attempt in attempts(self.runs, key))

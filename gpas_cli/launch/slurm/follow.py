@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.claims import CLAIMABLE
 from gpas_cli.launch.slurm.submit import SlurmScheduler, Submitted
-from gpas_cli.launch.stages import blocked
+from gpas_cli.launch.stages import StageJob, blocked
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.summary import Board, Item, Reporter, Summary
 from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, observe
@@ -38,7 +38,7 @@ class Follower:
         self._seen, self._tried = dict(first.seen), time.monotonic()
         while not self._stopped:
             self._look()
-            lacking = [key for key, seen in self._seen.items() if seen.state in CLAIMABLE]
+            lacking = [key for key in self.scheduler.jobs if self._seen[key].state in CLAIMABLE]
             if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
                 lacking and self._possible(lacking)
             ):
@@ -52,7 +52,7 @@ class Follower:
     def _look(self) -> None:
         runs = self.scheduler.project.runs
         alive, ended = Liveness(runs), False
-        for key, job in self.scheduler.jobs.items():
+        for key, job in self._jobs.items():
             before, self._seen[key] = self._seen.get(key), observe(runs, key, alive)
             if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
                 self._reporter.finished(job, self._seen[key])
@@ -61,10 +61,14 @@ class Follower:
             self._reporter.notice(problem)
         self._reporter.tick(self._board())
 
+    @property
+    def _jobs(self) -> dict[str, StageJob]:
+        return {**self.scheduler.texts, **self.scheduler.jobs}
+
     def _possible(self, lacking: list[str]) -> bool:
         """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
         states = {key: seen.state for key, seen in self._seen.items()}
-        parents = (self.scheduler.jobs[key].parents for key in lacking)
+        parents = (self._jobs[key].after for key in lacking)
         return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
 
     def _submit(self) -> None:
@@ -78,7 +82,7 @@ class Follower:
             self._reporter.notice(f"{done.jobs} more jobs submitted")
 
     def _board(self) -> Board:
-        jobs = self.scheduler.jobs
+        jobs = self._jobs
         at = {
             state: [key for key, seen in self._seen.items() if seen.state == state] for state in ("running", "queued")
         }

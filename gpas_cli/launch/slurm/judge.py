@@ -17,6 +17,7 @@ from gpas_cli.launch.slurm import states, submission
 from gpas_cli.launch.slurm.failures import end_of, fruitless, is_memory
 from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.queue import Queue
+from gpas_cli.launch.told import called, told_of
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
@@ -42,6 +43,9 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
     if job is None:
         queue = alive.queue_after(claim)
         job = queue.find(claim.submission, claim.index) if queue else None
+    gone = job.ended if job else queue is not None and not queue.error
+    if gone and not own and (found := _orphaned(runs, last, claim, job, alive)):
+        return found
     if queue is None or job is None:
         return _unseen(last, claim, queue, alive)
     if job.ended:
@@ -55,6 +59,34 @@ def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
         return float(read_json(stage_dir(runs, key) / "cancel.json")["t"]) >= since
     except (OSError, GpasError, KeyError, TypeError, ValueError):
         return False
+
+
+def _orphaned(runs: Path, last: Sighting, claim: Claim, job: Job | None, alive: Liveness) -> Sighting | None:
+    """The sighting of a stage whose job was not run, as one that it was to wait for came to no good end; else None."""
+    for key in claim.after:
+        if key not in alive.verdicts:
+            alive.verdicts[key] = _verdict(runs, key, alive)
+        if cause := alive.verdicts[key]:
+            told = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
+            return replace(
+                last, state="cancelled", evidence=told, cause=cause, claim=claim, job=job, outcome="", blocker=key
+            )
+    return None
+
+
+def _verdict(runs: Path, key: str, alive: Liveness) -> str:
+    """Why what builds on the stage `key` cannot be run, "" where nothing speaks against it."""
+    from gpas_cli.launch.watch import observe  # which asks this module about every claimed stage
+
+    seen = observe(runs, key, alive)
+    if seen.state not in ("failed", "cancelled", "diverged"):
+        return ""
+    facts = told_of(runs, key)
+    ended = "was cancelled" if seen.state == "cancelled" else seen.state
+    why = f" ({seen.cause})" if seen.cause else ""
+    # Cells have `gpas logs`; other jobs have their log here only.
+    log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
+    return f"{called(facts, key)} {ended}{why}{log}"
 
 
 def _unseen(last: Sighting, claim: Claim, queue: Queue | None, alive: Liveness) -> Sighting:
@@ -129,7 +161,7 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     code, signal = states.exit_words(job.exit)
     if job.state == "CANCELLED":
         if "dependency" in job.reason.lower():
-            return "interrupted", "what it depends on failed"
+            return "interrupted", "taken out of the queue: what it waited for did not end well"
         return "cancelled", "cancelled in SLURM"
     log = place / f"{job.id}_0_log.out"
     if job.state == states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):

@@ -10,25 +10,32 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError, nearest
+from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.launch.snapshot import Snapshot
 from gpas_cli.project import Project
+from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import Resources
+from gpas_cli.spec.sbatch import option
 
 MODULE = "gpas_cli.launch.slurm.element"
-OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-dep", "ntasks", "ntasks-per-node",
-        "open-mode", "output", "parsable", "requeue", "no-requeue", "signal", "test-only", "wait", "wrap")  # fmt: skip
-SHORT = {"a": "array", "D": "chdir", "d": "dependency", "e": "error", "J": "job-name", "n": "ntasks", "o": "output"}
 
 
+@cache
 def parameters(resources: Resources) -> dict[str, Any]:
-    """The profile as submitit's parameters: elements that agree in them can share an array. Raises GpasError."""
-    tasks_per_node, over = divmod(resources.processes, resources.nodes)
-    if over or resources.processes < resources.nodes:
-        raise GpasError(f"{resources.processes} processes cannot be spread evenly over {resources.nodes} nodes")
+    """The profile as submitit's parameters: elements that agree in them can share an array. Not to be changed.
+
+    Raises InvalidExperiments; a profile of experiments.yaml has been checked as it was read.
+    """
+    problems: list[Problem] = []
+    build(Resources, plain(resources), ("resources",), problems)
+    if resources.fault:
+        problems.append(Problem(("resources", "nodes"), resources.fault))
+    if problems:
+        raise InvalidExperiments(problems)
     return {
         "partition": resources.partition or None,
         "account": resources.account or None,
@@ -37,7 +44,7 @@ def parameters(resources: Resources) -> dict[str, Any]:
         "mem": resources.mem or None,
         "time": resources.time or None,
         "nodes": resources.nodes,
-        "ntasks_per_node": tasks_per_node,
+        "ntasks_per_node": resources.processes // resources.nodes,
         "cpus_per_task": resources.cpus_per_task,
         "gpus_per_node": resources.gpus // resources.nodes or None,
         "signal_delay_s": resources.notice,
@@ -45,24 +52,8 @@ def parameters(resources: Resources) -> dict[str, Any]:
         "setup": list(resources.setup),
         "environment": list(resources.environment),
         "python": resources.python,
-        "additional_parameters": dict(_option(word) for word in resources.sbatch),
+        "additional_parameters": dict(option(word) for word in resources.sbatch),
     }
-
-
-def _option(word: str) -> tuple[str, Any]:
-    """`--mail-type=END` as (mail-type, END), `--exclusive` as (exclusive, True)."""
-    name, equals, value = word.strip().removeprefix("--").partition("=")
-    name = name.strip().replace("_", "-")
-    if not word.strip().startswith("--") or not name.replace("-", "").isalnum():
-        raise GpasError(f"resources.sbatch: '{word}' is not an option; write it as --name=value or --name")
-    if name in OURS:
-        raise GpasError(f"resources.sbatch: --{name} is set by gpas itself; {_instead(name)}")
-    return name, value if equals else True
-
-
-def _instead(name: str) -> str:
-    use = {"signal": "resources.notice", "array": "resources.at_once", "ntasks": "resources.gpus"}
-    return f"use {use[name]}" if name in use else nearest("", ())
 
 
 def text(
@@ -113,9 +104,6 @@ def _command(python: str, place: Path) -> str:
 
 
 def _exports(project: Project, code: Snapshot, environment: Sequence[str]) -> list[str]:
-    wrong = [word for word in environment if not word.partition("=")[0].isidentifier() or "=" not in word]
-    if wrong:
-        raise GpasError(f"resources.environment: '{wrong[0]}' is not NAME=VALUE")
     pairs = [word.partition("=")[::2] for word in environment]
     pairs += [
         ("GPAS_CONFIG", str(project.config)),

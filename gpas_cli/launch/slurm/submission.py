@@ -128,7 +128,7 @@ def record(
 
 
 def _facts(job: StageJob, reduce: bool) -> dict[str, Any]:
-    return {**job.facts(), "threads": _threads(job), **({"reduce": True} if reduce else {})}
+    return {**job.facts(), "threads": job.resources.threads, **({"reduce": True} if reduce else {})}
 
 
 def read(place: Path) -> Submission:
@@ -167,8 +167,3 @@ def close_finished(runs: Path) -> None:
             )
         ):
             (made.folder / "closed").touch()
-
-
-def _threads(job: StageJob) -> int:
-    """Threads of all processes of the job together."""
-    return job.resources.cpus_per_task * job.resources.processes

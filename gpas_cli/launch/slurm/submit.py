@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch.claims import Claims
+from gpas_cli.launch.claims import CLAIMABLE, RETRIABLE, Claims
+from gpas_cli.launch.libraries import require_libraries
 from gpas_cli.launch.slurm import commands, queue, script, states, submission
 from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
 from gpas_cli.launch.slurm.commands import SlurmError
 from gpas_cli.launch.slurm.failures import is_memory
 from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.snapshot import Snapshot, snapshot
-from gpas_cli.launch.stages import RUNNABLE, StageJob, stage_jobs
-from gpas_cli.launch.submitters import claim_path, write_claim
-from gpas_cli.launch.watch import ALIVE, Sighting
+from gpas_cli.launch.stages import RUNNABLE, TOKENISE, StageJob, stage_jobs
+from gpas_cli.launch.submitters import Liveness, claim_path, read_claim, write_claim
+from gpas_cli.launch.text import how_far, with_texts
+from gpas_cli.launch.watch import ALIVE, Sighting, observe
 from gpas_cli.project import Project
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ class Submitted:
     arrays: list[tuple[Submission, str, int]] = field(default_factory=list)
     jobs: int = 0  # stages submitted
     followed: int = 0  # stages that were queued or running already
+    over: int = 0  # stages that had failed or been cancelled, and are not to be retried
     left: list[StageJob] = field(default_factory=list)  # stages that the scheduler has no room for yet
+    blocked: list[StageJob] = field(default_factory=list)  # stages of which something that they build on has failed
     notes: list[str] = field(default_factory=list)
     seen: dict[str, Sighting] = field(default_factory=dict)
 
@@ -64,6 +68,7 @@ class SlurmScheduler:
     ):
         self.project, self.entries, self.kinds = project, list(entries), kinds
         self.jobs = stage_jobs(self.entries, kinds)
+        self.texts: dict[str, StageJob] = {}  # jobs that tokenise what `jobs` read
         self._retry, self._at_once, self._notify = retry, at_once, notify
 
     def submit(self, *, again: bool = False) -> Submitted:
@@ -80,12 +85,31 @@ class SlurmScheduler:
         with Claims(runs, () if again else self._retry) as claims:
             done.seen = claims.take(self.jobs)
             mine = [job for key, job in self.jobs.items() if key in claims.held]
-            done.followed = sum(seen.state in ALIVE for key, seen in done.seen.items() if key not in claims.held)
+            others = [seen.state for key, seen in done.seen.items() if key not in claims.held]
+            done.followed = sum(state in ALIVE for state in others)
+            done.over = sum(state in RETRIABLE for state in others)
             if mine:
-                self._submit_all(mine, claims, done)
+                require_libraries({job.id: job.watch for job in mine if not job.resources.python})
+                self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
         with suppress(OSError):
             submission.close_finished(runs)
         return done
+
+    def _with_texts(self, mine: Sequence[StageJob], claims: Claims, done: Submitted, again: bool) -> list[StageJob]:
+        """`mine`, and before them the jobs that tokenise what they read and that nobody has.
+
+        One that has failed is run again by any command, but not by one that stays and tops up.
+        """
+        whole = with_texts(self.project, mine)
+        texts = {job.key: job for job in whole if job.kind == TOKENISE}
+        self.texts |= texts
+        self.jobs |= {job.key: job for job in whole if job.kind != TOKENISE}
+        if texts:
+            done.seen |= claims.take(texts, CLAIMABLE if again else CLAIMABLE | RETRIABLE)
+        for key, text in texts.items():
+            state = "" if key in claims.held else f": {how_far(done.seen[key])}"
+            done.notes.append(f"tokenising {text.name} comes first{state}")
+        return [job for job in whole if job.key in claims.held]
 
     def preview(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
         """The arrays that would be submitted for `jobs`, and their sbatch text. Changes nothing."""
@@ -111,7 +135,7 @@ class SlurmScheduler:
 
     def _submit_all(self, mine: Sequence[StageJob], claims: Claims, done: Submitted) -> None:
         code, largest = snapshot(self.project.runs), limit()
-        placed = self._already_placed(mine, done.seen)
+        placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
         for level in levels(mine):
             ready = [job for job in level if self._reachable(job, placed, done)]
             pending = arrays(ready, placed, largest)
@@ -126,32 +150,50 @@ class SlurmScheduler:
                     continue
                 done.arrays.append((made, job, len(array.indices)))
                 done.jobs += len(array.jobs)
-                placed |= {stage.key: Place(job, i) for i, e in enumerate(array.elements) for stage in e}
-                if not job:
+                if job:
+                    placed |= {stage.key: Place(job, i) for i, e in enumerate(array.elements) for stage in e}
+                else:
                     done.notes.append(f"{made.name}: the scheduler did not answer; whether it has the array will show")
 
-    def _already_placed(self, mine: Sequence[StageJob], seen: dict[str, Sighting]) -> dict[str, Place]:
-        """Parents that earlier submissions have in the queue."""
-        placed = {}
-        for key in {parent for job in mine for parent in job.parents}:
-            sighting = seen.get(key)
-            if sighting and sighting.state in ALIVE and sighting.job and not sighting.job.ended:
-                array, _, index = sighting.job.id.partition("_")
-                placed[key] = Place(array, int(index))
+    def _already_placed(self, keys: Collection[str], done: Submitted) -> dict[str, Place]:
+        """Those of the stages that are under way which earlier submissions have in the queue.
+
+        One that another command is just submitting is waited for.
+        """
+        deadline = time.monotonic() + DOUBT
+        under_way = {key for key in keys if done.seen[key].state in ALIVE}
+        placed = self._places(under_way, queue.FRESH) if under_way else {}
+        while under_way - placed.keys() and time.monotonic() < deadline:
+            time.sleep(0.5)
+            alive = Liveness(self.project.runs, max_age=0.0)
+            done.seen |= {key: observe(self.project.runs, key, alive) for key in under_way - placed.keys()}
+            under_way = {key for key in under_way if done.seen[key].state in ALIVE}
+            placed |= self._places(under_way - placed.keys(), 0.0)
         return placed
+
+    def _places(self, keys: Collection[str], max_age: float) -> dict[str, Place]:
+        known, found = queue.current(self.project.runs, max_age), {}
+        for key in keys:
+            claim = read_claim(self.project.runs, key)
+            job = known.find(claim.submission, claim.index) if claim and claim.submission else None
+            if job and not job.ended and "_" in job.id:
+                array, _, index = job.id.partition("_")
+                found[key] = Place(array, int(index))
+        return found
 
     def _reachable(self, job: StageJob, placed: dict[str, Place], done: Submitted) -> bool:
         """Whether everything that `job` builds on is there, or in SLURM's queue."""
-        lacking = [key for key in job.parents if key not in placed and done.seen[key].state != "done"]
-        if lacking:
+        lacking = [done.seen[key] for key in job.after if key not in placed and done.seen[key].state != "done"]
+        if any(seen.state in (*RETRIABLE, "diverged") or seen.blocker for seen in lacking):
+            done.blocked.append(job)
+        elif lacking:
             done.left.append(job)
         return not lacking
 
     def _smaller(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
         """What to try after the scheduler said that there would be too many jobs: half of it, or no more now."""
-        if len(array.indices) > 1 and not array.dependency:
-            half = len(array.elements) // 2
-            return [Array(array.elements[:half]), Array(array.elements[half:]), *pending]
+        if len(array.indices) > 1:
+            return [*array.halves(), *pending]
         if not done.arrays and not done.followed and "maxsubmit" not in str(error).lower():
             raise error  # one job alone is too much: that is its size, which the same words are said of
         done.left += [job for rest in (array, *pending) for job in rest.jobs]
@@ -170,7 +212,9 @@ class SlurmScheduler:
             path.write_text(self._text(array, made.folder, code, seen))
             for index, element in enumerate(array.elements):
                 for job in element:
-                    write_claim(self.project.runs, job.key, claims.submitter, submission=name, index=index)
+                    write_claim(
+                        self.project.runs, job.key, claims.submitter, submission=name, index=index, after=job.after
+                    )
             job_id = self._sbatch(made, path)
         except BaseException as error:
             if not isinstance(error, SlurmError) or error.answered:
