@@ -11,6 +11,7 @@ cgroups; works as root, and as any user whose host name resolves to loopback. FO
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -28,6 +29,7 @@ NODES, CPUS, MEMORY, GPUS = 4, 4, 8000, 2
 NEEDED = {"light": ("munged", "slurmctld", "slurmd", "sbatch"), "full": ("slurmdbd", "mariadbd")}
 PACKAGES = {"light": ("munge", "slurmctld", "slurmd", "slurm-client"), "full": ("slurmdbd", "mariadb-server-core")}
 HOSTS = Path("/etc/hosts")
+_reserved: list[socket.socket] = []
 
 CONF = r"""
 ClusterName=gpastest
@@ -194,8 +196,7 @@ class Cluster:
         for i in range(1, NODES + 1):
             self._end_steps(f"n{i}")
         if os.access(HOSTS, os.W_OK):
-            kept = [line for line in HOSTS.read_text().splitlines(True) if f"# {self.folder}\n" not in line]
-            HOSTS.write_text("".join(kept))
+            _edit_hosts(lambda lines: [line for line in lines if f"# {self.folder}\n" not in line])
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def configure(self, old: str, new: str) -> None:
@@ -268,10 +269,10 @@ class Cluster:
         """Node names and this host's must resolve to loopback, where the daemons listen."""
         if not os.access(HOSTS, os.W_OK):
             return
-        mark, text = f" # {self.folder}\n", HOSTS.read_text()
-        first = "" if _on_loopback() else f"127.0.0.1 {socket.gethostname()}{mark}"
+        mark = f" # {self.folder}\n"
+        first = [] if _on_loopback() else [f"127.0.0.1 {socket.gethostname()}{mark}"]
         names = " ".join(f"n{i}" for i in range(1, NODES + 1))
-        HOSTS.write_text(f"{first}{text.rstrip()}\n127.0.0.1 {names}{mark}")
+        _edit_hosts(lambda lines: [*first, *lines, f"127.0.0.1 {names}{mark}"])
 
     def _gres(self) -> str:
         """Fake GPUs: SLURM wants a character device for each, whose number becomes CUDA_VISIBLE_DEVICES."""
@@ -388,11 +389,28 @@ def _listens(port: int) -> bool:
 
 
 def _free_ports() -> int:
-    """The first of twenty ports of which none is in use."""
+    """The first of twenty ports of which none is in use, and which nobody else gets while this process lives."""
     for base in range(17100, 32000, 20):
-        if not any(_listens(base + i) for i in range(20)):
-            return base
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0gpas-slurm-{base}")
+            if not any(_listens(base + i) for i in range(20)):
+                _reserved.append(reservation)
+                return base
+        except OSError:  # another is about to use them
+            pass
+        reservation.close()
     raise SystemExit("no free ports")
+
+
+def _edit_hosts(change: Callable[[list[str]], list[str]]) -> None:
+    """Change the lines of /etc/hosts, one cluster at a time."""
+    with HOSTS.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = [line if line.endswith("\n") else f"{line}\n" for line in file]
+        file.seek(0)
+        file.write("".join(change(lines)))
+        file.truncate()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 from cluster import Cluster
 from end_to_end import Toy, wait
 
+LONG = 800  # updates: long enough to be caught in the middle on a busy machine
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
 
@@ -106,6 +107,32 @@ class SlurmToy(Toy):
         assert len(done) == len(self.states()), self.said()
 
 
+def one_cell(cluster: Cluster, folder: Path, *, resources: str = "", **more: Any) -> SlurmToy:
+    """A project of a single cell, pre-gpas-s1."""
+    toy = SlurmToy(folder, cluster, resources=resources, **{"steps": LONG, "checkpoint_every": 100, **more})
+    toy.edit("gate: [none, gpas]", "gate: [gpas]")
+    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    return toy
+
+
+def started(cluster: Cluster, folder: Path, **more: Any) -> SlurmToy:
+    """A project of a single cell whose job is training."""
+    toy = one_cell(cluster, folder, **more)
+    toy.submit()
+    wait(toy.training)
+    return toy
+
+
+def job_of(toy: SlurmToy) -> str:
+    """The SLURM job of a project of one cell."""
+    return next(iter(toy.queue()))
+
+
+def node_of(cluster: Cluster) -> str:
+    """Where the only job runs."""
+    return cluster.run("squeue", "-h", "-o", "%N").strip()
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines() if path.exists() else []
 
@@ -114,4 +141,4 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-__all__ = ["SlurmToy", "kill", "wait"]
+__all__ = ["LONG", "SlurmToy", "job_of", "kill", "node_of", "one_cell", "started", "wait"]

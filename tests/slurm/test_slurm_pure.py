@@ -23,6 +23,8 @@ from gpas_cli.launch.watch import Sighting
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
 
 CELL = cell_from(
     {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8}}
@@ -215,9 +217,17 @@ def test_memory_is_told_from_other_failures() -> None:
                   "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
         assert failures.is_memory(cause)
     assert not failures.is_memory("DataError: no such file: memory.txt")
+
+
+def test_fewer_rows_are_half_of_what_the_attempt_says_it_had(tmp_path: Path) -> None:
     facts = {"cell": CELL.to_mapping(), "resources": {"micro_batch": 0}}
-    assert failures.fewer_rows(facts) == 4
-    assert failures.fewer_rows({**facts, "resources": {"micro_batch": 1}}) == 0
+    attempt = create_attempt(tmp_path, KEY, facts)
+    assert failures.fewer_rows(attempt) == 4
+    assert failures.fewer_rows(create_attempt(tmp_path, KEY, {**facts, "resources": {"micro_batch": 1}})) == 0
+    journal = Journal(attempt.journal_path)
+    journal("phase", name="training", micro_batch=6)
+    journal.close()
+    assert failures.fewer_rows(attempt) == 3
 
 
 def test_causes_are_alike_but_for_numbers_and_paths(tmp_path: Path) -> None:

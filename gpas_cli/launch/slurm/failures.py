@@ -18,7 +18,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.progress import checkpoint_step
-from gpas_cli.store.journal import tail
+from gpas_cli.store.journal import read, tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
 SAME = 3  # cells of one array that fail for the same reason before the rest is held back
@@ -44,12 +44,18 @@ def end_of(log: Path, size: int = 4096) -> str:
         return ""
 
 
-def fewer_rows(facts: Mapping[str, Any]) -> int:
-    """Half the micro-batch that an attempt with these facts (attempt.json) had; 0 when it was a single row."""
+def fewer_rows(attempt: AttemptDir) -> int:
+    """Half the micro-batch of an attempt, in each of its processes; 0 when it was a single row."""
+    events = read(attempt.journal_path, limit=LOOK)[0]
+    told = next((event["micro_batch"] for event in events if "micro_batch" in event), 0)
+    return int(told or _asked_rows(attempt.read_attempt())) // 2
+
+
+def _asked_rows(facts: Mapping[str, Any]) -> int:
+    """The micro-batch that an attempt with these facts (attempt.json) was to have, as far as is known without it."""
     cell = facts["cell"]
     batch, vocab, length = cell["optim"]["batch"], cell["size"]["vocab"], cell["data"]["length"]
-    had = min(batch, facts["resources"]["micro_batch"] or max(1, LOGITS // (length * vocab)))
-    return int(had) // 2
+    return int(min(batch, facts["resources"]["micro_batch"] or max(1, LOGITS // (length * vocab))))
 
 
 def fruitless(runs: Path, key: str) -> int:

@@ -28,6 +28,7 @@ class Follower:
         self._seen: dict[str, Sighting] = {}
         self._stopped = False
         self._tried = 0.0
+        self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
         """Wait no longer. Safe in a signal handler."""
@@ -38,7 +39,7 @@ class Follower:
         self._seen, self._tried = dict(first.seen), time.monotonic()
         while not self._stopped:
             self._look()
-            lacking = [key for key, seen in self._seen.items() if seen.state in CLAIMABLE]
+            lacking = [key for key, seen in self._seen.items() if seen.state in CLAIMABLE and not self._vain(key)]
             if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
                 lacking and self._possible(lacking)
             ):
@@ -61,6 +62,10 @@ class Follower:
             self._reporter.notice(problem)
         self._reporter.tick(self._board())
 
+    def _vain(self, key: str) -> bool:
+        """Whether the stage has been submitted again and again without SLURM having started an attempt at it."""
+        return self._tries[key, self._seen[key].attempt] >= self.scheduler.jobs[key].resources.retries
+
     def _possible(self, lacking: list[str]) -> bool:
         """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
         states = {key: seen.state for key, seen in self._seen.items()}
@@ -71,9 +76,11 @@ class Follower:
         self._tried = time.monotonic()
         try:
             done = self.scheduler.submit(again=True)
-        except GpasError as error:  # the next try may find the scheduler in a better state
+        except (GpasError, OSError) as error:  # the next try may find the scheduler in a better state
             self._reporter.notice(str(error))
             return
+        keys = (key for made, _, _ in done.arrays for element in made.keys for key in element)
+        self._tries.update((key, self._seen[key].attempt) for key in keys)
         if done.jobs:
             self._reporter.notice(f"{done.jobs} more jobs submitted")
 
