@@ -137,8 +137,8 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
 
 
 __all__ = ["LONG", "SlurmToy", "job_of", "kill", "node_of", "one_cell", "started", "wait"]

@@ -114,24 +114,3 @@ def test_an_sbatch_whose_answer_is_lost_is_found_by_name(cluster: Cluster, tmp_p
     toy.finish()
     assert len(toy.attempts()) == 1
     toy.trained_once()
-
-
-def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Path) -> None:
-    """F12: slurmdbd, and then its database."""
-    toy = started(accounted, tmp_path / "toy")
-    accounted.kill("slurmdbd")
-    assert toy.states() == {"pre-gpas-s1": "running"}
-    accounted.kill("mariadbd")
-    toy.finish()
-    accounted.up()
-    assert "no job to start" in toy.submit()
-    toy.trained_once()
-
-
-def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Cluster, tmp_path: Path) -> None:
-    toy = started(accounted, tmp_path / "toy")
-    accounted.run("scancel", job_of(toy))
-    until(lambda: not accounted.run("squeue", "-h", "-t", "all"), 120, "the controller to forget the job")
-    cell = toy.status()["pre-gpas-s1"]
-    assert cell["state"] == "cancelled"
-    assert "CANCELLED" in cell["evidence"]

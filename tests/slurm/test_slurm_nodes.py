@@ -78,15 +78,16 @@ def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path
 def test_a_suspended_job_is_alive_and_drained_nodes_only_delay(cluster: Cluster, tmp_path: Path) -> None:
     """F16, F17."""
     toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
+    job = job_of(toy)
     nodes = ",".join(f"n{i}" for i in range(1, NODES + 1))
     cluster.run("scontrol", "update", f"nodename={nodes}", "state=drain", "reason=test")
-    cluster.run("scontrol", "suspend", job_of(toy))
+    cluster.run("scontrol", "suspend", job)
     wait(lambda: "SUSPENDED" in toy.queue().values())
     assert toy.states() == {"pre-gpas-s1": "running"}
     toy.edit("seed: [1]", "seed: [1, 2]")
     assert "1 jobs submitted, 1 already queued or running" in toy.submit()
     assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
-    cluster.run("scontrol", "resume", job_of(toy))
+    cluster.run("scontrol", "resume", job)
     toy.until(lambda states: states["pre-gpas-s1"] == "done", 120, ("queued", "running", "done"))
     assert toy.states()["pre-gpas-s2"] == "queued"
     cluster.run("scontrol", "update", f"nodename={nodes}", "state=resume")
