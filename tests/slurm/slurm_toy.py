@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster
-from end_to_end import Toy, wait
+from cluster import Cluster, until
+from end_to_end import Toy
 
+PATIENCE = 400.0  # seconds: waiting long costs nothing where all is well, and busy machines are slow
 LONG = 800  # updates: long enough to be caught in the middle on a busy machine
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
@@ -46,12 +47,12 @@ class SlurmToy(Toy):
         told = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
         return dict(zip(told[::2], told[1::2], strict=True))
 
-    def finish(self, timeout: float = 120) -> None:
+    def finish(self, timeout: float = PATIENCE) -> None:
         """Until every cell is done, each of which must be said to be under way until then."""
         self.until(lambda states: set(states.values()) == {"done"}, timeout, ("queued", "running", "done"))
 
     def until(
-        self, condition: Callable[[dict[str, str]], bool], timeout: float = 120, allowed: tuple[str, ...] = ()
+        self, condition: Callable[[dict[str, str]], bool], timeout: float = PATIENCE, allowed: tuple[str, ...] = ()
     ) -> dict[str, str]:
         """Until the states of the cells are as wanted; no other state than those `allowed` may be seen meanwhile."""
         deadline = time.monotonic() + timeout
@@ -63,7 +64,7 @@ class SlurmToy(Toy):
             wrong = [cell for cell in cells.values() if allowed and cell["state"] not in allowed]
             assert not wrong, f"{[(c['name'], c['state'], c['evidence'], c['cause']) for c in wrong]}\n{self.said()}"
             assert time.monotonic() < deadline, f"waited in vain: {states}\n{self.said()}"
-            time.sleep(0.5)
+            time.sleep(1)
 
     def said(self) -> str:
         """What SLURM and the supervisors printed."""
@@ -135,6 +136,11 @@ def node_of(cluster: Cluster) -> str:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def wait(condition: Callable[[], object], timeout: float = PATIENCE) -> None:
+    """Until `condition` holds."""
+    until(condition, timeout, "what the test waits for")
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

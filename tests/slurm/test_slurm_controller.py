@@ -82,7 +82,7 @@ def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster,
     with forgotten(cluster, tmp_path / "state"):
         toy.submit()
         wait(toy.training)
-    toy.until(lambda states: states["pre-gpas-s1"] != "running", 60, ("running", "interrupted", "done"))
+    toy.until(lambda states: states["pre-gpas-s1"] != "running", allowed=("running", "interrupted", "done"))
     if toy.states()["pre-gpas-s1"] != "done":
         assert "1 jobs submitted" in toy.submit()
     toy.finish()

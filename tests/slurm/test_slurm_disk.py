@@ -69,7 +69,7 @@ def test_a_folder_made_read_only_under_a_running_job_costs_an_attempt(cluster: C
     with read_only(toy.runs):
         refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
         assert "Traceback" not in refused.stderr
-        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 120, ("running", "interrupted"))
+        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
         wait(lambda: toy.queue() == {})
     complete(toy)
     assert len(toy.attempts()) == 2
@@ -83,7 +83,7 @@ def test_a_folder_made_read_only_before_a_job_starts_costs_its_place_in_the_queu
     toy.submit()
     with read_only(toy.runs):
         cluster.run("scontrol", "release", job_of(toy))
-        toy.until(lambda states: states["pre-gpas-s1"] == "missing", 60, ("queued", "running", "missing"))
+        toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
     assert "log" in toy.status()["pre-gpas-s1"]["cause"]
     toy.edit(", sbatch: [--hold]", "")
     complete(toy)
@@ -97,7 +97,7 @@ def test_only_the_cells_read_only_the_job_says_so_and_is_run_again(cluster: Clus
     (stage,) = (path.parent for path in toy.runs.glob("??/*/claim.json"))
     with read_only(stage):
         cluster.run("scontrol", "release", job_of(toy))
-        toy.until(lambda states: states["pre-gpas-s1"] == "missing", 60, ("queued", "running", "missing"))
+        toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
     assert "no attempt could be made" in toy.said()
     assert "Traceback" not in toy.said()
     toy.edit(", sbatch: [--hold]", "")
@@ -112,7 +112,7 @@ def test_a_disk_that_fills_up_while_cells_train_costs_an_attempt(
     toy.submit()
     wait(lambda: bool(list(small_disk.glob("??/*/*/checkpoints/step-*"))))
     with full(small_disk):
-        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 120, ("running", "interrupted"))
+        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
         wait(lambda: toy.queue() == {})
         refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
         assert "No space left" in refused.stderr
@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_when_jobs_start_costs_their_places_in_the_queue(
     with full(small_disk):
         for job in toy.queue():
             cluster.run("scontrol", "release", job)
-        toy.until(lambda states: set(states.values()) <= {"missing", "interrupted"}, 60)
+        toy.until(lambda states: set(states.values()) <= {"missing", "interrupted"})
         wait(lambda: toy.queue() == {})
     toy.edit(", sbatch: [--hold]", "")
     complete(toy)
@@ -142,7 +142,7 @@ def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluste
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
     wait(lambda: bool(list(toy.attempts()[0].glob("checkpoints/step-*"))))
     kill(toy.supervisors()[0])
-    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 30, ("running", "interrupted"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     (attempt,) = toy.attempts()
     stage = attempt.parent
     for half in ("checkpoints/.writing-step-00000999", "checkpoints/step-00000998", "../.new-0123456789abcdef"):
@@ -174,7 +174,7 @@ def test_a_submission_folder_that_is_removed_gives_its_cells_back(cluster: Clust
     shutil.rmtree(place)
     assert toy.states() == {"pre-gpas-s1": "queued"}
     cluster.run("scontrol", "release", job_of(toy))
-    toy.until(lambda states: states["pre-gpas-s1"] == "missing", 30, ("queued", "running", "missing"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
     toy.edit(", sbatch: [--hold]", "")
     complete(toy)
     assert len(toy.attempts()) == 1

@@ -31,7 +31,7 @@ from signal import SIGKILL, SIGSEGV
 import pytest
 from cluster import Cluster, until
 from end_to_end import Toy
-from slurm_toy import LONG, SlurmToy, job_of, kill, one_cell, started, wait
+from slurm_toy import LONG, PATIENCE, SlurmToy, job_of, kill, one_cell, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -45,7 +45,7 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
     wait(lambda: len(toy.attempts()) == 2 and toy.training())
     cluster.run("scontrol", "requeue", job_of(toy))
     toy.finish()
-    assert straight_run.wait(120) == 0
+    assert straight_run.wait(PATIENCE) == 0
     assert len(toy.attempts()) == 3
     assert [event["outcome"] for event in toy.events() if event["kind"] == "outcome"][-1] == "done"
     assert toy.losses() == straight.losses()
@@ -60,8 +60,8 @@ def test_what_others_requeue_or_hold_is_waited_for_and_what_is_done_stays_done(
     job = job_of(toy)
     cluster.run("scontrol", "requeuehold", job)
     wait(lambda: list(toy.queue().values()) == ["PENDING"])
-    held = toy.until(lambda states: states["pre-gpas-s1"] == "queued", 60, ("running", "queued"))
-    assert "JobHeld" in toy.status()["pre-gpas-s1"]["evidence"], held
+    toy.until(lambda states: states["pre-gpas-s1"] == "queued", allowed=("running", "queued"))
+    assert "held" in toy.status()["pre-gpas-s1"]["evidence"]
     assert "0 jobs submitted, 1 already queued" in toy.submit()
     cluster.run("scontrol", "release", job)
     toy.finish()
@@ -80,7 +80,7 @@ def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) ->
     """F13: the warning comes while Python is still starting."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
     toy.submit()
-    until(lambda: "RUNNING" in toy.queue().values(), 20, "the job")
+    until(lambda: "RUNNING" in toy.queue().values(), 60, "the job")
     job = job_of(toy)
     for _ in range(20):
         cluster.run("scancel", "--signal=USR2", job, check=False)
@@ -100,7 +100,7 @@ def test_a_killed_process_is_interrupted_and_goes_on(
     else:
         start = next(event for event in toy.events() if event["kind"] == "start")
         kill(start["pid"], number)
-    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 30, ("running", "interrupted"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     assert "1 jobs submitted" in toy.submit()
     toy.finish()
     assert len(toy.attempts()) == 2
@@ -111,7 +111,7 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
     """F15: what the user took away with SLURM's own command is not run again until `gpas retry`."""
     toy = started(cluster, tmp_path / "toy")
     cluster.run("scancel", job_of(toy))
-    toy.until(lambda states: states["pre-gpas-s1"] == "cancelled", 30, ("running", "cancelled"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "cancelled", allowed=("running", "cancelled"))
     assert "0 jobs submitted" in toy.submit()
     assert toy.queue() == {}
     toy.gpas("retry", "--executor", "slurm", "--yes")
@@ -124,8 +124,8 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     assert "1 elements" in toy.submit()
     wait(toy.training)
     toy.gpas("cancel", "pre-s1")
-    toy.until(lambda states: states["pre-s1"] == "cancelled", 30, ("running", "cancelled"))
-    toy.until(lambda states: states["pre-gpas-s1"] == "done", 120, ("running", "cancelled", "done"))
+    toy.until(lambda states: states["pre-s1"] == "cancelled", allowed=("running", "cancelled"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("running", "cancelled", "done"))
     assert toy.states()["pre-s1"] == "cancelled"
 
 
@@ -135,7 +135,7 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
     for path in text:
         path.rename(path.with_suffix(".away"))
     toy.submit()
-    states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"}, 120)
+    states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"})
     assert sorted(states.values()) == ["cancelled"] * 3 + ["failed"] * 3
     told = [cell for cell in toy.status().values() if cell["state"] == "cancelled"]
     assert all("failed alike" in cell["cause"] for cell in told)
@@ -144,7 +144,7 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
         path.with_suffix(".away").rename(path)
     toy.edit("at_once: 1", "at_once: 6")
     toy.gpas("retry", "--executor", "slurm", "--yes")
-    toy.finish(200)
+    toy.finish()
     toy.trained_once()
 
 
@@ -155,7 +155,7 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
     straight = one_cell(cluster, tmp_path / "straight", steps=4 * LONG)
     straight.gpas("run", "grid", "--executor", "local", "--yes")
     toy.submit()
-    toy.finish(600)
+    toy.finish()
     assert len(toy.attempts()) >= 2
     assert toy.losses() == straight.losses()
 
@@ -165,7 +165,7 @@ def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path:
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="micro_batch: 4")
     toy.edit("mem: 1000M", "mem: 200M")
     toy.submit()
-    cell = toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 60) and toy.status()["pre-gpas-s1"]
+    cell = toy.until(lambda states: states["pre-gpas-s1"] == "interrupted") and toy.status()["pre-gpas-s1"]
     assert "out of memory" in cell["cause"]
     toy.edit("mem: 200M", "mem: 1000M")
     toy.submit()
@@ -184,12 +184,12 @@ def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Clus
         path.rename(path.with_suffix(".away"))
     said = toy.submit()
     assert said.count("2 elements") == 2
-    toy.until(lambda states: set(states.values()) == {"failed"}, 60)
+    toy.until(lambda states: set(states.values()) == {"failed"})
     wait(lambda: toy.queue() == {})
     for path in text:
         path.with_suffix(".away").rename(path)
     toy.gpas("retry", "--executor", "slurm", "--yes")
-    toy.finish(200)
+    toy.finish()
     assert {fact["stage"] for fact in toy.facts()} == {"pretrain", "importance"}
     assert len(toy.attempts()) == 2 + 4
 
@@ -201,7 +201,7 @@ def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cl
         (tools / name).symlink_to(shutil.which(name) or name)
     toy = started(cluster, tmp_path / "toy", resources=f"environment: ['PATH={tools}']")
     cluster.run("scancel", "--signal=USR2", job_of(toy))
-    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", 60, ("running", "interrupted"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     assert "scontrol is not on the PATH; the next `gpas run` submits what is left" in toy.said()
     assert "1 jobs submitted" in toy.submit()
     toy.finish()

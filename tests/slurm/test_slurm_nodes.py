@@ -68,7 +68,7 @@ def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
     cluster.kill(f"slurmd.{node}", signal.SIGSTOP)
-    wait(lambda: len(toy.attempts()) == 2 or toy.states()["pre-gpas-s1"] == "done", 90)
+    wait(lambda: len(toy.attempts()) == 2 or toy.states()["pre-gpas-s1"] == "done")
     cluster.kill(f"slurmd.{node}", signal.SIGCONT)
     toy.finish()
     assert "0 jobs submitted" in toy.submit()
@@ -88,7 +88,7 @@ def test_a_suspended_job_is_alive_and_drained_nodes_only_delay(cluster: Cluster,
     assert "1 jobs submitted, 1 already queued or running" in toy.submit()
     assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
     cluster.run("scontrol", "resume", job)
-    toy.until(lambda states: states["pre-gpas-s1"] == "done", 120, ("queued", "running", "done"))
+    toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("queued", "running", "done"))
     assert toy.states()["pre-gpas-s2"] == "queued"
     cluster.run("scontrol", "update", f"nodename={nodes}", "state=resume")
     toy.finish()

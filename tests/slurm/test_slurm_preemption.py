@@ -54,7 +54,9 @@ def test_a_preempted_job_has_the_time_that_doctor_says(cluster: Cluster, tmp_pat
     said = tmp_path / "said.txt"
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     inner = f'trap "" USR2 TERM; exec {sys.executable} {tmp_path}/stubborn.py {said}'
-    cluster.run("sbatch", "--no-requeue", "-t", "10", "-o", "/dev/null", "--wrap", f"srun sh -c '{inner}'")
+    cluster.run(
+        "sbatch", "--no-requeue", "--signal=USR2@20", "-t", "10", "-o", "/dev/null", "--wrap", f"srun sh -c '{inner}'"
+    )
     wait(said.exists)
     cluster.run("sbatch", *URGENT)
     wait(lambda: said.stat().st_mtime < time.time() - 10)

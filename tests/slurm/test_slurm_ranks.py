@@ -53,9 +53,9 @@ def test_a_task_that_dies_ends_the_others(cluster: Cluster, tmp_path: Path, vict
         process for module in ("job", "slurm.element") for r in (0, 1) for process in processes(toy, module, r)
     ]
     kill(processes(toy, victim, rank)[0].pid)
-    wait(lambda: not any(lives(process) for process in everybody), 60)
+    wait(lambda: not any(lives(process) for process in everybody))
     under_way = ("running", "interrupted", "queued")
-    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted" or len(toy.attempts()) == 2, 60, under_way)
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted" or len(toy.attempts()) == 2, allowed=under_way)
     toy.submit()
     toy.finish()
     assert len(toy.attempts()) == 2
