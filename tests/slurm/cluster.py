@@ -350,7 +350,7 @@ if __name__ == "__main__":
             raise SystemExit(reason)
         Cluster(Path(words[1]), kind).up()
         print(f". {Path(words[1]).absolute()}/env.sh")
-    elif words[0] == "down":
+    elif words[0] == "down" and words[1] and (Path(words[1]) / "knobs.json").exists():  # it removes the whole folder
         Cluster(Path(words[1])).down()
     else:
         raise SystemExit(__doc__)
