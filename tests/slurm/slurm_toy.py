@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cluster import Cluster, until
 from end_to_end import Toy
 
 PATIENCE = 400.0  # seconds: waiting long costs nothing where all is well, and busy machines are slow
-LONG = 800  # updates: long enough to be caught in the middle on a busy machine
+LONG = 600  # updates: seconds, in which a test can get at the job; see `paused` for what takes longer
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
 
@@ -124,6 +125,18 @@ def started(cluster: Cluster, folder: Path, **more: Any) -> SlurmToy:
     return toy
 
 
+@contextmanager
+def paused(toy: SlurmToy) -> Iterator[int]:
+    """The process that trains, stopped: it is still there when the block has been through, however fast it is."""
+    pid = int(next(event["pid"] for event in reversed(toy.events()) if event["kind"] == "start"))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def job_of(toy: SlurmToy) -> str:
     """The SLURM job of a project of one cell."""
     return next(iter(toy.queue()))
@@ -147,4 +160,4 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
 
-__all__ = ["LONG", "SlurmToy", "job_of", "kill", "node_of", "one_cell", "started", "wait"]
+__all__ = ["LONG", "PATIENCE", "SlurmToy", "job_of", "kill", "node_of", "one_cell", "paused", "started", "wait"]

@@ -26,12 +26,12 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from signal import SIGKILL, SIGSEGV
+from signal import SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
 from cluster import Cluster, until
 from end_to_end import Toy
-from slurm_toy import LONG, PATIENCE, SlurmToy, job_of, kill, one_cell, started, wait
+from slurm_toy import LONG, PATIENCE, SlurmToy, job_of, kill, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -148,13 +148,22 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
     toy.trained_once()
 
 
+def waits_for(pid: int, number: int) -> bool:
+    """Whether a signal has been sent to a stopped process, which does not know yet."""
+    told = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
+    return bool(int(told, 16) >> (number - 1) & 1)
+
+
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
-    """F1, with SLURM's own clock: a minute at a time, warned 40 seconds before (SLURM may be 60 s early)."""
-    toy = one_cell(cluster, tmp_path / "toy", steps=4 * LONG, checkpoint_every=10**6)
-    toy.edit("0:10:00", "0:01:00")
-    straight = one_cell(cluster, tmp_path / "straight", steps=4 * LONG)
+    """F1, with SLURM's own clock: warned when SLURM looks at the limit of a minute for the first time."""
+    toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=10**6)
+    toy.edit("'0:10:00', notice: 20", "'0:01:00', notice: 60")
+    straight = one_cell(cluster, tmp_path / "straight")
     straight.gpas("run", "grid", "--executor", "local", "--yes")
     toy.submit()
+    wait(toy.training)
+    with paused(toy) as pid:
+        wait(lambda: waits_for(pid, SIGTERM))
     toy.finish()
     assert len(toy.attempts()) >= 2
     assert toy.losses() == straight.losses()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
 import pytest
 from cluster import NODES, Cluster
-from slurm_toy import job_of, node_of, started, wait
+from slurm_toy import job_of, node_of, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -17,13 +16,11 @@ pytestmark = pytest.mark.long
 def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
     """F4: SLURM starts the job elsewhere while the first goes on; that one notices, saves and leaves."""
     toy = started(cluster, tmp_path / "toy")
-    orphan = next(event["pid"] for event in toy.events() if event["kind"] == "start")
-    os.kill(orphan, signal.SIGSTOP)  # or it might be done before its rival has started
     node = node_of(cluster)
-    cluster.kill(f"slurmd.{node}")
-    cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    wait(lambda: len(toy.attempts()) == 2)
-    os.kill(orphan, signal.SIGCONT)
+    with paused(toy):  # or it might be done before its rival has started
+        cluster.kill(f"slurmd.{node}")
+        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        wait(lambda: len(toy.attempts()) == 2)
     first = toy.attempts()[0]
     wait(lambda: (first / "exit.json").exists())
     assert json.loads((first / "exit.json").read_text())["superseded"] is True
@@ -40,9 +37,10 @@ def test_a_result_from_a_node_taken_for_dead_counts(cluster: Cluster, tmp_path: 
     node = node_of(cluster)
     others = ",".join(f"n{i}" for i in range(1, NODES + 1) if f"n{i}" != node)
     cluster.run("scontrol", "update", f"nodename={others}", "state=drain", "reason=test")
-    cluster.kill(f"slurmd.{node}")
-    cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    wait(lambda: set(toy.queue().values()) == {"PENDING"})
+    with paused(toy):
+        cluster.kill(f"slurmd.{node}")
+        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        wait(lambda: set(toy.queue().values()) == {"PENDING"})
     toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("queued", "running", "done"))
     assert set(toy.queue().values()) == {"PENDING"}
     cluster.run("scontrol", "update", f"nodename={others}", "state=resume")

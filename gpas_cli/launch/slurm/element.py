@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.slots import THREAD_VARIABLES
@@ -112,7 +113,8 @@ class Task:
                     child.leave()
             if time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()
-                self._look()
+                with suppress(OSError, GpasError):  # a disk that hiccups: the next look may see more
+                    self._look()
         for number in WARNINGS:  # one that comes as Python shuts down would make a job that is done a failed one
             signal.signal(number, signal.SIG_IGN)
         return self._end()
@@ -177,14 +179,14 @@ class Leader(Task):
     def _look(self) -> None:
         """Hear requests to cancel, and notice where this job is not the one that counts any more."""
         for child in (child for child in self.children if child.lives):
+            if self.start.tasks > 1:
+                child.hear()
             if self._cancelled(child.attempt) or child.superseded:
                 child.leave()
             elif newer := self._newer(child.attempt):
                 print(f"{child.attempt.path}: {newer}; leaving")
                 child.superseded = True
                 child.leave()
-            elif self.start.tasks > 1:
-                child.hear()
 
     def _cancelled(self, attempt: AttemptDir) -> bool:
         """Whether the cell is to be cancelled; the job looks for the word in its attempt when it is told to leave."""
@@ -226,8 +228,7 @@ class Leader(Task):
         return not child.superseded and child.out_of_memory() and fewer_rows(child.attempt) > 0
 
     def _end(self) -> int:
-        codes = [states.EXIT_RESUME] if self._unstarted else []
-        waiting = []
+        codes, waiting = list[int](), list[Child]()
         for child in self.children:
             codes.append(child.record())
             if codes[-1] == states.EXIT_RESUME:
@@ -236,8 +237,10 @@ class Leader(Task):
                 self.start.release(child.attempt.key)
             if codes[-1] == 1:
                 self._failed(child)
-        if any(not child.superseded for child in waiting):
+        resume = any(not child.superseded for child in waiting)
+        if resume:
             self._again(waiting)
+        if resume or self._unstarted:
             return states.EXIT_RESUME
         if not codes or 0 in codes:
             with suppress(OSError):  # those who do not hear it leave after a while
@@ -325,10 +328,10 @@ def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
     """Run this task of the submission in `place`; its exit code."""
     try:
         start = Start(place, environ)
+        return (Companion if start.rank else Leader)(start).run()
     except OSError as error:
         print(f"{error}; the next `gpas run` submits what is left")
         return states.EXIT_RESUME
-    return (Companion if start.rank else Leader)(start).run()
 
 
 def _die_with_parent() -> None:

@@ -82,7 +82,7 @@ class Start:
         """What `call` has told next: attempts to be started, and whether all is over. None: nothing new."""
         try:
             told = read_json(self._roster())
-        except FileNotFoundError:
+        except OSError:
             return None
         self._rosters += 1
         return [AttemptDir(Path(path)) for path in told["attempts"]], bool(told["over"])
