@@ -129,7 +129,8 @@ def started(cluster: Cluster, folder: Path, **more: Any) -> SlurmToy:
 def paused(toy: SlurmToy) -> Iterator[int]:
     """The process that trains, stopped: it is still there when the block has been through, however fast it is."""
     pid = int(next(event["pid"] for event in reversed(toy.events()) if event["kind"] == "start"))
-    os.kill(pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield pid
     finally:
