@@ -18,9 +18,9 @@ quickstart: venv
 test: venv
 	$(BIN)/python -m pytest
 
-# Minutes on a real SLURM cluster: python3 tests/slurm/cluster.py install full
+# Minutes on real SLURM clusters, one for each worker: python3 tests/slurm/cluster.py install full
 test-long: venv
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --durations 10
 
 check: venv
 	$(BIN)/ruff check .

@@ -12,11 +12,15 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
 
 NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -102,22 +106,35 @@ def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
     if answer.returncode:  # the programs without a cluster: packages installed, nothing configured
         yield Finding("SLURM", "note", f"{answer.stderr.strip() or 'sbatch fails'}: jobs run on this machine")
         return
-    yield from checkup.configuration(answer.stdout.strip())
+    yield from checkup.configuration(answer.stdout.strip(), project.runs, _notices(project))
     if nodes:
         yield from checkup.nodes(project.runs)
 
 
-def _experiments(project: Project) -> Iterator[Finding]:
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.load import load
-
+def _notices(project: Project) -> set[int]:
+    """Seconds before their time limits at which the cells ask to be warned; none where the file is not to be read."""
     try:
-        experiments = load(project.config)
-        cells = expand(experiments, list(experiments.grids))
+        return {entry.resources.notice for entry in _declared(project)[1]}
+    except GpasError:
+        return set()
+
+
+def _experiments(project: Project) -> Iterator[Finding]:
+    try:
+        grids, cells = _declared(project)
     except GpasError as error:
         yield Finding("experiments", "problem", str(error), "correct the file")
         return
-    yield Finding("experiments", "ok", f"{project.config}: {len(experiments.grids)} grids, {len(cells)} cells")
+    yield Finding("experiments", "ok", f"{project.config}: {grids} grids, {len(cells)} cells")
+
+
+def _declared(project: Project) -> tuple[int, list[Entry]]:
+    """How many grids the experiments file has, and all their cells. Raises GpasError."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.load import load
+
+    experiments = load(project.config)
+    return len(experiments.grids), expand(experiments, list(experiments.grids))
 
 
 def _disk(project: Project) -> Finding:

@@ -10,6 +10,7 @@ then the journal's writer.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import ranks
+from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
 from gpas_cli.launch.stages import TOKENISE
 from gpas_cli.launch.trained import newest_checkpoint
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from gpas_cli.train.parallel import World
 
 EXIT_CODES = {"done": 0, "diverged": 0, "failed": 1, "interrupted": 75, "cancelled": 130}
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -79,14 +82,18 @@ def main(directory: Path, *, rank: bool = False) -> int:
 
 def run_attempt(directory: Path, here: Place = ALONE) -> int:
     """Run the attempt in `directory` to its outcome, as the process `here` of it; the exit code. Never raises."""
-    run = Run(AttemptDir(directory), here)
+    try:
+        run = Run(AttemptDir(directory), here)
+    except OSError as error:  # not even the journal can be opened: nothing has been done, and nothing can be told
+        print(f"not started: {error}", file=sys.stderr)
+        return EXIT_CODES["interrupted"]
     run.flag.install()
     if RENDEZVOUS in os.environ:
         ranks.watch_parent(run.flag.raise_alone)
     try:
         outcome = _run_stage(run)
     except GpasError as error:
-        outcome = {"outcome": "failed", "cause": str(error)}
+        outcome = {"outcome": "interrupted" if _no_disk(error.__cause__) else "failed", "cause": str(error)}
     except Exception as error:
         traceback.print_exc()
         outcome = _blamed(run, error)
@@ -119,6 +126,8 @@ class Run:
 def _blamed(run: Run, error: Exception) -> dict[str, Any]:
     """The outcome after an exception: failed, or interrupted where it is another process that is gone."""
     cause = f"{type(error).__name__}: {error}"
+    if _no_disk(error):
+        return {"outcome": "interrupted", "cause": cause}
     if run.place.size == 1:
         return {"outcome": "failed", "cause": cause}
     from gpas_cli.train.parallel import lost_a_peer
@@ -128,6 +137,11 @@ def _blamed(run: Run, error: Exception) -> dict[str, Any]:
     if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=2)):
         return {"outcome": "failed", "cause": told}
     return {"outcome": "interrupted", "cause": "another process of the job was killed"}
+
+
+def _no_disk(error: BaseException | None) -> bool:
+    """Whether a disk is full, read-only or failing: the machine's doing, so the job is to be run again."""
+    return isinstance(error, OSError) and error.errno in DISK
 
 
 def _threads(attempt: dict[str, Any], processes: int) -> int:
@@ -235,5 +249,6 @@ def _facts(run: Run, cell: Cell) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    outlive_log()
     code = main(Path(sys.argv[1]).absolute(), rank="--rank" in sys.argv[2:])
     sys.exit(code)

@@ -99,7 +99,7 @@ class Loop:
                 if self.layout.strategy == "fsdp":  # the other processes wait inside a layer for this one
                     lower = f"set resources.micro_batch to {max(1, self.micro_batch // 2)}"
                     raise GpasError(
-                        f"{self.micro_batch} rows at once do not fit the device's memory; {lower}"
+                        f"out of memory: {self.micro_batch} rows at once do not fit the device; {lower}"
                     ) from error
                 if self.micro_batch == 1:
                     more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"

@@ -11,6 +11,7 @@ cgroups; works as root, and as any user whose host name resolves to loopback. FO
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -23,86 +24,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster_conf import ACCOUNTING, CONF, DBD
+
 SBIN = "/usr/sbin:/sbin"
 NODES, CPUS, MEMORY, GPUS = 4, 4, 8000, 2
 NEEDED = {"light": ("munged", "slurmctld", "slurmd", "sbatch"), "full": ("slurmdbd", "mariadbd")}
 PACKAGES = {"light": ("munge", "slurmctld", "slurmd", "slurm-client"), "full": ("slurmdbd", "mariadb-server-core")}
 HOSTS = Path("/etc/hosts")
-
-CONF = r"""
-ClusterName=gpastest
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-AuthInfo=socket={d}/run/munge.socket,cred_expire=5
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-StateSaveLocation={d}/state
-SlurmdSpoolDir={d}/spool/%n
-SlurmctldPidFile={d}/run/slurmctld.pid
-SlurmdPidFile={d}/run/slurmd.%n.pid
-SlurmctldLogFile={d}/log/slurmctld.log
-SlurmdLogFile={d}/log/slurmd.%n.log
-PlugStackConfig={d}/etc/plugstack.conf
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MailProg=/bin/true
-MpiDefault=none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
-GresTypes=gpu
-SlurmdParameters=config_overrides
-SlurmctldParameters=preempt_send_user_signal
-SlurmdTimeout=10
-KillWait=5
-MessageTimeout=5
-BatchStartTimeout=10
-MinJobAge={min_job_age}
-MaxArraySize={max_array}
-MaxJobCount=20000
-SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
-PriorityType=priority/basic
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=2
-JobAcctGatherParams=OverMemoryKill
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-{accounting}
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} \
-  RealMemory={memory} {gres}
-PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=15 MaxTime=INFINITE DefaultTime=5
-PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE DefaultTime=5
-"""
-ACCOUNTING = """\
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={port}
-AccountingStoragePass={d}/run/munge.socket
-AccountingStoreFlags=job_comment
-AccountingStorageEnforce=associations,limits
-"""
-DBD = """\
-AuthType=auth/munge
-AuthInfo=socket={d}/run/munge.socket
-CommunicationParameters=NoInAddrAny
-DbdHost=localhost
-DbdAddr=127.0.0.1
-DbdPort={dbd_port}
-SlurmUser={user}
-LogFile={d}/log/slurmdbd.log
-PidFile={d}/run/slurmdbd.pid
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={sql_port}
-StorageUser=slurm
-StoragePass={password}
-StorageLoc=slurm_acct_db
-"""
+_reserved: list[socket.socket] = []
 
 
 def lacking(kind: str) -> str:
@@ -194,8 +123,7 @@ class Cluster:
         for i in range(1, NODES + 1):
             self._end_steps(f"n{i}")
         if os.access(HOSTS, os.W_OK):
-            kept = [line for line in HOSTS.read_text().splitlines(True) if f"# {self.folder}\n" not in line]
-            HOSTS.write_text("".join(kept))
+            _edit_hosts(lambda lines: [line for line in lines if f"# {self.folder}\n" not in line])
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def configure(self, old: str, new: str) -> None:
@@ -268,10 +196,10 @@ class Cluster:
         """Node names and this host's must resolve to loopback, where the daemons listen."""
         if not os.access(HOSTS, os.W_OK):
             return
-        mark, text = f" # {self.folder}\n", HOSTS.read_text()
-        first = "" if _on_loopback() else f"127.0.0.1 {socket.gethostname()}{mark}"
+        mark = f" # {self.folder}\n"
+        first = [] if _on_loopback() else [f"127.0.0.1 {socket.gethostname()}{mark}"]
         names = " ".join(f"n{i}" for i in range(1, NODES + 1))
-        HOSTS.write_text(f"{first}{text.rstrip()}\n127.0.0.1 {names}{mark}")
+        _edit_hosts(lambda lines: [*first, *lines, f"127.0.0.1 {names}{mark}"])
 
     def _gres(self) -> str:
         """Fake GPUs: SLURM wants a character device for each, whose number becomes CUDA_VISIBLE_DEVICES."""
@@ -388,11 +316,28 @@ def _listens(port: int) -> bool:
 
 
 def _free_ports() -> int:
-    """The first of twenty ports of which none is in use."""
+    """The first of twenty ports of which none is in use, and which nobody else gets while this process lives."""
     for base in range(17100, 32000, 20):
-        if not any(_listens(base + i) for i in range(20)):
-            return base
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0gpas-slurm-{base}")
+            if not any(_listens(base + i) for i in range(20)):
+                _reserved.append(reservation)
+                return base
+        except OSError:  # another is about to use them
+            pass
+        reservation.close()
     raise SystemExit("no free ports")
+
+
+def _edit_hosts(change: Callable[[list[str]], list[str]]) -> None:
+    """Change the lines of /etc/hosts, one cluster at a time."""
+    with HOSTS.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = [line if line.endswith("\n") else f"{line}\n" for line in file]
+        file.seek(0)
+        file.write("".join(change(lines)))
+        file.truncate()
 
 
 if __name__ == "__main__":
@@ -405,7 +350,7 @@ if __name__ == "__main__":
             raise SystemExit(reason)
         Cluster(Path(words[1]), kind).up()
         print(f". {Path(words[1]).absolute()}/env.sh")
-    elif words[0] == "down":
+    elif words[0] == "down" and words[1] and (Path(words[1]) / "knobs.json").exists():  # it removes the whole folder
         Cluster(Path(words[1])).down()
     else:
         raise SystemExit(__doc__)

@@ -9,19 +9,22 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster
-from end_to_end import Toy, wait
+from cluster import Cluster, until
+from end_to_end import Toy
 
 from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 
 BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails at once
+PATIENCE = 400.0  # seconds: waiting long costs nothing where all is well, and busy machines are slow
+LONG = 600  # updates: seconds, in which a test can get at the job; see `paused` for what takes longer
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
 
@@ -77,12 +80,12 @@ class SlurmToy(Toy):
         told = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
         return dict(zip(told[::2], told[1::2], strict=True))
 
-    def finish(self, timeout: float = 120) -> None:
+    def finish(self, timeout: float = PATIENCE) -> None:
         """Until every cell is done, each of which must be said to be under way until then."""
         self.until(lambda states: set(states.values()) == {"done"}, timeout, ("queued", "running", "done"))
 
     def until(
-        self, condition: Callable[[dict[str, str]], bool], timeout: float = 120, allowed: tuple[str, ...] = ()
+        self, condition: Callable[[dict[str, str]], bool], timeout: float = PATIENCE, allowed: tuple[str, ...] = ()
     ) -> dict[str, str]:
         """Until the states of the cells are as wanted; no other state than those `allowed` may be seen meanwhile."""
         deadline = time.monotonic() + timeout
@@ -94,7 +97,7 @@ class SlurmToy(Toy):
             wrong = [cell for cell in cells.values() if allowed and cell["state"] not in allowed]
             assert not wrong, f"{[(c['name'], c['state'], c['evidence'], c['cause']) for c in wrong]}\n{self.said()}"
             assert time.monotonic() < deadline, f"waited in vain: {states}\n{self.said()}"
-            time.sleep(0.5)
+            time.sleep(1)
 
     def said(self) -> str:
         """What SLURM and the supervisors printed."""
@@ -143,12 +146,58 @@ class SlurmToy(Toy):
         assert len(done) == len(self.states()) + texts, self.said()
 
 
+def one_cell(cluster: Cluster, folder: Path, *, resources: str = "", **more: Any) -> SlurmToy:
+    """A project of a single cell, pre-gpas-s1."""
+    toy = SlurmToy(folder, cluster, resources=resources, **{"steps": LONG, "checkpoint_every": 100, **more})
+    toy.edit("gate: [none, gpas]", "gate: [gpas]")
+    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    return toy
+
+
+def started(cluster: Cluster, folder: Path, **more: Any) -> SlurmToy:
+    """A project of a single cell whose job is training."""
+    toy = one_cell(cluster, folder, **more)
+    toy.submit()
+    wait(toy.training)
+    return toy
+
+
+@contextmanager
+def paused(toy: SlurmToy) -> Iterator[int]:
+    """The process that trains, stopped: it is still there when the block has been through, however fast it is."""
+    pid = int(next(event["pid"] for event in reversed(toy.events()) if event["kind"] == "start"))
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def job_of(toy: SlurmToy) -> str:
+    """The SLURM job of a project of one cell."""
+    return next(iter(toy.queue()))
+
+
+def node_of(cluster: Cluster) -> str:
+    """Where the only job runs."""
+    return cluster.run("squeue", "-h", "-o", "%N").strip()
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def wait(condition: Callable[[], object], timeout: float = PATIENCE) -> None:
+    """Until `condition` holds."""
+    until(condition, timeout, "what the test waits for")
 
 
-__all__ = ["BROKEN", "SlurmToy", "kill", "wait"]
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+__all__ = [
+    "BROKEN", "LONG", "PATIENCE", "SlurmToy", "job_of", "kill", "node_of", "one_cell", "paused", "started", "wait",
+]  # fmt: skip

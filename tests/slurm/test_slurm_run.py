@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from slurm_toy import SlurmToy, wait
+from slurm_toy import PATIENCE, SlurmToy, wait
 
 HERE = Path(__file__).parent
 
@@ -38,7 +38,7 @@ def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Pa
     together = f"ranks: 2, nodes: {nodes}, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
     toy, alone = SlurmToy(tmp_path / "toy", cluster, resources=together), SlurmToy(tmp_path / "alone", cluster)
     toy.submit()
-    assert alone.start("run", "grid", "--executor", "local", "--yes").wait(120) == 0
+    assert alone.start("run", "grid", "--executor", "local", "--yes").wait(PATIENCE) == 0
     toy.finish()
     toy.trained_once()
     assert {event["processes"] for event in toy.events() if event["kind"] == "start"} == {2}
@@ -48,7 +48,7 @@ def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Pa
 def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3")
     rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(3)]
-    assert [rival.wait(60) for rival in rivals] == [0, 0, 0]
+    assert [rival.wait(PATIENCE) for rival in rivals] == [0, 0, 0]
     assert len(toy.queue()) <= 6
     toy.finish()
     assert len(toy.attempts()) == 6
@@ -81,7 +81,7 @@ def test_submitters_killed_at_any_instant_cost_and_double_nothing(cluster: Clust
         die_at(instant, toy, "--where", f"seed={','.join(map(str, seeds))}")
         assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
     toy.submit()
-    toy.finish(240)
+    toy.finish()
     assert len(toy.attempts()) == len(INSTANTS) + 2, toy.said()
     toy.trained_once()
 
@@ -140,6 +140,6 @@ def test_an_array_cancelled_whole_in_slurm_is_cancelled_here(cluster: Cluster, t
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
     toy.submit()
     cluster.run("scancel", "-u", str(os.getuid()))
-    assert toy.until(lambda states: "queued" not in states.values(), 20)
+    assert toy.until(lambda states: "queued" not in states.values())
     assert set(toy.states().values()) == {"cancelled"}
     assert "0 jobs submitted" in toy.submit()

@@ -9,9 +9,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from together import run, text
+from together import limited, run, text
 
 from gpas_cli.errors import GpasError
+from gpas_cli.launch.slurm.failures import is_memory
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell, cell_from, parse_model
 from gpas_cli.spec.model import Model
@@ -90,14 +91,7 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 99}
     what = {"size": SIZE, "gate": "gpas", "data": data, "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 8}}
     plain = run(tmp_path, ["plain", what, {"micro_batch": 2}, [], 99], ALONE)
-    healthy = loop.summed_loss
-
-    def small(network: Any, rows: Any, *more: Any) -> torch.Tensor:
-        if (rows.packing.rows if rows.packing else len(rows.inputs)) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return healthy(network, rows, *more)
-
-    monkeypatch.setattr(loop, "summed_loss", small)
+    monkeypatch.setattr(loop, "summed_loss", limited(loop.summed_loss, 2))
     told = run(tmp_path, ["small", what, {}, [], 99], ALONE)
     assert told["outcome"] == {**plain["outcome"], "metrics": {**told["outcome"]["metrics"]}}
     assert [event["loss"] for event in told["step"]] == [event["loss"] for event in plain["step"]]
@@ -119,8 +113,9 @@ def test_what_can_never_fit_is_refused_with_the_remedy(
     monkeypatch.setattr(loop.Loop, "_accumulate", none)
     network = build(parse_model({"size": SIZE}))
     what = Loop(network, None, None, None, FP32, 4, layout=Layout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
-    with pytest.raises(GpasError, match=words):
+    with pytest.raises(GpasError, match=words) as refusal:
         what._gradients(None, False)  # type: ignore[arg-type]
+    assert is_memory(str(refusal.value)) is (strategy == "fsdp"), "is tried again with fewer rows where that can help"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -58,7 +58,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for before in ("one", "ddp", "fsdp")
         for way, asked in LAYOUTS.items()
     ]
-    start(root, 2, [*cases, *halves, *second])
+    short = ["short-ddp", CELLS["pre"], {**LAYOUTS["ddp"], "room": [1, 1]}, [], ALL]
+    start(root, 2, [*cases, *halves, *second, short])
     for before in LAYOUTS:
         keep(root, [f"{before}-then-one", CELLS["pre"], {}, [f"half-{before}"], ALL])
     return root
@@ -123,6 +124,14 @@ def test_a_run_goes_on_under_another_layout(room: Path, before: str, after: str)
     ours, theirs = (weights(room, n, CELLS["pre"]) for n in (f"{before}-then-{after}", "one-pre"))
     for key, tensor in theirs.items():
         torch.testing.assert_close(ours[key], tensor, rtol=1e-6, atol=1e-6)
+
+
+def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
+    short, roomy = told(room, "short-ddp"), told(room, "ddp-pre")
+    assert [event["message"] for event in short["warning"]] == [
+        "2 rows at once do not fit the device's memory; going on with 1"
+    ]
+    same(short["step"], roomy["step"], "loss grad_norm tokens", 1e-6)
 
 
 def test_shards_are_written_by_all(room: Path) -> None:

@@ -1,6 +1,7 @@
 """Processes that train small cells together, started by tests: `python together.py RANK SIZE MEETING CASES`.
 
 CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process leaves NAME.json.
+With [rank, rows] as `room` among the resources, that process runs out of memory with more rows at once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     """Train one case into root/NAME; its events by kind, and its outcome."""
     from gpas_cli.spec.cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
+    from gpas_cli.train import loop
     from gpas_cli.train.run import Places, train
 
     name, cell, resources, earlier, updates = case
+    rank, rows = resources.pop("room", (-1, 0))
+    healthy = loop.summed_loss
+    if rank == world.rank:
+        loop.summed_loss = limited(healthy, rows)
     told: dict[str, Any] = {}
     asked = iter(range(10**6))
     outcome = train(
@@ -38,7 +44,20 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
         # Only one of the processes wishes to stop.
         stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
     )  # fmt: skip
+    loop.summed_loss = healthy
     return {**told, "outcome": asdict(outcome)}
+
+
+def limited(healthy: Any, most: int) -> Any:
+    """`summed_loss` on a device that has room for so many rows."""
+    import torch
+
+    def loss(network: Any, rows: Any, *more: Any) -> Any:
+        if (rows.packing.rows if rows.packing else len(rows.inputs)) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return healthy(network, rows, *more)
+
+    return loss
 
 
 def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 120) -> None:

@@ -8,21 +8,21 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.launch import locks
 from gpas_cli.launch.doctor import Finding
-from gpas_cli.launch.slurm import commands, probe
+from gpas_cli.launch.slurm import commands, notice, probe
 from gpas_cli.launch.slurm.commands import SlurmError
 
 PATIENCE = 120.0  # seconds for a node to be had
 SKEW = 5.0  # seconds by which clocks may differ before times in `status` are misleading
 
 
-def configuration(version: str) -> Iterator[Finding]:
-    """What the controller says of itself, and what that means for jobs of ours."""
+def configuration(version: str, runs: Path, notices: Collection[int]) -> Iterator[Finding]:
+    """What the controller says of itself, and what that means for jobs of ours, which ask for these `notices`."""
     try:
         config = commands.configuration()
     except SlurmError as error:
@@ -33,7 +33,7 @@ def configuration(version: str) -> Iterator[Finding]:
         return
     yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
     yield from _limits(config)
-    yield _preemption(config)
+    yield from notice.findings(config, runs, notices)
     yield _accounting(config)
 
 
@@ -47,17 +47,6 @@ def _limits(config: Mapping[str, str]) -> Iterator[Finding]:
     if config.get("JobRequeue", "1") == "0":
         remedy = "jobs ask for it themselves (--requeue); where that is refused, use gpas run --wait"
         yield Finding("SLURM requeue", "note", "JobRequeue is 0", remedy)
-
-
-def _preemption(config: Mapping[str, str]) -> Finding:
-    kind, options = config.get("PreemptType", ""), config.get("SlurmctldParameters", "").lower()
-    if kind.endswith("none") or not kind:
-        return Finding("SLURM preemption", "ok", "none")
-    if "preempt_send_user_signal" in options:
-        return Finding("SLURM preemption", "ok", f"{kind}; jobs are warned at once, and save")
-    detail = f"{kind} without preempt_send_user_signal: jobs are told by TERM, GraceTime before their end"
-    remedy = "they save on TERM too; keep checkpoint_every short in partitions whose GraceTime is 0"
-    return Finding("SLURM preemption", "note", detail, remedy)
 
 
 def _accounting(config: Mapping[str, str]) -> Finding:

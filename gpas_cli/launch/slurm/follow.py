@@ -28,6 +28,7 @@ class Follower:
         self._seen: dict[str, Sighting] = {}
         self._stopped = False
         self._tried = 0.0
+        self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
         """Wait no longer. Safe in a signal handler."""
@@ -38,7 +39,8 @@ class Follower:
         self._seen, self._tried = dict(first.seen), time.monotonic()
         while not self._stopped:
             self._look()
-            lacking = [key for key in self.scheduler.jobs if self._seen[key].state in CLAIMABLE]
+            states = {key: self._seen[key].state for key in self.scheduler.jobs}
+            lacking = [key for key, state in states.items() if state in CLAIMABLE and not self._vain(key)]
             if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
                 lacking and self._possible(lacking)
             ):
@@ -65,6 +67,10 @@ class Follower:
     def _jobs(self) -> dict[str, StageJob]:
         return {**self.scheduler.texts, **self.scheduler.jobs}
 
+    def _vain(self, key: str) -> bool:
+        """Whether the stage has been submitted again and again without SLURM having started an attempt at it."""
+        return self._tries[key, self._seen[key].attempt] >= self.scheduler.jobs[key].resources.retries
+
     def _possible(self, lacking: list[str]) -> bool:
         """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
         states = {key: seen.state for key, seen in self._seen.items()}
@@ -75,9 +81,11 @@ class Follower:
         self._tried = time.monotonic()
         try:
             done = self.scheduler.submit(again=True)
-        except GpasError as error:  # the next try may find the scheduler in a better state
+        except (GpasError, OSError) as error:  # the next try may find the scheduler in a better state
             self._reporter.notice(str(error))
             return
+        keys = (key for made, _, _ in done.arrays for element in made.keys for key in element if key in self._seen)
+        self._tries.update((key, self._seen[key].attempt) for key in keys)
         if done.jobs:
             self._reporter.notice(f"{done.jobs} more jobs submitted")
 

@@ -171,7 +171,10 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     if job.state == "FAILED" and (code == states.EXIT_RESUME or signal in states.OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with {job.exit or 'no word'}"
     if signal == states.NO_LOG:
-        return "failed", "SLURM could not open the job's log: is the run directory on a file system that nodes see?"
+        return (
+            "interrupted",
+            f"SLURM could not open the job's log on {job.nodes}: can runs/ be written there?",
+        )
     said = end_of(log).strip().rpartition("\n")[2]
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
     return "failed", f"{how}: {said} ({log})" if said else how

@@ -1,0 +1,120 @@
+"""A controller that hangs, dies, forgets: nothing is lost or doubled, and status says nothing false."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, until
+from slurm_toy import job_of, one_cell, paused, started, wait
+
+pytestmark = pytest.mark.long
+
+
+@contextmanager
+def forgotten(cluster: Cluster, aside: Path) -> Iterator[None]:
+    """What the controller accepts inside the block is lost: it crashes at its end, before having saved any of it."""
+    cluster.kill("slurmctld")
+    shutil.copytree(cluster.folder / "state", aside)
+    cluster.up()
+    yield
+    cluster.kill("slurmctld")
+    shutil.copytree(aside, cluster.folder / "state", dirs_exist_ok=True)
+    cluster.up()
+
+
+def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: Cluster, tmp_path: Path) -> None:
+    """F10; and F8 in short: where SLURM cannot be asked, nothing is submitted."""
+    toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
+    toy.edit("seed: [1]", "seed: [1, 2]")
+    with paused(toy):
+        cluster.run("scontrol", "update", "partitionname=low", "state=down")
+        before = time.time()
+        toy.submit()
+        assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
+        saved = cluster.folder / "state/job_state"  # what a controller has not saved when it dies never was: F9
+        until(lambda: saved.stat().st_mtime > before + 1, 60, "the controller to save the queue")
+        cluster.kill("slurmctld")
+        assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
+        refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
+        assert "nothing was submitted" in refused.stderr
+        time.sleep(4)
+        cells = toy.status()
+        assert {name: cell["state"] for name, cell in cells.items()} == {
+            "pre-gpas-s1": "running",
+            "pre-gpas-s2": "queued",
+        }
+        assert "ago; since then" in cells["pre-gpas-s2"]["evidence"]
+    wait(lambda: toy.states()["pre-gpas-s1"] == "done")
+    cluster.up()
+    cluster.run("scontrol", "update", "partitionname=low", "state=up")
+    toy.finish()
+    toy.trained_once()
+
+
+def test_jobs_that_the_controller_forgot_are_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
+    """F9: a controller that crashed has lost what it accepted, and hands its job ids out to others."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
+    with forgotten(cluster, tmp_path / "state"):
+        toy.submit()
+        lost = job_of(toy).partition("_")[0]
+        assert toy.states() == {"pre-gpas-s1": "queued"}
+    words = ("--array=0", "-H", "-J", "gpas-other", "-o", "/dev/null", "--wrap", "true")
+    other = [cluster.run("sbatch", "--parsable", *words).strip() for _ in range(3)]
+    assert lost in other, "the id was handed out again"
+    state = toy.status()["pre-gpas-s1"]
+    assert state["state"] == "missing", state
+    assert "does not know" in state["cause"]
+    toy.edit(", sbatch: [--hold]", "")
+    assert "1 jobs submitted" in toy.submit()
+    wait(lambda: toy.states() == {"pre-gpas-s1": "done"})
+    assert len(toy.attempts()) == 1
+    wait(lambda: list(toy.queue().values()) == ["PENDING"] * 3)  # the others are left alone
+    toy.trained_once()
+
+
+def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
+    """F9: its processes are ended when their node reports them, and the id goes to another job."""
+    toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=20)
+    with ExitStack() as afterwards:
+        with forgotten(cluster, tmp_path / "state"):
+            toy.submit()
+            wait(toy.training)
+            afterwards.enter_context(paused(toy))
+        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
+    assert "1 jobs submitted" in toy.submit()
+    toy.finish()
+    assert len(toy.attempts()) == 2
+    toy.trained_once()
+
+
+def test_an_sbatch_whose_answer_is_lost_is_found_by_name(cluster: Cluster, tmp_path: Path) -> None:
+    """F8: the controller hangs as sbatch asks; sbatch fails, the array exists all the same."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20)
+    hook = tmp_path / "bin"
+    hook.mkdir()
+    program = hook / "sbatch"
+    pid = cluster.alive("slurmctld")
+    real = shutil.which("sbatch")
+    program.write_text(
+        f'#!/bin/sh\nkill -STOP {pid}\n(sleep 5; kill -CONT {pid}) > /dev/null 2>&1 &\nexec timeout 3 {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    environment = {**toy.environment(), "PATH": f"{hook}:{toy.environment()['PATH']}"}
+    toy.environment = lambda: environment  # type: ignore[method-assign]
+    try:
+        said = toy.submit()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "looking for the array in the queue" in said
+    assert "1 jobs submitted" in said
+    program.unlink()
+    toy.finish()
+    assert len(toy.attempts()) == 1
+    toy.trained_once()

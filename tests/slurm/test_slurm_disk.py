@@ -1,0 +1,180 @@
+"""A disk that is read-only, full, littered or gone, under jobs and submitters: one more command completes all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from slurm_toy import SlurmToy, job_of, kill, one_cell, started, wait
+
+pytestmark = pytest.mark.long
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing in `folder` can be changed, not even by root or by who has a file open already."""
+    if os.geteuid() != 0 or subprocess.run(["chattr", "-R", "+i", str(folder)], capture_output=True).returncode:
+        pytest.skip("making a folder immutable needs root and a file system with chattr")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-R", "-i", str(folder)], check=True)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Not a byte is left on the file system of `folder`."""
+    filler = folder / "filler"
+    with filler.open("wb") as file:
+        while (left := shutil.disk_usage(folder).free) > 0:
+            try:
+                file.write(bytes(left))
+                file.flush()
+            except OSError:
+                break
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def complete(toy: SlurmToy) -> None:
+    """One further `gpas run grid` leads to a complete table, and to nothing done twice."""
+    toy.submit()
+    toy.finish()
+    assert "GPAS" in toy.gpas("table", "--format", "markdown").stdout
+    toy.trained_once()
+
+
+def test_a_folder_made_read_only_under_a_running_job_costs_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
+    toy = started(cluster, tmp_path / "toy")
+    with read_only(toy.runs):
+        refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
+        assert "Traceback" not in refused.stderr
+        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
+        wait(lambda: toy.queue() == {})
+    complete(toy)
+    assert len(toy.attempts()) == 2
+
+
+def test_a_folder_made_read_only_before_a_job_starts_costs_its_place_in_the_queue(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """F18: SLURM cannot even open the job's log, and ends it without a word."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
+    toy.submit()
+    with read_only(toy.runs):
+        cluster.run("scontrol", "release", job_of(toy))
+        toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
+    assert "log" in toy.status()["pre-gpas-s1"]["cause"]
+    toy.edit(", sbatch: [--hold]", "")
+    complete(toy)
+    assert len(toy.attempts()) == 1
+
+
+def test_only_the_cells_read_only_the_job_says_so_and_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
+    """The log can be written, and no attempt made."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
+    toy.submit()
+    (stage,) = (path.parent for path in toy.runs.glob("??/*/claim.json"))
+    with read_only(stage):
+        cluster.run("scontrol", "release", job_of(toy))
+        toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
+    assert "no attempt could be made" in toy.said()
+    assert "Traceback" not in toy.said()
+    toy.edit(", sbatch: [--hold]", "")
+    complete(toy)
+
+
+def test_a_disk_that_fills_up_while_cells_train_costs_an_attempt(
+    cluster: Cluster, tmp_path: Path, small_disk: Path
+) -> None:
+    toy = one_cell(cluster, tmp_path / "toy")
+    (toy.folder / "runs").symlink_to(small_disk)
+    toy.submit()
+    wait(lambda: bool(list(small_disk.glob("??/*/*/checkpoints/step-*"))))
+    with full(small_disk):
+        toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
+        wait(lambda: toy.queue() == {})
+        refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
+        assert "No space left" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    complete(toy)
+    assert len(toy.attempts()) == 2
+    assert [event["resumed_from"] for event in toy.events() if "resumed_from" in event][1] > 0
+
+
+def test_a_disk_that_is_full_when_jobs_start_costs_their_places_in_the_queue(
+    cluster: Cluster, tmp_path: Path, small_disk: Path
+) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
+    (toy.folder / "runs").symlink_to(small_disk)
+    toy.submit()
+    with full(small_disk):
+        for job in toy.queue():
+            cluster.run("scontrol", "release", job)
+        toy.until(lambda states: set(states.values()) <= {"missing", "interrupted"})
+        wait(lambda: toy.queue() == {})
+    toy.edit(", sbatch: [--hold]", "")
+    complete(toy)
+
+
+def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
+    """F14: of everything that is written aside and renamed, the file aside; and torn files from a power cut."""
+    toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
+    wait(lambda: bool(list(toy.attempts()[0].glob("checkpoints/step-*"))))
+    kill(toy.supervisors()[0])
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
+    (attempt,) = toy.attempts()
+    stage = attempt.parent
+    for half in ("checkpoints/.writing-step-00000999", "checkpoints/step-00000998", "../.new-0123456789abcdef"):
+        (attempt / half).mkdir()
+        (attempt / half / "00000.safetensors").write_bytes(b"half")
+        (attempt / half / ".attempt.json.0123456789abcdef").write_text('{"schema": 1, "ke')
+    with (attempt / "journal.jsonl").open("ab") as journal:
+        journal.write(b'0123abcd {"n":99,"kind":"outc')
+    (attempt / ".exit.json.0123456789abcdef").write_text('{"code": 0')
+    (stage / ".claim.json.host-1-abcd").write_text("{")
+    (stage / "claim.json").write_text('{"submitter": "h')
+    (toy.runs / ".slurm/gpas-small-0123456789ab").mkdir()
+    (toy.runs / ".slurm/gpas-small-0123456789ab/elements.jsonl").write_text("[{")
+    (toy.runs / ".slurm/.queue.json").write_text('{"time": 1')
+    (toy.runs / ".slurm/..queue.json.0123456789abcdef").write_text("{")
+    (toy.runs / ".code/.new-0123456789abcdef").mkdir()
+    (toy.runs / ".submitters/nobody-1-abcd.lock").touch()
+    assert toy.states() == {"pre-gpas-s1": "interrupted"}
+    complete(toy)
+    assert len(toy.attempts()) == 2
+    assert next(e["resumed_from"] for e in reversed(toy.events()) if "resumed_from" in e) in range(100, 998)
+
+
+def test_a_submission_folder_that_is_removed_gives_its_cells_back(cluster: Cluster, tmp_path: Path) -> None:
+    """F18: the folder of the job's log is gone when the job starts."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
+    toy.submit()
+    (place,) = (path for path in toy.runs.glob(".slurm/gpas-*") if path.is_dir())
+    shutil.rmtree(place)
+    assert toy.states() == {"pre-gpas-s1": "queued"}
+    cluster.run("scontrol", "release", job_of(toy))
+    toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
+    toy.edit(", sbatch: [--hold]", "")
+    complete(toy)
+    assert len(toy.attempts()) == 1

@@ -1,0 +1,68 @@
+"""Jobs that more urgent ones push aside: warned or only told to end, they save and go on; and how long they have."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from slurm_toy import SlurmToy, started, wait
+
+pytestmark = pytest.mark.long
+
+URGENT = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
+# A job that hears every warning, says when, and stays until it is killed.
+STUBBORN = """\
+import signal, sys, time
+said = open(sys.argv[1], "a", buffering=1)
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda number, _: said.write(f"{time.time()} {signal.Signals(number).name}\\n"))
+while True:
+    said.write(f"{time.time()} alive\\n")
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("told", ["warned", "ended"])
+def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
+    """F2: warned by USR2 at once because of preempt_send_user_signal, or only told to end by TERM, SLURM's default."""
+    if told == "ended":
+        cluster.configure("SlurmctldParameters=", "#SlurmctldParameters=")
+    toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
+    cluster.run("sbatch", *URGENT)
+    toy.finish()
+    cluster.configure("#SlurmctldParameters=", "SlurmctldParameters=")
+    resumed = [event["resumed_from"] for event in toy.events() if "resumed_from" in event]
+    assert len(resumed) == 2
+    assert resumed[1] > 0
+    toy.trained_once()
+
+
+def test_a_preempted_job_has_the_time_that_doctor_says(cluster: Cluster, tmp_path: Path) -> None:
+    """From the warning to the kill: GraceTime and KillWait, never less."""
+    toy = SlurmToy(tmp_path / "toy", cluster, steps=20)
+    toy.gpas("run", "grid", "--executor", "local", "--yes")
+    told = json.loads(toy.gpas("doctor", "--json", expect=None).stdout)["findings"]
+    findings = {finding["what"]: finding for finding in told}
+    assert findings["SLURM preemption"]["status"] == "ok"
+    assert "warned by USR2 at once, jobs have 20 s in low; an update and" in findings["SLURM preemption"]["detail"]
+    assert "jobs are warned 20 s before their time limit" in findings["SLURM time limits"]["detail"]
+
+    said = tmp_path / "said.txt"
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    inner = f'trap "" USR2 TERM; exec {sys.executable} {tmp_path}/stubborn.py {said}'
+    cluster.run(
+        "sbatch", "--no-requeue", "--signal=USR2@20", "-t", "10", "-o", "/dev/null", "--wrap", f"srun sh -c '{inner}'"
+    )
+    wait(said.exists)
+    cluster.run("sbatch", *URGENT)
+    wait(lambda: said.stat().st_mtime < time.time() - 10)
+    lines = [line.split() for line in said.read_text().splitlines()]
+    signals = [(word, float(t)) for t, word in lines if word != "alive"]
+    assert [word for word, _ in signals][:2] == ["SIGUSR2", "SIGTERM"]
+    grace, left = signals[1][1] - signals[0][1], float(lines[-1][0]) - signals[1][1]
+    assert grace > 14
+    assert left > 3
