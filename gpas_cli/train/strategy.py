@@ -75,11 +75,8 @@ class Layout:
         if self.world.alone:
             return
         gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        for bucket in _buckets([g for g in gradients if not is_shard(g)]):
+        for bucket in _buckets([g for g in gradients if not is_shard(g)]):  # FSDP has added up its own
             _all_reduce(bucket)
-        # FSDP has averaged them already, in every backward pass.
-        if shards := [local(g) for g in gradients if is_shard(g)]:
-            torch._foreach_mul_(shards, float(self.world.size))
         self.world.sum(loss)
 
 
@@ -129,9 +126,11 @@ def _shard(network: Llama, device: torch.device) -> None:
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     gates = {p for gate in network.gates() for p in gate.parameters()}
-    for layer in network.model.layers:
-        fully_shard(layer, mesh=mesh, ignored_params=gates)
-    fully_shard(network, mesh=mesh, ignored_params=gates)
+    for module in (*network.model.layers, network):
+        sharded = fully_shard(module, mesh=mesh, ignored_params=gates)
+        # A sum and no division: gloo took "average" for "sum" up to torch 2.8.
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
