@@ -32,11 +32,13 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
     toy.trained_once()
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Path, nodes: int) -> None:
+@pytest.mark.parametrize(("nodes", "pack"), [pytest.param(1, 2, marks=pytest.mark.long), (2, 1)])
+def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Path, nodes: int, pack: int) -> None:
+    """And so do the two cells that share a job."""
     # The nodes of this cluster have names that nobody resolves.
-    together = f"ranks: 2, nodes: {nodes}, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
+    together = f"ranks: 2, nodes: {nodes}, pack: {pack}, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
     toy, alone = SlurmToy(tmp_path / "toy", cluster, resources=together), SlurmToy(tmp_path / "alone", cluster)
+    toy.edit("mem: 1000M", "mem: 2000M")
     toy.submit()
     assert alone.start("run", "grid", "--executor", "local", "--yes").wait(PATIENCE) == 0
     toy.finish()

@@ -137,11 +137,13 @@ class Task:
         threads, together = str(max(1, job["threads"] // start.tasks)), ["--rank"] if start.tasks > 1 else []
         log = attempt.path / f"log-rank{start.rank}.txt" if start.rank else attempt.log_path
         alive = os.open(os.devnull, os.O_RDONLY) if start.rank else locks.hold(alive_path(attempt))
+        env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
+        if together:  # each attempt has its own, where cells share a job or start again in it
+            env["MASTER_PORT"] = str(attempt.read_attempt()["slurm"]["port"])
         try:
             with log.open("ab") as file:
                 process = subprocess.Popen(
-                    [*JOB, str(attempt.path), *together],
-                    env={**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"},
+                    [*JOB, str(attempt.path), *together], env=env,
                     stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, pass_fds=(alive,),
                     preexec_fn=_die_with_parent,
                 )  # fmt: skip

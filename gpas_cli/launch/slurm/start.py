@@ -8,6 +8,7 @@ ended, where that was no good end: it is rank 0 that decides what becomes of the
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.submitters import claim_path, claims_lock, read_claim
 from gpas_cli.launch.watch import RESULTS, conclude_or_unknown
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json, write_json
+
+PORTS = range(15000, 32000)
 
 
 class Start:
@@ -138,9 +141,18 @@ class Start:
             "submitter": {"id": self.made.name, "host": socket.gethostname(), "pid": os.getpid()},
             "slurm": {
                 "submission": self.made.name, "index": self.index, "job": self.job, "restart": self.restart,
-                "nodes": self.environ.get("SLURM_JOB_NODELIST", ""),
+                "nodes": self.environ.get("SLURM_JOB_NODELIST", ""), "port": free_port() if self.tasks > 1 else None,
             },
             "devices": [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(threads)],
             "cache": project["cache"],
             "root": str(Path(project["config"]).parent),
         }  # fmt: skip
+
+
+def free_port() -> int:
+    """A port of this machine at which the processes of an attempt can meet; below those that Linux hands out itself."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise GpasError(f"no port from {PORTS.start} to {PORTS.stop} is free")
