@@ -9,7 +9,7 @@ import torch
 
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.size import Size
-from gpas_cli.train.loss import CHUNK
+from gpas_cli.train.loss import logits_at_once
 from gpas_cli.train.precision import Precision
 
 # Logits of one micro-batch on the CPU, in elements: 256 MB of float32. More rows at once are not faster there.
@@ -30,7 +30,7 @@ def micro_batch_rows(
     if asked:
         return min(share, asked)
     size, length = cell.model.size, cell.data.length
-    free = max(0, free_bytes(precision.device) - reserved - head_bytes(size))
+    free = max(0, free_bytes(precision.device) - reserved - head_bytes(size, precision.device))
     fitting = int(USED * free) // (length * bytes_per_token(size, precision, recompute=recompute))
     if precision.device.type == "cpu":
         fitting = min(fitting // processes, LOGITS // (length * size.vocab))
@@ -48,9 +48,9 @@ def bytes_per_token(size: Size, precision: Precision, *, recompute: bool = False
     return layer + size.layers * 4 * size.hidden if recompute else size.layers * layer
 
 
-def head_bytes(size: Size) -> int:
+def head_bytes(size: Size, device: torch.device) -> int:
     """What the head takes however many rows there are: the logits of a chunk and the head's gradient, in float32."""
-    return 4 * (3 * CHUNK + 2 * size.vocab * size.hidden)
+    return 4 * (3 * logits_at_once(device) + 2 * size.vocab * size.hidden)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -40,7 +40,7 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     what = cell()
     row = 16 * bytes_per_token(what.model.size, FP32)
     monkeypatch.setattr(memory, "LOGITS", 2**40)
-    monkeypatch.setattr(memory, "head_bytes", lambda _: 0)
+    monkeypatch.setattr(memory, "head_bytes", lambda *_: 0)
     for rows, free in [(100, 126 * row), (1, 0), (512, 10**15)]:
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
         assert micro_batch_rows(what, FP32) == rows
