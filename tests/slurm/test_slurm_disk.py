@@ -167,14 +167,15 @@ def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluste
 
 
 def test_a_submission_folder_that_is_removed_gives_its_cells_back(cluster: Cluster, tmp_path: Path) -> None:
-    """F18: the folder of the job's log is gone when the job starts."""
+    """F18: the folder of the job's log is gone when the job starts, and the record of what it was to do with it."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()
     (place,) = (path for path in toy.runs.glob(".slurm/gpas-*") if path.is_dir())
     shutil.rmtree(place)
-    assert toy.states() == {"pre-gpas-s1": "queued"}
+    assert toy.states() == {"pre-gpas-s1": "missing"}
     cluster.run("scontrol", "release", job_of(toy))
-    toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
+    wait(lambda: toy.queue() == {})
+    assert toy.states() == {"pre-gpas-s1": "missing"}
     toy.edit(", sbatch: [--hold]", "")
     complete(toy)
     assert len(toy.attempts()) == 1
