@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import full
 from end_to_end import Toy, alive, kill, wait
 from safetensors.numpy import load_file
 
@@ -162,25 +161,6 @@ def test_a_failing_job_fails_alone(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stdout
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path, leaving: int) -> Path:
-    """A file that leaves `leaving` bytes free."""
-    path = folder / "filler"
-    path.write_bytes(bytes(max(0, shutil.disk_usage(folder).free - leaving)))
-    return path
-
-
 @pytest.mark.parametrize("leaving", [0, 12_000])
 def test_a_disk_that_fills_up_costs_no_cell(tmp_path: Path, small_disk: Path, leaving: int) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG // 2, checkpoint_every=20)
@@ -191,11 +171,10 @@ def test_a_disk_that_fills_up_costs_no_cell(tmp_path: Path, small_disk: Path, le
 
     running = subprocess.Popen(toy.command("run", "grid"), cwd=toy.folder, env=environment, stdout=subprocess.DEVNULL)
     wait(lambda: bool(list(small_disk.glob("runs/??/*/*/checkpoints/step-*"))))
-    filler = fill(small_disk, leaving)
-    assert running.wait(120) in (0, 3, 4)
-    told = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
-    assert "No space left" in told
-    filler.unlink()
+    with full(small_disk, leaving):
+        assert running.wait(120) in (0, 3, 4)
+        told = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
+        assert "No space left" in told
     gpas("retry")
     assert gpas("run", "grid").returncode == 0
     cells = json.loads(gpas("status", "--json").stdout)["cells"]

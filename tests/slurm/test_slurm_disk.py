@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from disks import full
 from slurm_toy import SlurmToy, job_of, kill, one_cell, started, wait
 
 pytestmark = pytest.mark.long
@@ -25,35 +26,6 @@ def read_only(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["chattr", "-R", "-i", str(folder)], check=True)
-
-
-@contextmanager
-def full(folder: Path) -> Iterator[None]:
-    """Not a byte is left on the file system of `folder`."""
-    filler = folder / "filler"
-    with filler.open("wb") as file:
-        while (left := shutil.disk_usage(folder).free) > 0:
-            try:
-                file.write(bytes(left))
-                file.flush()
-            except OSError:
-                break
-    try:
-        yield
-    finally:
-        filler.unlink()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def complete(toy: SlurmToy) -> None:
