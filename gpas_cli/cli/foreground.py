@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.live import PlainReporter, clock, headline, sparkline
+from gpas_cli.cli.live import PlainReporter, clock, headline, live_view, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,12 +25,7 @@ EVERY = 10.0  # seconds between two lines of numbers where there is no terminal
 @contextmanager
 def make_foreground(console: Console) -> Iterator[Foreground]:
     """A reporter of one cell for `console`: with a live view where it is a terminal."""
-    if not console.is_terminal:
-        yield Foreground(console)
-        return
-    from rich.live import Live
-
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
+    with live_view(console) as live:
         yield Foreground(console, live)
 
 

@@ -24,13 +24,20 @@ PLAIN_SECONDS = 30.0
 @contextmanager
 def make_reporter(console: Console) -> Iterator[Reporter]:
     """A reporter for `console`: live where it is a terminal."""
+    with live_view(console) as live:
+        yield LiveReporter(console, live) if live else PlainReporter(console)
+
+
+@contextmanager
+def live_view(console: Console) -> Iterator[Live | None]:
+    """A part of the terminal that is drawn anew and leaves nothing behind; None where there is no terminal."""
     if not console.is_terminal:
-        yield PlainReporter(console)
+        yield None
         return
     from rich.live import Live
 
     with Live(console=console, refresh_per_second=4, transient=True) as live:
-        yield LiveReporter(console, live)
+        yield live
 
 
 class PlainReporter:

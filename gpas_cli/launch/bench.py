@@ -20,10 +20,12 @@ from typing import Any
 import gpas_cli
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.slots import Slots, machine
+from gpas_cli.launch.spawn import search_path
 from gpas_cli.launch.stages import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.store.rundir import read_json, write_json
 
+PACKAGE = Path(gpas_cli.__file__).parents[1]
 COMMAND = (sys.executable, "-P", "-m", "gpas_cli.launch.bench_job")
 Shape = tuple[Any, ...]
 
@@ -77,11 +79,6 @@ def measured(runs: Path) -> dict[Shape, float]:
     return found
 
 
-def _search_path() -> str:
-    """The running package first, wherever the process starts."""
-    return os.pathsep.join([str(Path(gpas_cli.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-
-
 def _path(runs: Path, key: Shape) -> Path:
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     return runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
@@ -97,7 +94,7 @@ def _measure(project: Project, slots: Slots, job: StageJob, seconds: float) -> d
     try:
         done = subprocess.run(
             COMMAND, input=json.dumps(asked), capture_output=True, text=True, pass_fds=lease.fds,
-            cwd=project.config.parent, env={**os.environ, **lease.variables, "PYTHONPATH": _search_path()},
+            cwd=project.config.parent, env={**os.environ, **lease.variables, "PYTHONPATH": search_path(PACKAGE)},
         )  # fmt: skip
     finally:
         lease.close()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gpas_cli.errors import GpasError
 
 RENDEZVOUS = "GPAS_RENDEZVOUS"
+PORTS = range(15000, 32000)  # where processes meet: below those that Linux hands out itself
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def meeting(environ: Mapping[str, str]) -> str:
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         address = address or first_host(nodes)
     if job := environ.get("SLURM_JOB_ID"):
-        # The same in every task of a step and after a requeue; below the range from which Linux hands out ports.
-        port = port or str(15000 + zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % 17000)
+        # The same in every task of a step and after a requeue. Our own jobs choose a free one (`launch.slurm.start`).
+        port = port or str(PORTS[zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % len(PORTS)])
     if not address or not port:
         raise GpasError("several processes, and nothing says where they meet; set MASTER_ADDR and MASTER_PORT")
     host = f"[{address}]" if ":" in address else address

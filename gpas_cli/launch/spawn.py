@@ -100,11 +100,10 @@ class Spawner:
             )
 
     def _environment(self, lease: Lease) -> dict[str, str]:
-        outer = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
             **lease.variables,
-            "PYTHONPATH": os.pathsep.join([str(self.snapshot.path), *([outer] if outer else [])]),
+            "PYTHONPATH": search_path(self.snapshot.path),
             "PYTHONUNBUFFERED": "1",
             "GPAS_CONFIG": str(self.project.config),
             "GPAS_RUNS_DIR": str(self.project.runs),
@@ -152,3 +151,9 @@ def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **mor
     record: Mapping[str, Any] = {"code": code, "signal": number, "t": time.time(), **more}
     with suppress(OSError):  # a full disk: the free lock tells the end as well, if not how
         write_json(attempt.exit_path, record)
+
+
+def search_path(first: Path) -> str:
+    """PYTHONPATH for a process that takes the package from the folder `first`, wherever it starts."""
+    outer = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(first), *([outer] if outer else [])])

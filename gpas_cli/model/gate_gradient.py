@@ -29,6 +29,7 @@ from gpas_cli.model.attention import Places
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
+from gpas_cli.model.shards import local
 
 # A number on the host (CPU), or a scalar that stays on its device.
 Number = float | Tensor
@@ -80,13 +81,9 @@ def _dot(module: nn.Module) -> Tensor:
     parts = []
     for parameter in module.parameters():
         assert parameter.grad is not None
-        weight, gradient = _local(parameter.detach()), _local(parameter.grad)
+        weight, gradient = local(parameter.detach()), local(parameter.grad)
         parts.append(torch.dot(weight.flatten(), gradient.flatten()))
     return torch.stack(parts).sum()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _ends(network: Llama) -> Iterator[nn.Module]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
+from gpas_cli.launch.place import PORTS
 from gpas_cli.launch.slurm import submission
 from gpas_cli.launch.slurm.failures import breaker, fewer_rows
 from gpas_cli.launch.slurm.judge import asked_to_cancel
@@ -25,8 +26,6 @@ from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.submitters import claim_path, claims_lock, read_claim
 from gpas_cli.launch.watch import RESULTS, conclude_or_unknown
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json, write_json
-
-PORTS = range(15000, 32000)
 
 
 class Start:
@@ -150,7 +149,7 @@ class Start:
 
 
 def free_port() -> int:
-    """A port of this machine at which the processes of an attempt can meet; below those that Linux hands out itself."""
+    """A port of this machine at which the processes of an attempt can meet."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("", port))
