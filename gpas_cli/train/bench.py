@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -40,9 +41,13 @@ class MadeUp:
         return Batch(inputs, targets)
 
     def _lengths(self, generator: np.random.Generator) -> Ints:
+        """Full rows, then short ones: one of each part of the range, so that every batch is as full as the next."""
         rows, time = self._shape
-        short = generator.integers(min(SHORTEST, time), time + 1, rows)
-        return np.where(np.arange(rows) < FULL_ROWS * rows, time, short)
+        lengths = np.full(rows, time)
+        short = rows - math.ceil(FULL_ROWS * rows)
+        places = (np.arange(short) + generator.random(short)) / max(1, short)
+        lengths[rows - short :] = np.minimum(SHORTEST, time) + places * max(0, time + 1 - SHORTEST)
+        return lengths
 
 
 @dataclass(frozen=True)

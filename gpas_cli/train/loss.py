@@ -19,9 +19,9 @@ from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Llama
 from gpas_cli.train.precision import Precision
 
-# Logits that exist at once, in elements, of which a step needs two forms: 32 MB of float32. A GPU's products want more
+# Logits that exist at once, in elements: 64 MB of float32 (in bfloat16 half of it beside). A GPU's products want more
 # tokens than a processor's: 2,097 of 32,000 logits, 256 MB of float32 beside 128 MB of bfloat16.
-CHUNK, CHUNK_ON_GPU = 2**23, 2**26
+CHUNK, CHUNK_ON_GPU = 2**24, 2**26
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def summed_loss(network: Llama, rows: Rows, precision: Precision, divisor: float
         with torch.autocast(states.device.type, enabled=False):
             if torch.is_grad_enabled():
                 return _LinearCrossEntropy.apply(states, head, targets, dtype, divisor)  # type: ignore[no-any-return, no-untyped-call]
-            return _chunked(states, head, targets, dtype, divisor, wanted=False)[0]
+            return _chunked(states, head, targets, dtype, wanted=False)[0] / divisor
 
     with precision.compute():
         return network(rows.inputs, rows.packing, read)  # type: ignore[no-any-return]
@@ -76,18 +76,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float) -> Tensor:
-        total, d_hidden, d_head = _chunked(hidden, head, targets, dtype, divisor, wanted=True)
+        total, d_hidden, d_head = _chunked(hidden, head, targets, dtype, wanted=True)
         ctx.save_for_backward(d_hidden, d_head)
-        return total
+        ctx.divisor = divisor
+        return total / divisor
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_hidden, d_head = ctx.saved_tensors
+        gradient = gradient / ctx.divisor
         return d_hidden * gradient, d_head.mul_(gradient), None, None, None
 
 
 def _chunked(
-    hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float, *, wanted: bool
+    hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The loss, and its gradients if they are `wanted`. Dtypes are explicit here: no autocast."""
     weight, rows = head.to(dtype), max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
@@ -95,26 +97,26 @@ def _chunked(
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None
     d_head = torch.zeros_like(head, dtype=wide) if wanted else None
-    # The two large tensors are made once: fresh memory costs a third of the product that fills it.
+    # What is large is made once and changed in place: fresh memory costs a third of the product that fills it.
     products = torch.empty(rows, len(head), dtype=dtype, device=hidden.device)
     # With bfloat16 weights the log-probabilities are bfloat16 as well, as in the reference; their sum is not.
-    logarithms = torch.empty_like(products, dtype=dtype if head.dtype == torch.bfloat16 else wide)
+    exact = dtype if head.dtype == torch.bfloat16 else wide
+    logarithms = products if exact == dtype else torch.empty_like(products, dtype=exact)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
-        states = hidden[part].to(dtype)
+        states, counts = hidden[part].to(dtype), (targets[part] != IGNORED)[:, None]
         logits = torch.mm(states, weight.t(), out=products[: len(states)])
-        logs = torch.log_softmax(logits, -1, logarithms.dtype, out=logarithms[: len(states)])
-        counts = targets[part] != IGNORED
+        logs = torch.log_softmax(logits, -1, exact, out=logarithms[: len(states)])
         place = targets[part].clamp_min(0)[:, None]
-        total -= (logs.gather(1, place)[:, 0].to(wide) * counts).sum()
+        total -= (logs.gather(1, place).to(wide) * counts).sum()
         if d_hidden is not None and d_head is not None:
-            d_logits = logs.exp_().scatter_add_(1, place, torch.full_like(place, -1, dtype=logs.dtype))
-            d_logits.mul_(counts.to(logs.dtype)[:, None] / divisor)
-            if d_logits.dtype != dtype:
+            d_logits = logs.exp_().scatter_add_(1, place, torch.full_like(place, -1, dtype=exact))
+            if exact != dtype:
                 d_logits = logits.copy_(d_logits)
-            d_hidden[part] = d_logits @ weight
-            _add_product(d_head, d_logits.t(), states)
-    return total / divisor, d_hidden, None if d_head is None else d_head.to(head.dtype)
+            # What does not count is left out of the small factors: the large one is not gone through again.
+            torch.mul(d_logits @ weight, counts, out=d_hidden[part])
+            _add_product(d_head, d_logits.t(), states * counts)
+    return total, d_hidden, None if d_head is None else d_head.to(head.dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
