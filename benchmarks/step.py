@@ -4,8 +4,9 @@
 
 Every ratio is of two things that take turns in one run: a round does each once, and the ratio is the median over
 rounds. An update is forward, backward and fused Adam, in both. The network is LLaMA 71M (hidden 512, 12 layers,
-vocabulary 32,000) on rows of 256: full, or padded as C4's documents pad them (76 % real tokens). Peak memory is of a
-process that does nothing else. Needs `pip install transformers`.
+vocabulary 32,000) on rows of 256: full, or padded as C4's documents pad them (76 % real tokens). Layers compile, as
+those of trainings of this length do by themselves. Peak memory is of a process that does nothing else. Needs
+`pip install transformers`.
 
     padded          our real tokens per second / theirs, padded rows, the same matrix products for both
     full            the same on full rows
@@ -86,14 +87,15 @@ def theirs(precision: str, rows: int, *, padded: bool) -> Step:
 def take_turns(
     steps: Mapping[str, Step], rounds: int, before: Mapping[str, str] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of every step in every round; the first round is not counted. `before`: the matrix product to set."""
+    """Seconds of every step in every round; two rounds before are not counted: layers compile in them. `before`: the
+    matrix product to set."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 1):
+    for number in range(-2, rounds):
         for name, step in steps.items():
             if before:
                 torch.set_float32_matmul_precision(before[name])
             taken = step()
-            if number:
+            if number >= 0:
                 seconds[name].append(taken)
     return seconds
 
@@ -106,7 +108,7 @@ def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
 def rates(seconds: Mapping[str, list[float]], rows: int, *, padded: bool) -> dict[str, float]:
     """Real tokens per second of each, over the rounds that count."""
     batches, rounds = MadeUp(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
-    tokens = sum(batches.at(step).predicted for step in range(1, rounds + 1))
+    tokens = sum(batches.at(step).predicted for step in range(2, 2 + rounds))
     return {name: tokens / sum(taken) for name, taken in seconds.items()}
 
 

@@ -16,9 +16,11 @@ from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.gemm import choose_gemm
@@ -103,7 +105,7 @@ def assemble(
 ) -> Loop:
     """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
-    layout = choose(resources, cell.model, precision, world)
+    layout = choose(resources, cell.model, precision, world, compiled=_compiled(cell, resources, precision, world))
     network = layout.build(cell.model, cell.seed, precision)
     if teacher is not None:
         checkpoint.load_gates(teacher, network)
@@ -115,6 +117,13 @@ def assemble(
         network, make_adam(network, cell.optim), cell.optim, batches, precision, rows,
         gate_gradients=_gates(network, precision), layout=layout,
     )  # fmt: skip
+
+
+def _compiled(cell: Cell, resources: Resources, precision: Precision, world: World) -> bool:
+    if resources.compile != "auto":
+        return resources.compile == "on"
+    tokens = cell.optim.steps * cell.optim.batch * cell.data.length
+    return world.told(worth_compiling(precision.device, tokens * flops_per_token(cell)))
 
 
 def _gates(network: Llama, precision: Precision) -> GateGradients | None:

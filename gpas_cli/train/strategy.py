@@ -51,7 +51,7 @@ class Layout:
         else:
             network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
         if self.compiled:
-            compile_layers(network)
+            compile_layers(network, dynamic=True if precision.device.type == "cpu" else None)
         if self.recompute:
             _recompute(network)
         if sharded:
@@ -80,7 +80,7 @@ class Layout:
         self.world.sum(loss)
 
 
-def choose(resources: Resources, model: Model, precision: Precision, world: World) -> Layout:
+def choose(resources: Resources, model: Model, precision: Precision, world: World, *, compiled: bool = False) -> Layout:
     """The layout that was asked for, or the cheapest one that fits."""
     network = build(model, device="meta")
     heavy = precision.device.type == "cuda" and state_bytes(network, precision) > SHARE * _memory(precision.device)
@@ -91,7 +91,6 @@ def choose(resources: Resources, model: Model, precision: Precision, world: Worl
     # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
     tight = heavy or (large and strategy == "fsdp")
     asked = resources.activation_checkpointing
-    compiled = resources.compile == "on" or (resources.compile == "auto" and precision.device.type == "cuda")
     return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
 
 

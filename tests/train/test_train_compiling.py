@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,17 +19,20 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.probe import activation_variance
-from gpas_cli.spec.cell import parse_model
+from gpas_cli.spec.cell import cell_from, parse_model
 from gpas_cli.spec.gate import SITES
 from gpas_cli.spec.norm import SCHEMES
-from gpas_cli.train import strategy
-from gpas_cli.train.compiling import compile_layers
+from gpas_cli.spec.run import Resources
+from gpas_cli.train import checkpoint, compiling, strategy
+from gpas_cli.train.bench import made_up_loop
+from gpas_cli.train.compiling import compile_layers, worth_compiling
+from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import Layout
 
 # Raised and handled inside torch.compile itself.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 6, "vocab": 50}
 FP32 = Precision("fp32", torch.device("cpu"))
@@ -74,7 +81,9 @@ def test_batches_of_other_shapes_compile_once_more_at_most() -> None:
 def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     # The graph without the code generator, which needs a compiler and a minute.
-    monkeypatch.setattr(strategy, "compile_layers", lambda made: compile_layers(made, "aot_eager"))
+    monkeypatch.setattr(
+        strategy, "compile_layers", lambda made, dynamic: compile_layers(made, "aot_eager", dynamic=dynamic)
+    )
     model = parse_model({"size": SIZE, "norm": "lns", "gate": "gpas"})
     plain, compiled = (Layout(recompute=recompute, compiled=c).build(model, 42, FP32) for c in (False, True))
     found = []
@@ -85,3 +94,51 @@ def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, m
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(tmp_path: Path) -> None:
+    # Shapes of padded batches differ: the first one after a resume is not the first one of the training.
+    optim = {"lr": 1e-2, "warmup": 1, "steps": 4, "batch": 4}
+    data = {"tokenizer": "bpe", "layout": "pad", "length": 24}
+    made = cell_from(
+        {"size": {**SIZE, "layers": 2, "vocab": 300}, "gate": "gpas", "precision": "fp32", "optim": optim, "data": data}
+    )
+
+    def start() -> Loop:
+        torch._dynamo.reset()
+        return made_up_loop(made, Resources(compile="on"), padded=True)
+
+    whole = start()
+    for step in range(4):
+        if step == 2:
+            saved = checkpoint.save(tmp_path, made.stages[0].key, whole.network, whole.optimizer, whole.position)
+        whole.update()
+    part = start()
+    part.position = checkpoint.load(saved, made.stages[0].key, part.network, part.optimizer)
+    part.update()
+    part.update()
+    expected = whole.network.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in part.network.state_dict().items())
+
+
+def test_processors_compile_for_trainings_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    possible = {"here": True}
+    monkeypatch.setattr(compiling, "_can_compile", lambda: possible["here"])
+    assert not worth_compiling(FP32.device, 1e14)
+    assert worth_compiling(FP32.device, 1e16)
+    assert worth_compiling(torch.device("cuda"), 1.0)
+    possible["here"] = False
+    assert not worth_compiling(FP32.device, 1e16)
+
+
+def test_where_nothing_compiles_a_warning_says_why(tmp_path: Path) -> None:
+    program = (
+        "import torch\n"
+        "from gpas_cli.train.compiling import worth_compiling\n"
+        "print(worth_compiling(torch.device('cpu'), 1e16))"
+    )
+    environment = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert "layers are not compiled, which would be faster" in done.stderr
+    assert "no-such-compiler" in done.stderr
