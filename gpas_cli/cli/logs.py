@@ -27,7 +27,8 @@ def logs(
     ] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
 ) -> None:
-    """Print the log of a cell; attempts follow each other, each under its own heading.
+    """Print the log of a cell; attempts follow each other, each under its own heading. Where its text is tokenised by a
+    job before it, that job's log comes first.
 
     With -f it goes on over further attempts, requeued jobs of SLURM included, until the cell has ended.
 
@@ -62,15 +63,20 @@ def _lines(entry: Entry, events: bool, offsets: dict[Path, int], *, unfinished: 
 
     A last line that has no end yet is left for the next time, unless `unfinished` ones are wanted.
     """
+    from gpas_cli.launch.stages import TOKENISE
+    from gpas_cli.launch.told import told_of
     from gpas_cli.store.rundir import attempts
 
-    for stage in entry.cell.stages:
-        for attempt in attempts(project().runs, stage.key):
+    runs, stages = project().runs, [(stage.kind, stage.key) for stage in entry.cell.stages]
+    if text := told_of(runs, stages[0][1]).get("text"):
+        stages.insert(0, (TOKENISE, text))
+    for kind, key in stages:
+        for attempt in attempts(runs, key):
             path = attempt.journal_path if events else attempt.log_path
             if not path.exists():
                 continue
             if path not in offsets and not events:
-                yield f"==> {stage.kind} {stage.key}, attempt {attempt.number}: {path}"
+                yield f"==> {kind} {key}, attempt {attempt.number}: {path}"
             yield from _journal(path, offsets) if events else _text(path, offsets, unfinished)
 
 

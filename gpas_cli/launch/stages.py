@@ -54,6 +54,7 @@ class StageJob:
             "stage": self.kind,
             "key": self.key,
             "parents": list(self.parents),
+            **({"text": self.text} if self.text else {}),
             **({"demand": plain(self.demand)} if self.demand else {}),
             "cell": self.cell.to_mapping(),
             "grid": self.grid,

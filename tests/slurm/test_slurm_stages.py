@@ -40,8 +40,20 @@ def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp
     toy.finish()
     assert sorted(fact["stage"] for fact in toy.facts()) == ["pretrain", "pretrain", "tokenise"]
     trained = [path for path in toy.attempts() if "pretrain" in (path / "attempt.json").read_text()]
+    log = toy.gpas("logs", "pre-s1").stdout
+    assert log.index("==> tokenise ") < log.index("==> pretrain "), "the text's log comes first"
     assert not any('"detail"' in (path / "journal.jsonl").read_text() for path in trained)  # nobody else tokenised
     assert "no job to start" in toy.submit()
+
+
+def test_cancelling_cells_says_that_their_text_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    toy.edit("grids:", "resources:\n  tokenise: {sbatch: [--hold]}\ngrids:")
+    toy.submit()
+    (text,) = json.loads(toy.gpas("status", "--json").stdout)["texts"]
+    assert text["job"] in cluster.run("squeue", "-h", "-r", "-o", "%i %r")
+    said = toy.gpas("cancel", "pre-s1", "pre-gpas-s1").stdout
+    assert f"tokenising text/*.txt goes on for whoever reads it; `scancel {text['job']}` ends it" in said
 
 
 @pytest.mark.long
