@@ -7,6 +7,7 @@ libraries are imported when a sink is opened; `launch.libraries` refuses a run t
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from gpas_cli.spec.run import Watch
 from gpas_cli.train.events import Emit
 
+CLOSING = 30.0  # seconds that a sink may take to close
 # Kind of event -> what its numbers are filed under.
 FILED = {"step": "train", "evaluation": "eval", "layers": "layers", "spike": "spike"}
 
@@ -125,7 +127,7 @@ class Fanout:
 
     def close(self) -> None:
         for name, sink in list(self.sinks.items()):
-            self._guard(name, sink.close)
+            self._guard(name, partial(_within, CLOSING, sink.close))
 
     def _guard(self, name: str, act: Callable[[], object]) -> None:
         try:
@@ -134,6 +136,25 @@ class Fanout:
             self.sinks.pop(name, None)
             told = f"{type(error).__name__}: {error}"
             self.journal("warning", message=f"{name} is told nothing from here on: {told}")
+
+
+def _within(seconds: float, act: Callable[[], object]) -> None:
+    """Do `act`, or raise TimeoutError and leave it behind: a run that waits for a network has not ended for anybody."""
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            act()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"not closed within {seconds:g} s")
+    if raised:
+        raise raised[0]
 
 
 @contextmanager

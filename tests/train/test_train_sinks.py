@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch import libraries
 from gpas_cli.launch.libraries import require_libraries
 from gpas_cli.spec.run import Watch
+from gpas_cli.train import sinks
 from gpas_cli.train.sinks import Subject, opened, scalars
 
 
@@ -34,7 +36,8 @@ def subject(tmp_path: Path) -> Subject:
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A stand-in for the library: what its functions were given, and what they are to raise."""
-    told = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None)
+    told = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None, answers=threading.Event())
+    told.answers.set()
 
     class Run:
         def log(self, numbers: dict[str, float], step: int) -> None:
@@ -43,6 +46,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
             told.logged.append((step, numbers))
 
         def finish(self) -> None:
+            told.answers.wait()
             told.finished += 1
 
     def init(**fields: Any) -> Run:
@@ -105,6 +109,18 @@ def test_one_that_cannot_be_opened_too(subject: Subject, tmp_path: Path, wandb: 
     with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
         emit("step", step=1, steps=2, loss=2.0)
     assert [kind for kind, _ in journal.events] == ["warning", "step"]
+
+
+def test_one_that_does_not_close_is_left_behind(
+    subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "CLOSING", 0.05)
+    journal = Recorder()
+    wandb.answers.clear()
+    with opened(Watch(wandb="norms"), subject, tmp_path, journal):
+        pass
+    wandb.answers.set()
+    assert journal.events[0][1]["message"].endswith("TimeoutError: not closed within 0.05 s")
 
 
 def test_tensorboard_writes_a_folder_for_each_cell(
