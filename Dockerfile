@@ -13,8 +13,9 @@ RUN python -m build --wheel --outdir /dist
 FROM ${RUNTIME} AS runtime
 # Empty takes torch's CUDA build from the default index.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN command -v python3 >/dev/null && python3 -m venv --help >/dev/null 2>&1 \
-    || (apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*)
+# Layers are compiled where a C++ compiler and Python's headers are.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ \
+    $(python3 -m venv --help >/dev/null 2>&1 || echo python3 python3-dev python3-venv) && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/gpas
 ENV PATH=/opt/gpas/bin:$PATH
 COPY constraints.txt /tmp/constraints.txt

@@ -44,7 +44,7 @@ class Resources:
     """What one job asks for. `micro_batch` 0 lets the trainer choose; `time` is a SLURM time, D-HH:MM:SS.
 
     `compile`: torch.compile for every layer; `auto` does so on GPUs, where it pays from the first minutes on, and on a
-    CPU for trainings of hours, if a C++ compiler is there.
+    CPU for trainings of hours; both only if a C++ compiler is there.
     `ranks` processes share the work, 0: one for each GPU. They keep whole copies of the network (`ddp`) or shards of
     it (`fsdp`); `auto` shards what is large for the GPU, and recomputes its activations layer by layer (`blocks`).
 

@@ -27,15 +27,15 @@ def compile_layers(network: Llama, backend: Any = "inductor", *, dynamic: bool |
 
 
 def worth_compiling(device: torch.device, flops: float) -> bool:
-    """Whether a training of so many FLOPs should compile its layers on `device`: on GPUs always; on a processor where
-    it is long enough and this machine can, which needs a C++ compiler and Python's headers."""
-    return device.type == "cuda" or (flops >= PAYS and _can_compile())
+    """Whether a training of so many FLOPs should compile its layers on `device`: on a processor only where it is long
+    enough; and where this machine can, which needs a C++ compiler and Python's headers."""
+    return (device.type != "cpu" or flops >= PAYS) and _can_compile(device)
 
 
 @functools.cache
-def _can_compile() -> bool:
+def _can_compile(device: torch.device) -> bool:
     try:
-        torch.compile(torch.square)(torch.ones(2))
+        torch.compile(torch.square)(torch.ones(2, device=device))
     except Exception as error:  # of several kinds, by what is missing
         reason = str(error).strip().splitlines()[0]
         warnings.warn(f"layers are not compiled, which would be faster: {reason}", stacklevel=2)

@@ -123,12 +123,13 @@ def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(
 
 def test_processors_compile_for_trainings_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     possible = {"here": True}
-    monkeypatch.setattr(compiling, "_can_compile", lambda: possible["here"])
+    monkeypatch.setattr(compiling, "_can_compile", lambda device: possible["here"])
     assert not worth_compiling(FP32.device, 1e14)
     assert worth_compiling(FP32.device, 1e16)
     assert worth_compiling(torch.device("cuda"), 1.0)
     possible["here"] = False
     assert not worth_compiling(FP32.device, 1e16)
+    assert not worth_compiling(torch.device("cuda"), 1e16)
 
 
 def test_where_nothing_compiles_a_warning_says_why(tmp_path: Path) -> None:
