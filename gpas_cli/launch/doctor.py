@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ def examine(project: Project, *, nodes: bool = False) -> Iterator[Finding]:
     yield from _torch()
     yield _cores()
     yield _gpus()
+    yield _compiler()
     yield from _slurm(project, nodes)
     yield from _experiments(project)
     yield _disk(project)
@@ -94,6 +96,16 @@ def _gpus() -> Finding:
     if answer.returncode:
         return Finding("GPU", "problem", answer.stderr.strip() or "nvidia-smi failed", "check the driver")
     return Finding("GPU", "ok", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _compiler() -> Finding:
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    lacking = [what for what, there in ((name, shutil.which(name)), (str(header), header.exists())) if not there]
+    if not lacking:
+        return Finding("compiler", "ok", f"{name}: layers of long trainings are compiled")
+    detail = f"{' and '.join(lacking)} not found: layers are not compiled, which costs 5 to 10 %, on GPUs more"
+    return Finding("compiler", "note", detail, "install g++ and Python's headers (Debian: g++ python3-dev)")
 
 
 def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
