@@ -33,8 +33,3 @@ def activation_variance(network: Llama, *, wanted: bool = True) -> Iterator[list
     places = [*network.model.layers, network.model.norm] if wanted else []
     with watching(places, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
         yield seen
-
-
-def gate_values(network: Llama) -> list[float]:
-    """act(alpha) of every gate, first layer first; two per layer where sub-layers do not share."""
-    return [gate.value().item() for gate in network.gates()]

@@ -17,7 +17,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import MLP
 from gpas_cli.model.names import canonical_parameters
 from gpas_cli.model.norm import norm_slot
-from gpas_cli.model.probe import activation_variance, gate_values
+from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.cell import cell_from, parse_model
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.family import FAMILIES
@@ -189,7 +189,7 @@ def test_the_probe_sees_the_stream_and_leaves_nothing_behind() -> None:
     assert seen[0].item() == pytest.approx(embedded.var(-1, correction=0).mean().item(), rel=1e-6)
     model(TOKENS)
     assert len(seen) == 3
-    assert gate_values(model) == pytest.approx([ACTIVATIONS["silu"][0](0.3)] * 2)
+    assert [gate.value().item() for gate in model.gates()] == pytest.approx([ACTIVATIONS["silu"][0](0.3)] * 2)
 
 
 @pytest.mark.parametrize("bias", [False, True])

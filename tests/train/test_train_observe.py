@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.probe import gate_values
 from gpas_cli.model.shards import is_shard
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.flops import PEAKS, flops_per_token, peak_flops
@@ -63,7 +62,7 @@ def test_norms_are_those_of_the_layers(scheme: str) -> None:
         assert series["weight_norm_ffn_gate"][i] == pytest.approx(joint([layer.mlp.gate_proj.weight]), rel=1e-5)
     assert series["weight_norm_head"] == [pytest.approx(joint([network.lm_head.weight]), rel=1e-5)]
     assert series["grad_norm_embedding"] == [pytest.approx(joint([network.model.embed_tokens.weight.grad]), rel=1e-5)]
-    assert series["gate"] == pytest.approx(gate_values(network))
+    assert series["gate"] == pytest.approx([gate.value().item() for gate in network.gates()])
     assert series["activation_variance"] == [2.0, 3.0]
 
 
