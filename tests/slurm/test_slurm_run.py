@@ -71,6 +71,7 @@ def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
     assert died.returncode == -9, died.stdout + died.stderr
 
 
+@pytest.mark.long
 def test_submitters_killed_at_any_instant_cost_and_double_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """Each submits cells of its own; one further command completes them all."""
     toy = SlurmToy(tmp_path / "toy", cluster, seeds=", ".join(map(str, range(1, len(INSTANTS) + 3))))

@@ -98,6 +98,7 @@ def test_submitters_killed_over_a_text_leave_one_job_for_it(cluster: Cluster, tm
     toy.trained_once(texts=1)
 
 
+@pytest.mark.long
 def test_a_failed_training_cancels_those_that_build_on_it_and_retry_brings_them_back(
     cluster: Cluster, tmp_path: Path
 ) -> None:
