@@ -32,7 +32,8 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
     toy.trained_once()
 
 
-@pytest.mark.parametrize(("nodes", "pack"), [pytest.param(1, 2, marks=pytest.mark.long), (2, 1)])
+@pytest.mark.long
+@pytest.mark.parametrize(("nodes", "pack"), [(1, 2), (2, 1)])
 def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Path, nodes: int, pack: int) -> None:
     """And so do the two cells that share a job."""
     # The nodes of this cluster have names that nobody resolves.
@@ -47,6 +48,7 @@ def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Pa
     assert toy.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3")
     rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(3)]

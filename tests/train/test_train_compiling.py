@@ -96,6 +96,7 @@ def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, m
         torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(tmp_path: Path) -> None:
     # Shapes of padded batches differ: the first one after a resume is not the first one of the training.
     optim = {"lr": 1e-2, "warmup": 1, "steps": 4, "batch": 4}
