@@ -35,7 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.train.bench import MadeUp, made_up_loop, peak_memory, timed_update
+from gpas_cli.train.bench import WARM_UP, MadeUp, made_up_loop, peak_memory, timed_update
 from gpas_cli.train.gemm import choose_gemm
 from gpas_cli.train.precision import Precision, choose_device
 
@@ -87,10 +87,10 @@ def theirs(precision: str, rows: int, *, padded: bool) -> Step:
 def take_turns(
     steps: Mapping[str, Step], rounds: int, before: Mapping[str, str] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of every step in every round; two rounds before are not counted: layers compile in them. `before`: the
+    """Seconds of every step in every round; those before, in which layers compile, are not counted. `before`: the
     matrix product to set."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(-2, rounds):
+    for number in range(-WARM_UP, rounds):
         for name, step in steps.items():
             if before:
                 torch.set_float32_matmul_precision(before[name])
@@ -108,7 +108,7 @@ def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
 def rates(seconds: Mapping[str, list[float]], rows: int, *, padded: bool) -> dict[str, float]:
     """Real tokens per second of each, over the rounds that count."""
     batches, rounds = MadeUp(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
-    tokens = sum(batches.at(step).predicted for step in range(2, 2 + rounds))
+    tokens = sum(batches.at(step).predicted for step in range(WARM_UP, WARM_UP + rounds))
     return {name: tokens / sum(taken) for name, taken in seconds.items()}
 
 

@@ -33,7 +33,7 @@ def demands(cells: Iterable[Cell]) -> list[Demand]:
     found: dict[object, Demand] = {}
     for cell in cells:
         size = cell.model.size
-        data, rows = cell.data, cell.optim.steps * cell.optim.batch
+        data, rows = cell.data, cell.optim.rows
         key = (replace(data, eval_tokens=1), size.vocab)
         known = found.get(key, Demand(data, size.vocab, 0))
         tokens = max(known.data.eval_tokens, data.eval_tokens)

@@ -225,7 +225,7 @@ def _budgets(table: Table) -> Iterator[Note]:
     found: dict[str, None] = {}
     for _, i, cell in _cells(table):
         entry = cell.standings[0].entry.cell
-        ours = entry.optim.steps * entry.optim.batch * entry.data.length
+        ours = entry.optim.rows * entry.data.length
         for source, printed in (cell.printed or {}).items():
             if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
                 told = f"{count(printed.tokens)} tokens in {load(source)['short']}, {count(ours)} here"

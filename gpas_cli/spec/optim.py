@@ -35,6 +35,11 @@ class Optim:
     clip_over: str = setting("all", choices=("all", "others"), late=True)
     mean_rows: int = setting(0, low=0, high=1_000_000, late=True)
 
+    @property
+    def rows(self) -> int:
+        """Sequences read over the whole training."""
+        return self.steps * self.batch
+
     def learning_rate(self, update: int) -> float:
         """The learning rate of update `update` = 1, 2, ..., `steps`: update 1 has rate 0 when there is a warm-up.
 

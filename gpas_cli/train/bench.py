@@ -23,6 +23,7 @@ from gpas_cli.train.run import WHATEVER_FITS, assemble, settle_gemm
 # Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
 FULL_ROWS = 0.5
 SHORTEST = 20
+WARM_UP = 2  # updates not timed: the first compiles where layers are compiled, the second for another number of tokens
 
 
 class MadeUp:
@@ -45,8 +46,8 @@ class MadeUp:
         rows, time = self._shape
         lengths = np.full(rows, time)
         short = rows - math.ceil(FULL_ROWS * rows)
-        places = (np.arange(short) + generator.random(short)) / max(1, short)
-        lengths[rows - short :] = np.minimum(SHORTEST, time) + places * max(0, time + 1 - SHORTEST)
+        places, shortest = (np.arange(short) + generator.random(short)) / max(1, short), min(SHORTEST, time)
+        lengths[rows - short :] = shortest + places * (time + 1 - shortest)
         return lengths
 
 
@@ -73,7 +74,7 @@ def measure(cell: Cell, resources: Resources, *, seconds: float) -> Speed:
     """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three."""
     loop = made_up_loop(cell, resources, padded=cell.data.layout == "pad")
     settle_gemm(cell, loop)
-    for _ in range(2):  # the first compiles where layers are compiled, the second for another number of tokens
+    for _ in range(WARM_UP):
         timed_update(loop)
     times, tokens = list[float](), loop.position.tokens
     while len(times) < 3 or sum(times) < seconds:

@@ -88,8 +88,8 @@ def train(
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
     """The cell's tokenised text, as many rows of it as the recipe reads. Raises DataError."""
-    rows = cell.optim.steps * cell.optim.batch
-    return prepare(cell.data, cell.model.size.vocab, cache, root=root, notify=notify, rows=rows)
+    vocab, rows = cell.model.size.vocab, cell.optim.rows
+    return prepare(cell.data, vocab, cache, root=root, notify=notify, rows=rows)
 
 
 def _notify(emit: Emit) -> Callable[[str], None]:
@@ -122,8 +122,8 @@ def assemble(
 def _compiled(cell: Cell, resources: Resources, precision: Precision, world: World) -> bool:
     if resources.compile != "auto":
         return resources.compile == "on"
-    tokens = cell.optim.steps * cell.optim.batch * cell.data.length
-    return world.told(worth_compiling(precision.device, tokens * flops_per_token(cell)))
+    flops = cell.optim.rows * cell.data.length * flops_per_token(cell)
+    return world.told(worth_compiling(precision.device, flops))
 
 
 def _gates(network: Llama, precision: Precision) -> GateGradients | None:
