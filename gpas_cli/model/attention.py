@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,21 +18,53 @@ from gpas_cli.spec.size import Size
 class Packing:
     """Rows without their padding, joined: token i of the stream stands at place `index[i]` of (rows * time).
 
-    `index` has shape (n,), int64. Everything but attention works on the n tokens alone.
+    `index` has shape (n,), int64; `token`, (rows * time,), int64, is its inverse: which token stands at a place, or,
+    where none does, one that does no harm there; `holds`, (rows * time, 1), bool: whether one does. Everything but
+    attention works on the n tokens alone. Both ways only read by index, forward and backward: that fuses with what is
+    around it, and is deterministic without the sorting that GPUs need for writing by index.
     """
 
     index: Tensor
+    token: Tensor
+    holds: Tensor
     rows: int
     time: int
 
     def spread(self, x: Tensor) -> Tensor:
-        """The stream x (1, n, d) as rows (rows, time, d), zero where there is no token."""
-        table = x.new_zeros(self.rows * self.time, x.shape[-1])
-        return table.index_copy(0, self.index, x[0]).view(self.rows, self.time, -1)
+        """The stream x (1, n, d) as rows (rows, time, d), for what lets no token see what stands behind it."""
+        return _Spread.apply(x[0], self.index, self.token).view(self.rows, self.time, -1)  # type: ignore[no-any-return, no-untyped-call]
 
     def join(self, x: Tensor) -> Tensor:
         """Rows x (rows, time, d) as the stream (1, n, d)."""
-        return x.flatten(0, 1).index_select(0, self.index)[None]
+        return _Join.apply(x.flatten(0, 1), self.index, self.token, self.holds)[None]  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Spread(torch.autograd.Function):
+    """x (n, d) -> (rows * time, d). Gradients of places without a token are zero (`_Join`), and not read."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        return x.index_select(0, token)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return gradient.index_select(0, index), None, None
+
+
+class _Join(torch.autograd.Function):
+    """x (rows * time, d) -> (n, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor, holds: Tensor) -> Tensor:
+        ctx.save_for_backward(token, holds)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        token, holds = ctx.saved_tensors
+        return gradient.index_select(0, token) * holds, None, None, None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ anything at all for padding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,15 @@ class Rows:
         needed = np.where(counts.any(1), time - np.argmax(counts[:, ::-1], 1), 0)
         if needed.min() == time:
             return cls(_move(inputs, device), _move(targets, device), None)
-        (index,) = np.nonzero((np.arange(time) < needed[:, None]).ravel())
+        needed[0] = max(1, needed[0])  # a batch without any target: what is read by index is not empty
+        held = (np.arange(time) < needed[:, None]).ravel()
+        (index,), token = np.nonzero(held), np.maximum(np.cumsum(held) - 1, 0)
         inputs, targets = (a.reshape(1, -1)[:, index] for a in (inputs, targets))
-        return cls(_move(inputs, device), _move(targets, device), Packing(_move(index, device), rows, time))
+        packing = Packing(_move(index, device), _move(token, device), _move(held[:, None], device), rows, time)
+        return cls(_move(inputs, device), _move(targets, device), packing)
 
 
-def _move(array: NDArray[np.int64], device: torch.device) -> Tensor:
+def _move(array: NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -92,13 +96,15 @@ def _chunked(
     hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The loss, and its gradients if they are `wanted`. Dtypes are explicit here: no autocast."""
-    weight, rows = head.to(dtype), max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
+    weight, most = head.to(dtype), max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
+    # As few chunks as there must be, all of about one length: a short rest has slow products.
+    rows = math.ceil(len(hidden) / math.ceil(len(hidden) / most))
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None
     d_head = torch.zeros_like(head, dtype=wide) if wanted else None
     # What is large is made once and changed in place: fresh memory costs a third of the product that fills it.
-    products = torch.empty(rows, len(head), dtype=dtype, device=hidden.device)
+    products = torch.empty(most, len(head), dtype=dtype, device=hidden.device)
     # With bfloat16 weights the log-probabilities are bfloat16 as well, as in the reference; their sum is not.
     exact = dtype if head.dtype == torch.bfloat16 else wide
     logarithms = products if exact == dtype else torch.empty_like(products, dtype=exact)

@@ -40,4 +40,6 @@ def make_deterministic(threads: int) -> None:
     """One thread count and deterministic kernels: what a bit-identical resume needs."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # A help for finding reads of memory that nothing was written to, at the price of writing all of it twice.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.model import gate_gradient
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import parse_model
@@ -93,6 +94,17 @@ def _refused(norm: str, site: str) -> bool:
     except InvalidExperiments:
         return True
     return False
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_scalars_that_stay_on_their_device_give_the_same(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs, where the recursion is one of 0-dimensional tensors."""
+    if not determined(norm):
+        pytest.skip("the gates stay in the graph")
+    on_host, _ = both(network(norm))
+    monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)
+    on_device, _ = both(network(norm))
+    assert torch.equal(on_device, on_host)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

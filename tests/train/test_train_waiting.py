@@ -1,0 +1,90 @@
+"""An update never waits for the device: nothing in it needs a number, or a shape that hangs on numbers, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpas_cli.model import gate_gradient
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.run import Watch
+from gpas_cli.train.bench import made_up_loop
+from gpas_cli.train.observe import Observer
+
+NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+COPIES = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
+
+
+class Operations(TorchDispatchMode):
+    """Collects the operations that a host waits for."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if NEEDS_NUMBERS & set(function.tags):
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Copies(TorchFunctionMode):
+    """Collects the methods that copy numbers to the host without an operation."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in COPIES:
+            self.found.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def reads() -> Iterator[list[str]]:
+    found: list[str] = []
+    with Operations(found), Copies(found):
+        yield found
+
+
+def cell(**values: object) -> Cell:
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
+    optim = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 6, "mean_rows": 3, "clip_gates": 0.01}
+    return cell_from(
+        {"size": size, "gate": "gpas", "data": {"like": "quickstart", "layout": "pad"}, "optim": optim, **values}
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("gate", ["gpas", "none", {"like": "gpas", "site": "before-sublayer"}])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_an_update_and_what_observes_it(
+    precision: str, padded: bool, gate: object, norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)  # as on a GPU
+    made = cell(precision=precision, gate=gate, norm=norm)
+    loop = made_up_loop(made, padded=padded)
+    observer = Observer(made, Watch(), loop.precision.device, lambda *_, **__: None)
+    loop.update()  # the first one makes Adam's states
+    with reads() as found:
+        observer.add(loop.update(observe=True))
+        observer.add(loop.update())
+    assert found == []
+    with reads() as found:
+        observer.settle()
+    assert len(found) >= 1
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.nonzero, *COPIES, bool, float])
+def test_reading_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
+    with reads() as found:
+        read(torch.ones(1))
+    assert found
