@@ -37,7 +37,7 @@ from gpas_cli.data.loader import IGNORED
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.train.bench import WARM_UP, MadeUp, made_up_loop, peak_memory, timed_update
 from gpas_cli.train.gemm import choose_gemm
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.precision import Precision, choose_device, make_deterministic
 
 Step = Callable[[], float]
 DEVICE = choose_device()
@@ -52,7 +52,12 @@ def cell(gate: str, precision: str, rows: int) -> Cell:
 
 def ours(gate: str, precision: str, rows: int, *, padded: bool) -> Step:
     loop = made_up_loop(cell(gate, precision, rows), padded=padded)
-    return lambda: timed_update(loop)
+
+    def step() -> float:
+        make_deterministic(torch.get_num_threads())
+        return timed_update(loop)
+
+    return step
 
 
 def theirs(precision: str, rows: int, *, padded: bool) -> Step:
@@ -68,6 +73,7 @@ def theirs(precision: str, rows: int, *, padded: bool) -> Step:
     adam, compute = torch.optim.AdamW(network.parameters(), fused=True), Precision(precision, DEVICE).compute
 
     def step() -> float:
+        torch.use_deterministic_algorithms(False)
         batch = batches.at(next(steps))
         began = time.perf_counter()
         inputs, labels = torch.from_numpy(batch.inputs).to(DEVICE), torch.from_numpy(batch.targets).to(DEVICE)
