@@ -52,7 +52,7 @@ class Rows:
 
 def _move(array: NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def summed_loss(network: Llama, rows: Rows, precision: Precision, divisor: float = 1.0) -> Tensor:

@@ -1,9 +1,10 @@
-"""An update never waits for the device: nothing in it needs a number, or a shape that hangs on numbers, on the host."""
+"""An update is the device's: nothing in it needs numbers on the host, or tensors that live there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.model import gate_gradient
 from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Watch
+from gpas_cli.train import run
 from gpas_cli.train.bench import made_up_loop
 from gpas_cli.train.observe import Observer
 
@@ -55,7 +58,7 @@ def reads() -> Iterator[list[str]]:
 
 
 def cell(**values: object) -> Cell:
-    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
     optim = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 6, "mean_rows": 3, "clip_gates": 0.01}
     return cell_from(
         {"size": size, "gate": "gpas", "data": {"like": "quickstart", "layout": "pad"}, "optim": optim, **values}
@@ -81,6 +84,24 @@ def test_an_update_and_what_observes_it(
     with reads() as found:
         observer.settle()
     assert len(found) >= 1
+
+
+@pytest.mark.parametrize(("norm", "family"), [*((norm, "llama") for norm in SCHEMES), ("pre", "gpt")])
+def test_all_of_it_is_on_the_device(norm: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that has shapes but no numbers, every operation with a tensor of the host fails."""
+    monkeypatch.setattr(run, "choose_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(run, "worth_compiling", lambda *_: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unknown to this device, as is fused Adam
+    monkeypatch.setattr(torch.optim, "AdamW", partial(without_fused, torch.optim.AdamW))
+    loop = made_up_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
+    done = loop.update(observe=True)
+    assert done.layers is not None
+    gradients = [p.grad for p in loop.network.parameters() if p.grad is not None]
+    assert {t.device.type for t in (*gradients, done.loss, done.grad_norm, done.layers.numbers)} == {"meta"}
+
+
+def without_fused(adam: Callable[..., torch.optim.Optimizer], *asked: Any, **settings: Any) -> torch.optim.Optimizer:
+    return adam(*asked, **{**settings, "fused": False, "foreach": True})
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.nonzero, *COPIES, bool, float])
