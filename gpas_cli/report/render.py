@@ -83,6 +83,22 @@ def corner(table: Table) -> str:
     return f"{table.metric.title}{unit}"
 
 
+def parts(table: Table, widths: list[int], room: int, between: int) -> list[list[int]]:
+    """Indices of `grid`'s columns, but for the first, that stand beside each other: as many as `room` characters hold,
+    with the first before them. A column of ours is never parted from the published ones."""
+    groups, start = list[list[int]](), 1
+    for column in table.columns:
+        groups.append(list(range(start, start + len(titles(table, column)))))
+        start = groups[-1][-1] + 1
+    found = [groups[0]]
+    for group in groups[1:]:
+        if widths[0] + sum(between + widths[i] for i in (*found[-1], *group)) <= room:
+            found[-1] = [*found[-1], *group]
+        else:
+            found.append(group)
+    return found
+
+
 def _line(table: Table, row: Row, style: Style) -> list[str]:
     digits = table.metric.digits
     line = [style.indent * row.indent + style.escape(row.title)]
@@ -108,37 +124,6 @@ def _markdown(text: str) -> str:
     return text
 
 
-def to_latex(table: Table) -> str:
-    """A `table` environment; needs the packages booktabs and, for non-ASCII titles, a current LaTeX."""
-    style = Style(
-        latex_escape,
-        lambda text: f"\\textbf{{{text}}}",
-        lambda text: f"\\underline{{{text}}}",
-        minus="$-$",
-        plus_minus="$\\pm$",
-        infinity="$\\infty$",
-        indent="\\quad ",
-    )
-    header, *lines = grid(table, style)
-    rows = [f"    {' & '.join(line)} \\\\" for line in lines]
-    told = [f"  \\item {latex_escape(note.text)}" for note in notes(table)]
-    return "\n".join(
-        [
-            "\\begin{table}",
-            f"  \\caption{{{latex_escape(table.spec.title)}}}",
-            f"  \\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            "    \\toprule",
-            f"    {' & '.join(header)} \\\\",
-            "    \\midrule",
-            *rows,
-            "    \\bottomrule",
-            "  \\end{tabular}",
-            *(["  \\begin{itemize}", *(f"  {line}" for line in told), "  \\end{itemize}"] if told else []),
-            "\\end{table}\n",
-        ]
-    )
-
-
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -161,6 +146,53 @@ _LATEX = {
 def latex_escape(text: str) -> str:
     """Text that LaTeX typesets as it is. Brackets are wrapped: after a line break they would be an option."""
     return "".join(_LATEX.get(character, character) for character in text)
+
+
+PLAIN = Style(str, str, str)
+LATEX = Style(
+    latex_escape,
+    lambda text: f"\\textbf{{{text}}}",
+    lambda text: f"\\underline{{{text}}}",
+    minus="$-$",
+    plus_minus="$\\pm$",
+    infinity="$\\infty$",
+    indent="\\quad ",
+)
+# Characters that a line of 400 pt holds in \small, and what LaTeX leaves between two columns, in characters.
+LATEX_LINE, LATEX_BETWEEN = 90, 3
+
+
+def to_latex(table: Table) -> str:
+    """`table` environments; need the packages booktabs and, for non-ASCII titles, a current LaTeX. What does not fit a
+    page's width beside the rest stands in a further one; the notes are in the last."""
+    lines = grid(table, LATEX)
+    widths = [max(map(len, column)) for column in zip(*grid(table, PLAIN), strict=True)]
+    chunks, title = parts(table, widths, LATEX_LINE, LATEX_BETWEEN), latex_escape(table.spec.title)
+    told = [f"    \\item {latex_escape(note.text)}" for note in notes(table)]
+    environments = []
+    for i, chunk in enumerate(chunks, 1):
+        caption = title if len(chunks) == 1 else f"{title} ({i} of {len(chunks)})"
+        environments.append(_environment(caption, [[line[j] for j in (0, *chunk)] for line in lines]))
+    if told:
+        environments[-1] += ["  \\begin{itemize}", *told, "  \\end{itemize}"]
+    return "\n".join("\n".join([*lines, "\\end{table}\n"]) for lines in environments)
+
+
+def _environment(caption: str, lines: list[list[str]]) -> list[str]:
+    """All but its end."""
+    header, *rows = (f"    {' & '.join(line)} \\\\" for line in lines)
+    return [
+        "\\begin{table}",
+        "  \\centering\\small",
+        f"  \\caption{{{caption}}}",
+        f"  \\begin{{tabular}}{{l{'r' * (len(lines[0]) - 1)}}}",
+        "    \\toprule",
+        header,
+        "    \\midrule",
+        *rows,
+        "    \\bottomrule",
+        "  \\end{tabular}",
+    ]
 
 
 def to_csv(table: Table) -> str:

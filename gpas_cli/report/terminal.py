@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gpas_cli.report.notes import notes
-from gpas_cli.report.render import Style, grid, titles
+from gpas_cli.report.render import Style, grid, parts
 from gpas_cli.report.table import Table
 
 STYLE = Style(escape, lambda text: f"[bold]{text}[/bold]", lambda text: f"[underline]{text}[/underline]")
@@ -21,7 +21,7 @@ BETWEEN, EDGES = 3, 2  # blanks that rich puts between two columns, and at both 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A table with its title above and its notes beneath. A column of ours is never parted from the published ones."""
+    """A table with its title above and its notes beneath."""
 
     table: Table
 
@@ -29,25 +29,10 @@ class Drawn:
         lines = grid(self.table, STYLE)
         widths = [max(Text.from_markup(line[i]).cell_len for line in lines) for i in range(len(lines[0]))]
         yield Text(self.table.spec.title, style="italic")
-        for chunk in self._chunks(widths, options.max_width):
+        for chunk in parts(self.table, widths, options.max_width - EDGES, BETWEEN):
             yield _draw([[line[i] for i in (0, *chunk)] for line in lines])
         for i, note in enumerate(notes(self.table), 1):
             yield Text(f"{i}. {note.text}", style="dim")
-
-    def _chunks(self, widths: list[int], room: int) -> list[list[int]]:
-        """Indices of the text columns of each part, as many groups in one as `room` characters hold."""
-        groups, start = [], 1
-        for column in self.table.columns:
-            groups.append(list(range(start, start + len(titles(self.table, column)))))
-            start = groups[-1][-1] + 1
-        chunks = [groups[0]]
-        for group in groups[1:]:
-            wanted = widths[0] + sum(BETWEEN + widths[i] for i in (*chunks[-1], *group)) + EDGES
-            if wanted <= room:
-                chunks[-1] = [*chunks[-1], *group]
-            else:
-                chunks.append(group)
-        return chunks
 
 
 def _draw(lines: list[list[str]]) -> RichTable:

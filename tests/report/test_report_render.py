@@ -49,6 +49,7 @@ table2\\_perplexity: validation perplexity on C4 after pretraining
 
 LATEX = """\
 \\begin{table}
+  \\centering\\small
   \\caption{Demo}
   \\begin{tabular}{lrr}
     \\toprule
@@ -120,6 +121,21 @@ def test_what_does_not_fit_goes_beneath_and_nothing_is_cut() -> None:
     assert all(f"{30 + i}.00" in text for i in range(3))
     assert "250m, GPAS paper" in text
     assert "…" not in text
+
+
+def test_on_paper_what_does_not_fit_has_a_table_of_its_own() -> None:
+    entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m", "250m", "350m", "1b")]
+    text = render(build(entries, {}, {}, spec(published={"gpas": "table2_perplexity"})), "latex")
+    environments = text.split("\n\n")
+    count = len(environments)
+    assert all(f"\\caption{{Perplexity ({i} of {count})}}" in part for i, part in enumerate(environments, 1))
+    heads = [next(line for line in part.splitlines() if "validation perplexity" in line) for part in environments]
+    assert [head.split(" & ")[1:] for head in heads] == [
+        ["71m", "71m, GPAS paper", "130m", "130m, GPAS paper \\\\"],
+        ["250m", "250m, GPAS paper", "350m", "350m, GPAS paper \\\\"],
+        ["1b", "1b, GPAS paper \\\\"],
+    ]
+    assert text.count("\\item") == environments[-1].count("\\item") > 0
 
 
 def test_rich_marks_are_styles(table: Table) -> None:
