@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="float32 alone, few rounds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rows", type=int, default=8, help="rows of 256 tokens in an update; a CPU takes 8 at once")
-    parser.add_argument("--rounds", type=int, default=0, help="default 7, or 3 with --quick")
+    parser.add_argument("--rounds", type=int, default=0, help="default 7, or 4 with --quick")
     parser.add_argument("--precision", action="append", choices=("fp32", "bf16"))
     parser.add_argument("--padded", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -177,7 +177,7 @@ def main() -> None:
     if asked.only:
         only(asked.only, asked.precision[0], asked.rows, padded=asked.padded)
         return
-    rounds = asked.rounds or (3 if asked.quick else 7)
+    rounds = asked.rounds or (4 if asked.quick else 7)
     gemm = choose_gemm(cell("none", "fp32", 1).model.size, DEVICE)
     results, details = {}, {}
     for precision in asked.precision or (["fp32"] if asked.quick else ["fp32", "bf16"]):

@@ -55,7 +55,7 @@ class PlainReporter:
 
     def finished(self, job: StageJob, sighting: Sighting) -> None:
         if sighting.state != "missing":  # one that was never started is told in the end, with its like
-            self.say(f"{sighting.state:<11} {job.id}{_result(sighting)}")
+            self.say(f"{sighting.state:<11} {job.id}{result(sighting)}")
 
     def tick(self, board: Board) -> None:
         if time.monotonic() < self.next:
@@ -139,12 +139,14 @@ def progress_text(sighting: Sighting) -> str:
     return f"{progress.step}/{progress.steps}{loss}{left}"
 
 
-def _result(sighting: Sighting) -> str:
+def result(sighting: Sighting) -> str:
+    """How a job ended, to be put behind its name and state."""
     perplexity = sighting.metrics.get("perplexity")
     if perplexity is not None:
         return f": perplexity {float(perplexity):.2f}"
     if sighting.state == "interrupted" and sighting.outcome and sighting.progress:
-        return f": saved at step {sighting.progress.step}"
+        saved = sighting.progress.saved
+        return ": nothing to save yet" if saved is None else f": saved at update {saved}"
     return f": {sighting.cause or sighting.evidence}" if sighting.state != "done" else ""
 
 

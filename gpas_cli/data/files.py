@@ -146,6 +146,11 @@ def field_of(line: bytes, field: str, where: str) -> str:
     if not isinstance(record[field], str):
         raise DataError(f"{where}: the field '{field}' is not text but {json.dumps(record[field])[:40]}")
     text: str = record[field]
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"half a character, \\u{ord(text[error.start]):04x}"
+        raise DataError(f"{where}: the field '{field}' has {half}, at place {error.start + 1}: not Unicode") from error
     return text
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, Untold, cached_survey
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
@@ -40,6 +41,11 @@ class Corpus:
         blanks, so its bits per byte flatter a little.
         """
         return self.validation_totals.bytes / self.validation_totals.tokens
+
+    @property
+    def identity(self) -> str:
+        """Of the training text and of what its ids mean: a run that goes on with another one is another run."""
+        return disk.digest({"text": self.survey.fingerprint, "tokenizer": self.tokenizer.identity})
 
     def facts(self) -> dict[str, str | int]:
         """What the journal records about the text. Results compare only where the fingerprints agree."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,8 @@ SMALLEST_BPE = 259  # 256 bytes and three special tokens
 TRAINING_BYTES = 64_000_000
 T5_REPO, T5_FILE = "google-t5/t5-base", "tokenizer.json"
 _RECIPE = "byte-bpe-1"
+# Learning merges takes time quadratic in a word: what is longer (encoded bytes, sequences) is learnt in pieces.
+_LONG = re.compile(r"\S{1000}")
 
 
 class Encoded(NamedTuple):
@@ -228,12 +231,12 @@ def _parse(content: bytes, where: str) -> Backend:
 
 
 def _first(documents: Iterator[Document], budget: int) -> Iterator[str]:
-    """Texts until `budget` bytes are reached; the last one is whole."""
+    """Texts until `budget` bytes are reached, to learn merges from; the last one is whole."""
     for document in documents:
         if budget <= 0:
             return
         budget -= _size(document.text)
-        yield document.text
+        yield _LONG.sub(r"\g<0> ", document.text)
 
 
 def _head(text: str, words: int) -> str:

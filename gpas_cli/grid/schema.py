@@ -40,7 +40,8 @@ def items(node: Node | None, path: Path, problems: list[Problem]) -> tuple[Node,
     if node is None:
         return ()
     if not isinstance(node.value, tuple):
-        fault(problems, path, f"{_shown(node)} is not a list; write [{_shown(node)}]", node)
+        item = "..." if node.value is None or isinstance(node.value, dict) else node.plain()
+        fault(problems, path, f"{_shown(node)} is not a list; write [{item}]", node)
         return ()
     return node.value
 

@@ -26,7 +26,7 @@ from gpas_cli.launch import ranks
 from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
 from gpas_cli.launch.stages import TOKENISE
-from gpas_cli.launch.trained import newest_checkpoint
+from gpas_cli.launch.trained import last_checkpoint
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
@@ -198,7 +198,7 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
         earlier=earlier,
         cache=Path(attempt["cache"]),
         root=Path(attempt["root"]),
-        teacher=_last_checkpoint(runs, teacher.trained.key) if teacher else None,
+        teacher=last_checkpoint(runs, teacher.trained.key, teacher.optim.steps) if teacher else None,
     )
     cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
     # Only the first process has a journal, and only it tells others.
@@ -213,20 +213,12 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
 def _importance(run: Run, cell: Cell, world: World) -> Outcome:
     from gpas_cli.evaluate.importance import measure
 
-    trained = _last_checkpoint(run.directory.path.parents[2], cell.trained.key)
+    trained = last_checkpoint(run.directory.path.parents[2], cell.trained.key, cell.optim.steps)
     cache, root = Path(run.attempt["cache"]), Path(run.attempt["root"])
     return measure(cell, trained, cache, root, run.emit, run.flag, world)
 
 
 STAGES: dict[str, Callable[[Run, Cell, World], Outcome]] = {"pretrain": _pretrain, "importance": _importance}
-
-
-def _last_checkpoint(runs: Path, key: str) -> Path:
-    """The newest checkpoint of the stage `key`, which this one builds on. Raises GpasError when there is none."""
-    found = newest_checkpoint(runs, key)
-    if found is None:
-        raise GpasError(f"stage {key}, which this one builds on, has no checkpoint in {runs}")
-    return found
 
 
 def _facts(run: Run, cell: Cell) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Progress:
     mfu: float | None = None
     spikes: int = 0
     memory: float | None = None  # bytes
+    saved: int | None = None  # the update of the newest checkpoint
 
 
 def progress(events: Sequence[Event]) -> Progress | None:
@@ -38,7 +39,7 @@ def progress(events: Sequence[Event]) -> Progress | None:
     lines = [event for event in events if event.get("kind") == "step"]
     phases = [str(event.get("name", "")) for event in events if event.get("kind") == "phase"]
     if not lines:
-        return Progress(phase=phases[-1]) if phases else None
+        return Progress(phase=phases[-1], saved=checkpoint_step(events)) if phases else None
     last = lines[-1]
     return Progress(
         phase=phases[-1] if phases else "training",
@@ -53,6 +54,7 @@ def progress(events: Sequence[Event]) -> Progress | None:
         mfu=number(last.get("mfu")),
         memory=number(last.get("memory")),
         spikes=sum(event.get("kind") == "spike" for event in events),
+        saved=checkpoint_step(events),
     )
 
 

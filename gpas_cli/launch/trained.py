@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpas_cli.checkpoints import path_of
+from gpas_cli.errors import GpasError
 from gpas_cli.store.journal import read
-from gpas_cli.store.rundir import AttemptDir, checkpoints_of
+from gpas_cli.store.rundir import AttemptDir, checkpoints_of, stage_dir
 
 
 def newest_checkpoint(runs: Path, key: str) -> Path | None:
     """The checkpoint of the stage `key` with the most updates, over all attempts; None when there is none."""
     return next(iter(checkpoints_of(runs, key)), None)
+
+
+def last_checkpoint(runs: Path, key: str, steps: int) -> Path:
+    """The checkpoint of the stage `key` after the last of its `steps` updates.
+
+    Raises GpasError when there is none: what builds on a trained network is not built on half of one.
+    """
+    newest = newest_checkpoint(runs, key)
+    if newest is not None and newest.name == path_of(newest.parent, steps).name:
+        return newest
+    found = "none" if newest is None else f"{newest}, and no later one"
+    raise GpasError(
+        f"the checkpoint after update {steps} of stage {key}, which this one builds on, is not there (found: {found}); "
+        f"to train it again, move {stage_dir(runs, key)} away"
+    )
 
 
 def tokenizer_of(checkpoint: Path) -> str | None:

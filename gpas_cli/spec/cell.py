@@ -253,8 +253,8 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
             if name != "like":
                 problems.append(Problem(("gate", name), f"has no effect: gate is none, so '{name}' changes nothing"))
         return None
-    if isinstance(value, str) and value != "gpas":
-        problems.append(Problem(("gate",), f"unknown gate '{value}'; {nearest(value, ('none', 'gpas'))}"))
+    if not isinstance(value, Mapping) and value != "gpas":
+        problems.append(Problem(("gate",), f"unknown gate '{value}'; {nearest(str(value), ('none', 'gpas'))}"))
         return None
     gate: Gate | None = _section(Gate, "gate", value, {"gpas": Gate()}, problems)
     return gate

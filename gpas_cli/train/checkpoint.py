@@ -34,9 +34,10 @@ _NETWORK, _ADAM = "network/", "adam/"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: updates done, target tokens seen, seconds spent in updates; and how it splits a batch: rows
-    at once in each of so many processes, and by which matrix product (`train.gemm`), kept so that a resumed run rounds
-    as an unbroken one."""
+    """Where a run stands: updates done, target tokens seen, seconds spent in updates; which text it reads
+    (`data.prepare.Corpus.identity`, "" where a checkpoint does not tell); and how it splits a batch: rows at once in
+    each of so many processes, and by which matrix product (`train.gemm`), kept so that a resumed run rounds as an
+    unbroken one."""
 
     step: int = 0
     tokens: int = 0
@@ -44,6 +45,7 @@ class Position:
     micro_batch: int = 0
     processes: int = 1
     gemm: str = ""
+    text: str = ""
 
 
 def save(
@@ -87,7 +89,7 @@ def load(
         )  # fmt: skip
     if optimizer is not None:
         optimizer.state.update({network.get_parameter(name): parts for name, parts in state.items()})
-    return Position(**{name: manifest.facts[name] for name in asdict(Position())})
+    return Position(**{name: manifest.facts.get(name, usual) for name, usual in asdict(Position()).items()})
 
 
 def load_gates(path: Path, network: Llama) -> None:

@@ -110,7 +110,8 @@ class Health:
             return None
         past = f"it began at {self.first:.3f}, and guessing costs {self.guessing:.3f}"
         return Divergence(
-            step, f"the training loss, {loss:.3f}, has been above {bound:.3f} for {self.high} updates; {past}"
+            step,
+            f"the training loss of update {step}, {loss:.3f}, was above {bound:.3f} for {self.high} updates; {past}",
         )
 
     def state(self) -> dict[str, Any]:

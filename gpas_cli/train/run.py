@@ -13,6 +13,7 @@ import torch
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, Prefetched, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
@@ -64,7 +65,8 @@ def train(
     """Pretrain `cell`, resuming from the newest sound checkpoint. Collective: every process of `world` calls it.
 
     Only the first process's `emit` is used; a wish of any to `stop` stops all. Raises DataError when the text cannot
-    be had, DamagedCheckpoint when the teacher's gates cannot, GpasError when the batch cannot be shared evenly.
+    be had, DamagedCheckpoint when the teacher's gates cannot, GpasError when the batch cannot be shared evenly or the
+    text is another one than that of the checkpoint.
     """
     emit = emit if world.leads else silent
     check_batch(cell.optim.batch, cell.optim.mean_rows, world)
@@ -74,7 +76,7 @@ def train(
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
     loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
-    loop.position = _resume(cell, places, loop, emit)
+    loop.position = replace(_resume(cell, places, loop, corpus.identity, emit), text=corpus.identity)
     gemm = settle_gemm(cell, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
@@ -146,14 +148,24 @@ def settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
     return {"gemm": gemm.path, "gemm_error": gemm.error, "gemm_speedup": gemm.speedup}
 
 
-def _resume(cell: Cell, places: Places, loop: Loop, emit: Emit) -> Position:
+def _resume(cell: Cell, places: Places, loop: Loop, text: str, emit: Emit) -> Position:
     world = loop.layout.world
     # The first process's list: file systems may show others an older one.
-    for path in world.told(newest_first([places.checkpoints, *places.earlier])):
+    found = world.told(newest_first([places.checkpoints, *places.earlier]))
+    for path in found:
         try:
-            return checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer, world)
+            position = checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer, world)
         except DamagedCheckpoint as error:
-            emit("warning", message=f"{error}; an older one is used")
+            emit("warning", message=f"{error}; it is passed over")
+            continue
+        if position.text not in ("", text):
+            raise GpasError(
+                f"{path} was trained on another text, or another tokenizer, than there is now; put the old one back, "
+                f"or move {path.parents[2]} away to start again"
+            )
+        return position
+    if found:
+        emit("warning", message="no sound checkpoint is left: training starts again at update 0")
     return Position()
 
 

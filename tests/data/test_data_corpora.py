@@ -191,6 +191,11 @@ def test_after_continues_behind_a_document(source: Files):
     [
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: not a line of JSON"),
         ("bad.jsonl", b'{"txet": "a"}\n', r"bad\.jsonl:1: no field 'text' \(data\.text_field\); did you mean 'txet'"),
+        (
+            "bad.jsonl",
+            b'{"text": "a \\ud83d b"}\n',
+            r"bad\.jsonl:1: the field 'text' has half a character, \\ud83d",
+        ),
         ("bad.jsonl", b'{"text": 7}\n', r"bad\.jsonl:1: the field 'text' is not text but 7"),
         ("bad.jsonl", b"[1]\n", r"bad\.jsonl:1: a list, not a JSON object"),
         ("bad.jsonl", b'{"text": "\xff"}\n', r"bad\.jsonl:1: not a line of JSON"),

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from gpas_cli.data import hub
 from gpas_cli.data import tokenizer as room
-from gpas_cli.data.corpora import Survey
+from gpas_cli.data.corpora import Survey, side
 from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import Tokenizer, _head, make_tokenizer, train_bpe
 from gpas_cli.errors import DataError
@@ -146,6 +146,13 @@ def test_training_text_is_bounded(source: Files, tmp_path: Path, monkeypatch: py
     make_tokenizer("bpe", 300, source, SURVEY, tmp_path, root=tmp_path, notify=print)
     sizes = [len(text.encode()) for text in read]
     assert sum(sizes) >= 1000 > sum(sizes[:-1])
+
+
+def test_one_endless_word_does_not_hold_up_learning(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 1_000_000 + " y"}) + "\n")
+    (text,) = room._first(Files("a.jsonl", "text", tmp_path).documents(side("a.jsonl:1")), 10)
+    assert text.replace(" ", "") == "x" * 1_000_000 + "y"
+    assert max(map(len, text.split())) == 1000
 
 
 def test_a_tokenizer_json_of_the_users(source: Files, tmp_path: Path):

@@ -13,7 +13,7 @@ MISTAKES = {
     "unknown setting": ("base: {sise: 71m}", "5:12", "unknown setting 'sise'; did you mean 'size'?"),
     "unknown axis": (BASE + "axes: {gait.x: [1]}", "6:12", "unknown setting 'gait'; did you mean 'gate'?"),
     "bad dotted axis": (BASE + "axes: {gate..x: [1]}", "6:12", "is not a dotted path"),
-    "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write ['1']"),
+    "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write [1]"),
     "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
     "value twice": (BASE + "axes: {seed: [1, 1.0]}", "6:22", "the value '1.0' is listed twice"),
     "unequal zip": (BASE + "axes: {zip: {seed: [1], norm: [pre, lns]}}", "6:17", "seed has 1, norm has 2"),

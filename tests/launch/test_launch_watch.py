@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 from launching import entry, key
 
+from gpas_cli.checkpoints import path_of
+from gpas_cli.cli.live import result
+from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.progress import progress as read_progress
 from gpas_cli.launch.submitters import Submitter, write_claim
+from gpas_cli.launch.trained import last_checkpoint
 from gpas_cli.launch.watch import CellState, alive_path, cancel_path, look, observe, resumable
 from gpas_cli.store.journal import Journal, encode
 from gpas_cli.store.rundir import AttemptDir, create_attempt, stage_dir, write_json
@@ -297,6 +301,27 @@ def test_the_newest_checkpoint_of_any_attempt_can_be_resumed(runs: Path) -> None
     first.checkpoints.mkdir()
     attempt(runs, ended("interrupted"))
     assert resumable(runs, KEY) == 40
+
+
+def test_what_builds_on_a_training_needs_its_last_checkpoint(runs: Path) -> None:
+    with pytest.raises(GpasError, match=r"after update 40 .* is not there .found: none.; to train it again, move"):
+        last_checkpoint(runs, KEY, 40)
+    made = attempt(runs, ended("done"))
+    path_of(made.checkpoints, 20).mkdir(parents=True)
+    with pytest.raises(GpasError, match=r"found: .*step-00000020, and no later one"):
+        last_checkpoint(runs, KEY, 40)
+    path_of(made.checkpoints, 40).mkdir()
+    assert last_checkpoint(runs, KEY, 40) == path_of(made.checkpoints, 40)
+
+
+def test_what_was_saved_last_is_told(runs: Path) -> None:
+    attempt(runs, step(40), ("checkpoint", {"step": 47, "path": "x"}), ended("interrupted"))
+    seen = observe(runs, KEY)
+    assert seen.progress is not None
+    assert (seen.progress.step, seen.progress.saved) == (40, 47)
+    assert result(seen) == ": saved at update 47"
+    attempt(runs, ("phase", {"name": "training"}), ended("interrupted"))
+    assert result(observe(runs, KEY)) == ": nothing to save yet"
 
 
 def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
+from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import loop, shardfiles
@@ -156,7 +157,7 @@ def test_a_loss_that_stays_high_is_a_divergence(
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 8 else 1))
     outcome, _ = go(places, tmp_path, cell(), watch=Watch(patience=6))
     assert (outcome.outcome, outcome.step) == ("diverged", 14)
-    assert "has been above 6." in outcome.cause
+    assert "was above 6." in outcome.cause
 
 
 def test_a_resumed_run_tells_the_same_spikes(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +225,31 @@ def test_a_damaged_newest_checkpoint_is_passed_over(places: Places, tmp_path: Pa
     newest.write_bytes(newest.read_bytes()[:-9])
     outcome, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
-    assert "an older one is used" in recorder.of("warning")[0]["message"]
+    assert "passed over" in recorder.of("warning")[0]["message"]
     assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 14
+
+
+def test_without_a_sound_checkpoint_it_says_that_it_starts_again(places: Places, tmp_path: Path) -> None:
+    go(places, tmp_path / "1", cell(), stop_at=15)
+    for folder in (tmp_path / "1").glob("step-*"):
+        (folder / "00000.safetensors").write_bytes(b"")
+    _, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    assert "starts again at update 0" in recorder.of("warning")[-1]["message"]
+    assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 0
+
+
+def test_it_does_not_go_on_with_another_text(places: Places, tmp_path: Path) -> None:
+    root = tmp_path / "text"
+    shutil.copytree(places.root, root, ignore=shutil.ignore_patterns("cache"))
+    own = replace(places, root=root, cache=root / "cache")
+    go(own, tmp_path / "1", cell(), stop_at=15)
+    kept = (root / "00.txt").read_text()
+    (root / "00.txt").write_text(f"{kept} more")
+    with pytest.raises(GpasError, match=r"step-00000015 was trained on another text.*move .* away to start again"):
+        go(own, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    (root / "00.txt").write_text(kept)
+    outcome, _ = go(own, tmp_path / "3", cell(), earlier=[tmp_path / "1"])
+    assert outcome.outcome == "done"
 
 
 def test_predefined_gates_start_from_the_teacher_and_stay(places: Places, tmp_path: Path) -> None:
