@@ -140,6 +140,10 @@ class _Expansion:
             if name in entries:
                 message = f"two cells would be called '{name}'; give a value another name: {{name: ..., ...}}"
                 self.report(Problem(("grids", grid.name), message, str(grid.mark)))
+            asked = self.resources(grid, draft.settings)
+            if uneven := cell.optim.shared(asked.processes):
+                at = grid.resources_node or grid
+                self.report(Problem(("grids", grid.name, "resources"), uneven, str(at.mark)))
             entries[name] = Entry(
                 cell=cell,
                 grid=grid.name,
@@ -147,7 +151,7 @@ class _Expansion:
                 axes=draft.labels,
                 cadence=grid.cadence,
                 watch=grid.watch,
-                resources=(asked := self.resources(grid, draft.settings)),
+                resources=asked,
                 text_resources=self.text_resources(asked),
                 notes=draft.notes,
             )

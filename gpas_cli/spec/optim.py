@@ -40,6 +40,14 @@ class Optim:
         """Sequences read over the whole training."""
         return self.steps * self.batch
 
+    def shared(self, processes: int) -> str:
+        """What is wrong with sharing the rows of each mean among so many processes, "" when nothing is."""
+        rows = self.mean_rows or self.batch
+        if rows % processes == 0:
+            return ""
+        nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - processes))
+        return f"{rows} rows cannot be shared evenly by {processes} processes; nearest: {nearest}"
+
     def learning_rate(self, update: int) -> float:
         """The learning rate of update `update` = 1, 2, ..., `steps`: update 1 has rate 0 when there is a warm-up.
 

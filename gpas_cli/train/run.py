@@ -33,7 +33,7 @@ from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.profile import profiling
-from gpas_cli.train.strategy import check_batch, choose
+from gpas_cli.train.strategy import choose
 
 WHATEVER_FITS = Resources()
 USUAL = Watch()
@@ -69,7 +69,8 @@ def train(
     text is another one than that of the checkpoint.
     """
     emit = emit if world.leads else silent
-    check_batch(cell.optim.batch, cell.optim.mean_rows, world)
+    if uneven := cell.optim.shared(world.size):
+        raise GpasError(uneven)
     emit("phase", name="tokenising")
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpas_cli.errors import GpasError
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.shards import is_shard, local
@@ -92,15 +91,6 @@ def choose(resources: Resources, model: Model, precision: Precision, world: Worl
     tight = heavy or (large and strategy == "fsdp")
     asked = resources.activation_checkpointing
     return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
-
-
-def check_batch(batch: int, mean_rows: int, world: World) -> None:
-    """Raise GpasError unless the rows of every mean can be shared evenly."""
-    rows = mean_rows or batch
-    if rows % world.size:
-        divisors = [n for n in range(1, rows + 1) if rows % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - world.size))
-        raise GpasError(f"{rows} rows cannot be shared evenly by {world.size} processes; nearest: {nearest}")
 
 
 def state_bytes(network: Llama, precision: Precision) -> int:

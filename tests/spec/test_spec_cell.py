@@ -11,6 +11,7 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.gate import ACTIVATIONS, SITES
 from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.optim import Optim
 
 RECIPE = {"lr": 1.5e-3, "warmup": 60, "steps": 600, "batch": 16}
 PADDED = {"like": "quickstart", "layout": "pad"}
@@ -149,3 +150,16 @@ def test_predefined_gates_depend_on_the_cell_that_trained_them() -> None:
 def test_cells_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         cell().seed = 2
+
+
+@pytest.mark.parametrize(
+    ("mean_rows", "processes", "said"),
+    [
+        (0, 4, ""),
+        (6, 3, ""),
+        (0, 5, "12 rows cannot be shared evenly by 5 processes; nearest: 4"),
+        (6, 4, "6 rows cannot be shared evenly by 4 processes; nearest: 3"),
+    ],
+)
+def test_rows_of_a_mean_are_shared_evenly(mean_rows: int, processes: int, said: str) -> None:
+    assert Optim(lr=1e-3, warmup=1, steps=2, batch=12, mean_rows=mean_rows).shared(processes) == said

@@ -23,7 +23,7 @@ from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.memory import bytes_per_token, free_bytes, micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, make_deterministic
-from gpas_cli.train.strategy import Layout, check_batch, choose
+from gpas_cli.train.strategy import Layout, choose
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU)
@@ -154,12 +154,3 @@ def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "_memory", lambda _: 2**18)
     assert chosen(small, gpu, two) == ("fsdp", True)
     assert chosen(small, gpu, ALONE) == ("none", True)
-
-
-def test_a_batch_that_cannot_be_shared_is_refused_with_the_nearest() -> None:
-    check_batch(12, 0, World(0, 4, 0))
-    check_batch(12, 6, World(0, 3, 0))
-    with pytest.raises(GpasError, match=r"12 rows cannot be shared evenly by 5 processes; nearest: 4"):
-        check_batch(12, 0, World(0, 5, 0))
-    with pytest.raises(GpasError, match=r"6 rows .* by 4 processes; nearest: 3"):
-        check_batch(12, 6, World(0, 4, 0))
