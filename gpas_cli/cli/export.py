@@ -98,11 +98,8 @@ def _print(entry: Entry, folder: Path, written: Exported, max_error: float) -> N
     for name, text in lines.items():
         if text:
             console().print(f"  {name:<11} {text}", markup=False)
-    unfinished = (
-        []
-        if written.step == written.steps
-        else ["not the last update: training goes on, or its last checkpoint is gone"]
-    )
+    early = "not the last update: training has not ended, or its last checkpoint is gone"
+    unfinished = [] if written.step == written.steps else [early]
     for note in (*unfinished, *written.notes):
         console().print(f"  {note}", style="yellow", markup=False)
 

@@ -47,8 +47,12 @@ class Gate(nn.Module):
         return self.activation(self.alpha)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape; the result has its shape and dtype."""
-        share = self.value().to(x.dtype)
+        """x of any shape; the result has its shape and, of its dtype and alpha's, the wider one.
+
+        In bfloat16 a share below 2^-9 would take nothing away: what a module gives under autocast is widened first.
+        """
+        share = self.value()
+        x = x.to(torch.promote_types(x.dtype, share.dtype))
         if self.in_graph:
             return x - share * (x.detach() if self.stop_gradient else x)
         share = share.detach()

@@ -79,7 +79,7 @@ def load(
     if manifest.facts["key"] != key:
         raise DamagedCheckpoint(f"{path} belongs to stage {manifest.facts['key']}, not {key}")
     wanted = _network_tensors(network)
-    state = _empty_adam(network, manifest) if optimizer is not None else {}
+    state = _empty_adam(network, manifest, optimizer) if optimizer is not None else {}
     wanted |= {_adam_name(part, name): t for name, parts in state.items() for part, t in parts.items()}
     _refuse_others(path, manifest, wanted)
     with _own_errors(), _without_warning(), torch.no_grad():
@@ -129,7 +129,7 @@ def _adam_tensors(network: Llama, optimizer: torch.optim.Optimizer) -> dict[str,
     return {_adam_name(part, name): value for name, parts in named for part, value in parts.items()}
 
 
-def _empty_adam(network: Llama, manifest: Manifest) -> dict[str, dict[str, Tensor]]:
+def _empty_adam(network: Llama, manifest: Manifest, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """Room for the parts of Adam's state that the checkpoint has: parameter's name -> part -> tensor."""
     state: dict[str, dict[str, Tensor]] = {}
     for full in manifest.tensors:
@@ -139,8 +139,9 @@ def _empty_adam(network: Llama, manifest: Manifest) -> dict[str, dict[str, Tenso
                 parameter = network.get_parameter(name).detach()
             except AttributeError:
                 continue  # _refuse_others names it
-            # Adam counts its steps in float32, whatever the parameter's dtype, where the parameter is.
-            empty = torch.zeros((), device=parameter.device) if part == "step" else torch.zeros_like(parameter)
+            # Adam counts its steps in float32, whatever the parameter's dtype: the fused one where the parameter is.
+            counts = parameter.device if optimizer.defaults["fused"] else "cpu"
+            empty = torch.zeros((), device=counts) if part == "step" else torch.zeros_like(parameter)
             state.setdefault(name, {})[part] = empty
     return state
 

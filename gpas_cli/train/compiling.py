@@ -7,12 +7,16 @@ import warnings
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from gpas_cli.model.llama import Llama
 
 # FLOPs of a training from which a processor's compiled layers pay: hours, of which they save 5 to 10 % for half a
 # minute at the start of each attempt.
 PAYS = 1e15
+# Graphs of a network's layers, which share one code object: for each kind of layer those of full and of packed rows, of
+# the first shape and of all others, with gradients and without. Beyond PyTorch's limit, 8, the next one is an error.
+GRAPHS = 64
 
 
 def compile_layers(network: Llama, backend: Any = "inductor", *, dynamic: bool | None = None) -> None:
@@ -22,6 +26,7 @@ def compile_layers(network: Llama, backend: Any = "inductor", *, dynamic: bool |
     the first shape has one of its own. What wraps a layer stays outside of its graph: probes, shards that are
     gathered, activations that are recomputed.
     """
+    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for layer in network.model.layers:
         layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=dynamic)
 

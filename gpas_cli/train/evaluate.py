@@ -11,10 +11,24 @@ from torch import Tensor
 from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.shards import put_back
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.size import SIZES
 from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import Rows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
+
+# Rows of a validation batch in the published scripts, over all their GPUs: how many batches there are decides by how
+# much their average, sum / (n + 1), is too low.
+REFERENCE_ROWS = {
+    SIZES[name]: rows for name, rows in {"71m": 256, "130m": 256, "250m": 256, "350m": 512, "1b": 128, "7b": 32}.items()
+}
+
+
+def validation_rows(cell: Cell) -> int:
+    """Rows of a validation batch: those of the means in training where it has such, else the reference's for the size,
+    else a batch's."""
+    return cell.optim.mean_rows or REFERENCE_ROWS.get(cell.model.size, cell.optim.batch)
 
 
 def perplexity(loss: float) -> float:

@@ -13,13 +13,19 @@ from gpas_cli.spec.optim import Optim
 
 
 def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay over every trainable parameter, gates included, with the same settings."""
+    """Adam with decoupled weight decay over every trainable parameter, gates included, with the same settings.
+
+    Bfloat16 weights get the reference's, which rounds after each operation: its second moments end elsewhere than those
+    of the fused one, which computes in float32 and rounds once (`pure_bf16`).
+    """
     trainable = [p for p in network.parameters() if p.requires_grad]
+    rounds = any(p.dtype == torch.bfloat16 for p in trainable)
+    kernel = {"foreach": True} if rounds else {"fused": True}
     # One call of the fused kernel takes shards or whole tensors, not both.
     groups = [[p for p in trainable if is_shard(p) == sharded] for sharded in (False, True)]
     parameters = [{"params": group} for group in groups if group]
     betas = (spec.beta1, spec.beta2)
-    return torch.optim.AdamW(parameters, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.AdamW(parameters, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, **kernel)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ def choose_device() -> torch.device:
 def make_deterministic(threads: int) -> None:
     """One thread count and deterministic kernels: what a bit-identical resume needs."""
     torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may add up in any order
     torch.use_deterministic_algorithms(True, warn_only=True)
     # A help for finding reads of memory that nothing was written to, at the price of writing all of it twice.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -22,10 +22,9 @@ from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.compiling import worth_compiling
-from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.evaluate import evaluate, validation_rows
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.gemm import choose_gemm
-from gpas_cli.train.health import Divergence
 from gpas_cli.train.loop import Loop, Served
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.observe import Observer
@@ -216,11 +215,15 @@ class _Training:
         """Where the cadence asks for it, write what happened since the last log."""
         if not self._due(step, self.cadence.log_every):
             return None
-        divergence = self._observer.settle()
+        ended = self._settle()
         self._observer.log(self.loop.position)
-        return self._diverged(divergence)
+        return ended
 
-    def _diverged(self, divergence: Divergence | None) -> Outcome | None:
+    def _settle(self) -> Outcome | None:
+        """Judge the updates since the last look. Waiting for the device to do them is part of their time."""
+        began, position = time.perf_counter(), self.loop.position
+        divergence = self._observer.settle()
+        self.loop.position = replace(position, seconds=position.seconds + time.perf_counter() - began)
         return Outcome("diverged", divergence.step, divergence.cause, self._spent()) if divergence else None
 
     def _spent(self) -> dict[str, float]:
@@ -239,7 +242,7 @@ class _Training:
 
     def _checkpoint(self) -> Outcome | None:
         """Save, unless the updates since the last look show that there is nothing worth saving."""
-        if ended := self._diverged(self._observer.settle()):
+        if ended := self._settle():
             return ended
         self._save()
         if self.loop.position.step:
@@ -263,8 +266,7 @@ class _Training:
 
     def _evaluate(self) -> dict[str, float]:
         data = self.cell.data
-        rows = self.cell.optim.mean_rows or self.cell.optim.batch
-        batches = validation_batches(self.corpus.validation, rows, data.eval_tokens)
+        batches = validation_batches(self.corpus.validation, validation_rows(self.cell), data.eval_tokens)
         scores = evaluate(
             self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token,
             micro_batch=self.loop.micro_batch, world=self.loop.layout.world,

@@ -77,6 +77,22 @@ def test_batches_of_other_shapes_compile_once_more_at_most() -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_all_shapes_of_a_training_compile_for_layers_of_two_kinds(dynamic: bool | None) -> None:
+    """Padded rows, full ones, another number of them and one alone; with gradients and, in evaluations, without."""
+    torch._dynamo.reset()
+    counter, made = CompileCounter(), network("mix")
+    compile_layers(made, counter, dynamic=dynamic)
+    shapes = [(9, 5, 4, 2), (9, 9, 9, 9), (9, 3, 1, 1), (9, 9), (9, 5), (9,), (4,)]
+    for lengths in shapes:
+        targets = np.where(np.arange(9) < np.array(lengths)[:, None], TOKENS[: len(lengths)], IGNORED)
+        part = Rows.of(TOKENS[: len(lengths)], targets, FP32.device)
+        summed_loss(made, part, FP32).backward()
+        with torch.no_grad():
+            summed_loss(made, part, FP32)
+    assert counter.frame_count > 8
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()

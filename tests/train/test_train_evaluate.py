@@ -9,14 +9,25 @@ import pytest
 import torch
 
 from gpas_cli.data.loader import IGNORED, Batch
+from gpas_cli.spec.cell import cell_from
 from gpas_cli.train import evaluate as room
-from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.evaluate import evaluate, validation_rows
 
 
 def batch(counted: int, width: int = 4) -> Batch:
     targets = np.full((2, width), IGNORED)
     targets.flat[:counted] = 1
     return Batch(np.zeros((2, width), np.int64), targets)
+
+
+def test_batches_are_as_many_as_the_references() -> None:
+    def rows(size: object, **optim: int) -> int:
+        values = {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 512, **optim}
+        return validation_rows(cell_from({"size": size, "data": "c4", "optim": values}))
+
+    assert [rows(size) for size in ("71m", "130m", "250m", "350m", "1b", "7b")] == [256, 256, 256, 512, 128, 32]
+    assert rows({"like": "71m", "layers": 6}) == 512
+    assert rows("71m", mean_rows=64) == 64
 
 
 def test_the_three_averages(monkeypatch: pytest.MonkeyPatch) -> None:
