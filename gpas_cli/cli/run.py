@@ -116,7 +116,7 @@ def _conclude(summary: Summary) -> None:
     grids = " ".join(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
     console().print(f"[bold]{counts or 'nothing to do'}[/bold]. Table: [bold]gpas table {grids} --paper[/bold]")
     if summary.interrupted:
-        console().print(f"[bold]gpas run grid {grids}[/bold] goes on from the last checkpoints.")
+        console().print(f"[bold]gpas run grid {grids}[/bold] (same conditions) goes on from the last checkpoints.")
     if summary.failed or summary.cancelled:
         console().print(
             "Failed and cancelled cells run again with [bold]gpas retry[/bold]; see [bold]gpas logs CELL[/bold]."

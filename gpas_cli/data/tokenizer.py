@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Document, Notify, Source, Survey
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -162,7 +162,8 @@ def make_tokenizer(
         return Tokenizer(_t5(made, notify), vocab, origin="data.tokenizer: t5", local=True)
     path = root / Path(word).expanduser()
     if not path.is_file():
-        raise DataError(f"data.tokenizer: '{word}' is neither bpe nor t5, and there is no file {path}")
+        hint = nearest(word, ("bpe", "t5"))
+        raise DataError(f"data.tokenizer: '{word}' is neither bpe nor t5, and there is no file {path}; {hint}")
     return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
 
 

@@ -11,10 +11,12 @@ have the same. Together they give <G, stream> everywhere, from the last sub-laye
 and at a gate y = (1 - g) u, with g = act(alpha), the gradient is dL/dg = -<G(y), u>. With stop-gradient G(u) = G(y),
 without it G(u) = (1 - g) G(y).
 
-It is exact up to the norms' eps (relative error about eps / mean(x^2)), of whatever was accumulated into the weights'
-gradients: micro-batches and ranks add up before, clipping and decoupled weight decay come after. It does not exist
-where a gate's share of the stream meets neither norm: on the stream that enters a Post-type sub-layer ("entry"), on
-the skip path below a bottom-to-top connection, and where the matrices that end the branches are frozen. There the
+It is exact up to rounding and the norms' eps, each relative to sums that partly cancel (eps: about eps / mean(x^2) of
+them): before the first update, when branches hardly move the stream, 1e-3 of the gradient, with tokens whose embedding
+is zero some 1e-2, after tens of updates 1e-6 (benchmarks/RESULTS.md). It is of whatever was accumulated into the
+weights' gradients: micro-batches and ranks add up before, clipping and decoupled weight decay come after. It does not
+exist where a gate's share of the stream meets neither norm: on the stream that enters a Post-type sub-layer ("entry"),
+on the skip path below a bottom-to-top connection, and where the matrices that end the branches are frozen. There the
 gates stay in the graph.
 """
 

@@ -136,8 +136,8 @@ def _norm(parameters: list[torch.Tensor]) -> float:
 def test_bfloat16_weights_get_the_reference_adam() -> None:
     """Rounded after every operation: at a constant gradient g the second moment stays at half of g^2, not a quarter."""
     values = {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 4}
-    size = {"hidden": 8, "ffn": 8, "heads": 2, "layers": 1, "vocab": 16}
-    made = cell_from({"size": size, "gate": "none", "precision": "pure_bf16", "data": "c4", "optim": values})
+    size = {"hidden": 8, "ffn": 8, "heads": 2, "layers": 1, "vocab": 300}
+    made = cell_from({"size": size, "gate": "none", "precision": "pure_bf16", "data": "quickstart", "optim": values})
     network = build(made.model, dtype=torch.bfloat16)
     adam, weight = make_adam(network, made.optim), network.lm_head.weight
     weight.grad = torch.full_like(weight, 0.01)
