@@ -110,6 +110,30 @@ def status(as_json: AsJson = False) -> None:
         console().print(_table(found))
 
 
+@app.command("check")
+def check(as_json: AsJson = False) -> None:
+    """Compare every byte of the token caches with its checksum; exit code 4 if one has changed. Changes nothing.
+
+    Example: [bold]gpas data check[/bold]
+    """
+    from rich.progress import track
+
+    from gpas_cli.data.inventory import damaged, stored
+
+    found = stored(project().cache)
+    shown = track(found, "reading", console=console(), transient=True, disable=as_json)
+    markers = [marker for one in shown for marker in damaged(one)]
+    if as_json:
+        print_json(caches=len(found), damaged=[str(marker) for marker in markers])
+    for marker in markers if not as_json else ():
+        console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
+    if not as_json:
+        remedy = "remove their .json files; [bold]gpas data prepare[/bold] makes them again"
+        console().print(remedy if markers else f"Everything is as it was written (token caches: {len(found)}).")
+    if markers:
+        raise typer.Exit(4)
+
+
 def _stored(one: Stored) -> dict[str, Any]:
     return {
         "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,

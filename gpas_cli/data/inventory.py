@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS
-from gpas_cli.data.shards import Shard, Totals, read_shard, sum_of
+from gpas_cli.data.shards import Shard, Totals, intact, read_shard, sum_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ def stored(cache: Path) -> list[Stored]:
     """The token caches in `cache`, by name. A folder without a whole spec.json is none."""
     found = (_read(folder) for folder in sorted((cache / "tokens").glob("*")))
     return [one for one in found if one is not None]
+
+
+def damaged(one: Stored) -> list[Path]:
+    """The markers of the shards whose bytes are not those that were written. Reads everything."""
+    shards = (shard for split in SPLITS for shard in _shards(one.folder / split))
+    return [shard.stem.with_suffix(".json") for shard in shards if not intact(shard)]
 
 
 def _read(folder: Path) -> Stored | None:

@@ -92,6 +92,24 @@ def test_prepare_then_status(folder: Path) -> None:
     assert "files-" in gpas(folder, "status")[1]
 
 
+def test_a_byte_that_changed_is_found_and_made_again(folder: Path) -> None:
+    assert gpas(folder, "prepare")[0] == 0
+    code, out, _ = gpas(folder, "check")
+    assert (code, "as it was written (token caches: 1)" in out) == (0, True)
+    (shard,) = folder.glob("cache/tokens/*/train/00000.bin")
+    sound = shard.read_bytes()
+    shard.write_bytes(bytes([sound[0] ^ 1]) + sound[1:])
+    code, out, _ = gpas(folder, "check")
+    assert code == 4
+    assert f"{shard.with_suffix('')} is not as it was written" in out
+    code, out, _ = gpas(folder, "check", "--json")
+    marker = shard.with_suffix(".json")
+    assert (code, json.loads(out)["damaged"]) == (4, [str(marker)])
+    marker.unlink()
+    assert gpas(folder, "prepare")[0] == 0
+    assert shard.read_bytes() == sound
+
+
 def test_one_split_alone(folder: Path) -> None:
     code, out, _ = gpas(folder, "prepare", "mine", "--where", "norm=pre", "--split", "validation", "--workers", "1")
     assert code == 0

@@ -43,6 +43,7 @@ READ_COMMANDS = (
     "db check",
     "sync",
     "data status",
+    "data check",
     "data prepare",
 )
 
