@@ -131,7 +131,7 @@ def _toy(run: Run, cell: Cell, world: World) -> Outcome:
 STAGES |= {"finetune": _toy, "downstream": _toy}
 
 
-def _last_checkpoint("""
+def _facts("""
 
 
 @pytest.mark.long
@@ -144,7 +144,7 @@ def test_another_kind_of_stage_needs_nothing_but_to_be_runnable(
         shutil.copytree(source / name, other / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, old, new in (
         ("stages", '{"pretrain", "importance"}', '{"pretrain", "importance", "finetune", "downstream"}'),
-        ("job", "\ndef _last_checkpoint(", NEW_KIND),
+        ("job", "\ndef _facts(", NEW_KIND),
     ):
         path = other / f"gpas_cli/launch/{name}.py"
         assert old in path.read_text()
