@@ -125,9 +125,9 @@ def check(as_json: AsJson = False) -> None:
     markers = [marker for one in shown for marker in damaged(one)]
     if as_json:
         print_json(caches=len(found), damaged=[str(marker) for marker in markers])
-    for marker in markers if not as_json else ():
-        console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
-    if not as_json:
+    else:
+        for marker in markers:
+            console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
         remedy = "remove their .json files; [bold]gpas data prepare[/bold] makes them again"
         console().print(remedy if markers else f"Everything is as it was written (token caches: {len(found)}).")
     if markers:

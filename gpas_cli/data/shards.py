@@ -38,7 +38,6 @@ from gpas_cli.errors import DataError
 
 FORMAT = 1
 LENGTH = np.dtype("<u4")
-_BLOCK = 2**20  # bytes read at once to be checked
 # A shard ends with the document that reaches either bound: about 32 MB.
 SHARD_DOCUMENTS, SHARD_TOKENS = 65_536, 16_777_216
 # How the notice begins that somebody else is at it.
@@ -283,8 +282,7 @@ def intact(shard: Shard) -> bool:
     found = hashlib.sha256()
     for suffix in (".bin", ".len"):
         with shard.stem.with_suffix(suffix).open("rb") as file:
-            while block := file.read(_BLOCK):
-                found.update(block)
+            hashlib.file_digest(file, lambda: found)
     marker = disk.read_json(shard.stem.with_suffix(".json"))
     return marker is not None and marker["sha256"] == found.hexdigest()
 

@@ -21,7 +21,7 @@ def last_checkpoint(runs: Path, key: str, steps: int) -> Path:
     Raises GpasError when there is none: what builds on a trained network is not built on half of one.
     """
     newest = newest_checkpoint(runs, key)
-    if newest is not None and newest.name == path_of(newest.parent, steps).name:
+    if newest is not None and newest == path_of(newest.parent, steps):
         return newest
     found = "none" if newest is None else f"{newest}, and no later one"
     raise GpasError(

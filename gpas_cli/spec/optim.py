@@ -40,9 +40,14 @@ class Optim:
         """Sequences read over the whole training."""
         return self.steps * self.batch
 
+    @property
+    def rows_of_a_mean(self) -> int:
+        """Over how many rows each mean of an update is taken: all of them unless `mean_rows` says otherwise."""
+        return self.mean_rows or self.batch
+
     def shared(self, processes: int) -> str:
         """What is wrong with sharing the rows of each mean among so many processes, "" when nothing is."""
-        rows = self.mean_rows or self.batch
+        rows = self.rows_of_a_mean
         if rows % processes == 0:
             return ""
         nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - processes))

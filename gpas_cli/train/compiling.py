@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 import torch
-import torch._dynamo
 
 from gpas_cli.model.llama import Llama
 
@@ -26,6 +25,8 @@ def compile_layers(network: Llama, backend: Any = "inductor", *, dynamic: bool |
     the first shape has one of its own. What wraps a layer stays outside of its graph: probes, shards that are
     gathered, activations that are recomputed.
     """
+    import torch._dynamo  # takes a second, which only what compiles should pay
+
     torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for layer in network.model.layers:
         layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=dynamic)
