@@ -184,6 +184,10 @@ def _check_data(cell: Cell) -> Iterator[Problem]:
         yield Problem(("data", "path"), f"is required with source: {data.source}")
     if data.source in ("stdlib", "c4") and data.path:
         yield Problem(("data", "path"), f"has no effect with source: {data.source}")
+    if data.validation and data.source != "files":
+        yield Problem(("data", "validation"), f"needs source: files; {data.source} has its own validation text")
+    elif data.validation and data.validation == data.path:
+        yield Problem(("data", "validation"), "is the text that is trained on; name other files")
     if data.tokenizer == "bpe" and vocab < 260:
         yield Problem(("size", "vocab"), f"{vocab} is too small for a byte-level BPE; at least 260")
     family = cell.model.family

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpas_cli.spec.parse import setting
 
@@ -17,7 +19,10 @@ class Data:
     .parquet files), `hf` (`path` names a `datasets` data set), `c4`.
     tokenizer: `bpe` trains a byte-level BPE of the model's vocabulary on the training split; `t5` is T5's; else the
     path of a tokenizer.json.
+    validation: a path or glob of local text to evaluate on, with `source: files` only; all of `path` is then trained
+    on. Empty: a part of `path` is held out.
     layout: `pack` cuts the joined documents into rows; `pad` gives each document a row, cut or padded (the reference).
+    In experiments.yaml the default of `source: files` is `pack`, because long documents would lose most of their text.
     length: tokens per row. eval_tokens: budget of predicted validation tokens per evaluation.
     """
 
@@ -28,6 +33,12 @@ class Data:
     layout: str = setting("pad", choices=("pack", "pad"))
     length: int = setting(256, low=2, high=1_048_576)
     eval_tokens: int = setting(10_000_000, low=1)
+    validation: str = setting("", late=True)
+
+    @staticmethod
+    def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add the defaults that depend on other values."""
+        return {"layout": "pack", **values} if values.get("source") == "files" else values
 
 
 CORPORA: dict[str, Data] = {

@@ -77,6 +77,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Pr
 def _build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Problem]) -> T | None:
     before = len(problems)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values = getattr(cls, "completed", dict)(values)  # a class may have defaults that depend on other values
     for name in values:
         if name not in fields:
             problems.append(Problem((*path, name), f"unknown key '{name}'; {nearest(name, fields)}"))

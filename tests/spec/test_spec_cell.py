@@ -15,6 +15,7 @@ from gpas_cli.spec.optim import Optim
 
 RECIPE = {"lr": 1.5e-3, "warmup": 60, "steps": 600, "batch": 16}
 PADDED = {"like": "quickstart", "layout": "pad"}
+FILES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "length": 64, "eval_tokens": 2000}
 
 
 def cell(**values: object) -> Cell:
@@ -123,12 +124,28 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"optim": {**RECIPE, "mean_rows": 8}}, "has no effect with data.layout: pack"),
         ({"data": {"source": "files"}}, "is required with source: files"),
         ({"data": {"like": "quickstart", "tokenizer": "t5"}}, "smaller than T5"),
+        ({"data": {"like": "quickstart", "validation": "held-out.txt"}}, "needs source: files"),
+        ({"data": {**FILES, "validation": "text/*.txt"}}, "is the text that is trained on"),
         ({"embed": {"stages": ["scale", "scale"]}}, "names a stage twice"),
         ({"seed": -1}, "too small"),
     ],
 )
 def test_dead_contradictory_and_absurd_choices_are_refused(values: dict, message: str) -> None:
     assert any(message in line for line in problems(**values))
+
+
+def test_own_files_are_packed_unless_the_file_says_otherwise() -> None:
+    assert cell(data=FILES).data.layout == "pack"
+    assert cell(data=FILES).key == cell(data={**FILES, "layout": "pack"}).key == "3d78929119f6dcad"
+    assert cell(data={**FILES, "layout": "pad"}).key == "cc87a4c7aad9a85a"
+    assert cell(data={"like": "c4", "tokenizer": "bpe"}).data.layout == "pad"
+
+
+def test_a_held_out_text_is_part_of_the_key_only_where_it_is_given() -> None:
+    held_out = cell(data={**FILES, "validation": "held-out/*.txt"})
+    assert held_out.data.validation == "held-out/*.txt"
+    assert cell(data={**FILES, "validation": ""}).key == cell(data=FILES).key != held_out.key
+    assert cell_from(held_out.to_mapping()) == held_out
 
 
 def test_stages_chain_and_share_their_pretraining() -> None:
