@@ -39,7 +39,8 @@ def prepare(
 ) -> None:
     """Tokenise what the cells of a grid will read. Jobs do so themselves, one after another; this uses all CPUs.
 
-    May be killed and run again, also twice at once: finished shards stay, and the bytes are always the same.
+    May be killed and run again, also twice at once: finished shards stay, and the bytes are always the same. Shards
+    that are no longer as they were written are found by their checksums and made again.
 
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
@@ -67,10 +68,12 @@ def _prepare(
     demand: Demand, cache: Path, root: Path, splits: Sequence[str], workers: int, board: Board
 ) -> dict[str, Any]:
     from gpas_cli.data.prepare import build, token_cache
-    from gpas_cli.data.shards import sum_of
+    from gpas_cli.data.shards import discard_damaged, sum_of
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
+    for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
+        board.notice(f"{stem} is not as it was written; it is made again")
     shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
     return {
         "source": data.source,
@@ -128,7 +131,7 @@ def check(as_json: AsJson = False) -> None:
     else:
         for marker in markers:
             console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
-        remedy = "remove their .json files; [bold]gpas data prepare[/bold] makes them again"
+        remedy = "[bold]gpas data prepare[/bold] with the grids that read them makes them again"
         console().print(remedy if markers else f"Everything is as it was written (token caches: {len(found)}).")
     if markers:
         raise typer.Exit(4)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS
-from gpas_cli.data.shards import Shard, Totals, intact, read_shard, sum_of
+from gpas_cli.data.shards import Shard, Totals, intact, markers_in, read_shard, sum_of
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,13 @@ def stored(cache: Path) -> list[Stored]:
 
 
 def damaged(one: Stored) -> list[Path]:
-    """The markers of the shards whose bytes are not those that were written. Reads everything."""
-    shards = (shard for split in SPLITS for shard in _shards(one.folder / split))
-    return [shard.stem.with_suffix(".json") for shard in shards if not intact(shard)]
+    """Return the markers of the shards whose bytes are not those that were written. Reads everything."""
+    return [marker for split in SPLITS for marker in markers_in(one.folder / split) if not _sound(marker)]
+
+
+def _sound(marker: Path) -> bool:
+    shard = read_shard(marker.with_suffix(""))
+    return shard is not None and intact(shard)
 
 
 def _read(folder: Path) -> Stored | None:

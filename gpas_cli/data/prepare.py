@@ -47,6 +47,11 @@ class Corpus:
         """Of the training text and of what its ids mean: a run that goes on with another one is another run."""
         return disk.digest({"text": self.survey.fingerprint, "tokenizer": self.tokenizer.identity})
 
+    def newly_verified(self) -> dict[str, dict[str, str]]:
+        """Split -> name -> sha256 of the shards that were compared with their checksum since this was last asked."""
+        found = {split: getattr(self, split).newly_verified() for split in SPLITS}
+        return {split: shards for split, shards in found.items() if shards}
+
     def facts(self) -> dict[str, str | int]:
         """What the journal records about the text. Results compare only where the fingerprints agree."""
         return {

@@ -14,13 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data.encode import TOKEN
-from gpas_cli.data.shards import LENGTH, Shard
+from gpas_cli.data.shards import LENGTH, Shard, verify
 from gpas_cli.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -53,6 +54,9 @@ class _Reader:
 class Rows(ABC):
     """`len(rows)` rows of `width` tokens, addressed by number. Threads may share it.
 
+    A shard is compared with its checksum when its first row is read, once in the life of this object; what reads rows
+    raises DataError for a damaged one.
+
     `pad_id` fills the end of short rows; None where no row is short. It may also occur as a token: `sizes` tells.
     """
 
@@ -64,11 +68,33 @@ class Rows(ABC):
         # Where each shard begins in the joined ids.
         self._starts = np.cumsum([0, *(shard.totals.tokens for shard in self._shards)])
         self._limit = limit
+        self._guard = Lock()
+        self._verified: set[int] = set()
+        self._reported: set[int] = set()
         self._tokens = self._readers(".bin", TOKEN)
 
     def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
         """From a shard's number to its file; a bounded number of them is open."""
-        return lru_cache(_OPEN)(lambda number: _Reader(self._shards[number].stem.with_suffix(suffix), kind))
+
+        def reader(number: int) -> _Reader:
+            return _Reader(self._sound(number).stem.with_suffix(suffix), kind)
+
+        return lru_cache(_OPEN)(reader)
+
+    def _sound(self, number: int) -> Shard:
+        """The shard of that number, compared with its checksum. Raises DataError when they differ."""
+        shard = self._shards[number]
+        with self._guard:
+            if number not in self._verified:
+                verify(shard)
+                self._verified.add(number)
+        return shard
+
+    def newly_verified(self) -> dict[str, str]:
+        """Name -> sha256 of the shards that were compared with their checksum since this was last asked."""
+        with self._guard:
+            fresh, self._reported = sorted(self._verified - self._reported), set(self._verified)
+        return {self._shards[number].name: self._shards[number].sha256 for number in fresh}
 
     def __len__(self) -> int:
         return self._available if self._limit is None else min(self._available, self._limit)
@@ -158,7 +184,7 @@ class PaddedRows(Rows):
         numbers = np.searchsorted(self._firsts, indices, "right") - 1
         for number in np.unique(numbers).tolist():
             here = numbers == number
-            out[here] = self._shards[number].lengths[indices[here] - self._firsts[number]]
+            out[here] = self._sound(number).lengths[indices[here] - self._firsts[number]]
         return out
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -173,7 +199,8 @@ def _marks(shard: Shard, start: int, longest: int) -> Ints:
     """Where every _STRIDE-th document of the shard starts in the joined ids. Raises DataError for one that is longer
     than `longest` tokens."""
     lengths = np.asarray(shard.lengths)
-    if lengths.max() > longest:
+    if lengths.max() > longest or lengths.sum() != shard.totals.tokens:
+        verify(shard)
         raise DataError(f"rows of {longest} tokens were asked for, but the cached documents have up to {lengths.max()}")
     sums = np.add.reduceat(lengths, np.arange(0, len(lengths), _STRIDE), dtype=np.int64)
     return int(start) + np.concatenate([[0], np.cumsum(sums)[:-1]])

@@ -7,7 +7,7 @@
                                          /00000.json   {documents, tokens, bytes, sha256, last, final}, written last
                                    /validation/...
 
-A shard exists if and only if its .json does and the sizes agree. Shards are written in order, one writer at a time
+A shard exists if and only if its .json does and the sizes agree; a run compares it with its checksum before it reads it. Shards are written in order, one writer at a time
 (a lock the kernel releases); as their bytes follow from the spec alone, a writer that is killed costs nothing but the
 shard it was at, and the next one continues behind the last whole shard. Encoding may be shared by many processes
 (workers.py); one process writes.
@@ -68,11 +68,18 @@ def _unwatched(totals: Totals) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished shard. `last` is the id of its last document: where the next one begins."""
+    """One finished shard. `last` is the id of its last document: where the next one begins. `sha256` is the recorded
+    checksum of its ids and lengths."""
 
     stem: Path
     totals: Totals
     last: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The number in its file names, five digits."""
+        return self.stem.name
 
     @property
     def tokens(self) -> NDArray[np.uint16]:
@@ -272,19 +279,52 @@ def read_shard(stem: Path) -> Shard | None:
         totals = Totals(marker["documents"], marker["tokens"], marker["bytes"], marker["final"])
         sizes = (stem.with_suffix(".bin").stat().st_size, stem.with_suffix(".len").stat().st_size)
         expected = (totals.tokens * TOKEN.itemsize, totals.documents * LENGTH.itemsize)
-        return Shard(stem, totals, marker["last"]) if sizes == expected else None
+        return Shard(stem, totals, marker["last"], marker["sha256"]) if sizes == expected else None
     except (KeyError, TypeError, FileNotFoundError):
         return None
 
 
 def intact(shard: Shard) -> bool:
-    """Whether the bytes of a shard are those that were written. Reads all of it."""
+    """Return whether the bytes of a shard are those that were written. Reads all of it. Raises DataError."""
     found = hashlib.sha256()
     for suffix in (".bin", ".len"):
-        with shard.stem.with_suffix(suffix).open("rb") as file:
-            hashlib.file_digest(file, lambda: found)
-    marker = disk.read_json(shard.stem.with_suffix(".json"))
-    return marker is not None and marker["sha256"] == found.hexdigest()
+        path = shard.stem.with_suffix(suffix)
+        try:
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: found)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    return shard.sha256 == found.hexdigest()
+
+
+def verify(shard: Shard) -> None:
+    """Raise DataError unless the bytes of a shard are those that were written. Reads all of it."""
+    if not intact(shard):
+        raise DataError(
+            f"{shard.stem}: the tokens on disk are not those that were written (their sha256 differs from the one in "
+            f"{shard.name}.json); `gpas data check` lists every damaged shard, `gpas data prepare` makes them again, "
+            "then `gpas retry` continues"
+        )
+
+
+def discard_damaged(folder: Path) -> list[Path]:
+    """Remove the marker of every damaged shard in `folder`, a split of a token cache, and return their stems.
+
+    Holds the folder's lock, so that no shard is judged while it is being written. Reads all shards. Raises DataError.
+    """
+    if not folder.is_dir():
+        return []
+    with disk.locked(folder):
+        found = (read_shard(marker.with_suffix("")) for marker in markers_in(folder))
+        damaged = [shard.stem for shard in found if shard and not intact(shard)]
+        for stem in damaged:
+            stem.with_suffix(".json").unlink(missing_ok=True)
+    return damaged
+
+
+def markers_in(folder: Path) -> list[Path]:
+    """The markers in `folder`, a split of a token cache, by number: a shard was finished at each of them."""
+    return sorted(folder.glob("[0-9]*.json"))
 
 
 def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
@@ -295,9 +335,10 @@ def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
     stem.with_suffix(".json").unlink(missing_ok=True)
     disk.write(stem.with_suffix(".bin"), ids)
     disk.write(stem.with_suffix(".len"), lengths)
-    marker = {**vars(totals), "sha256": hashlib.sha256(ids + lengths).hexdigest(), "last": draft.last}
+    sha256 = hashlib.sha256(ids + lengths).hexdigest()
+    marker = {**vars(totals), "sha256": sha256, "last": draft.last}
     disk.write_json(stem.with_suffix(".json"), marker)
-    return Shard(stem, totals, draft.last)
+    return Shard(stem, totals, draft.last, sha256)
 
 
 def _joined(pieces: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> bytes:

@@ -19,7 +19,7 @@ from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.run import prepare_text, record_verified
 
 
 @contextmanager
@@ -49,6 +49,7 @@ def measure(
     began, layers = time.perf_counter(), cell.model.size.layers
     emit("phase", name="removing layers")
     whole = _loss(cell, network, corpus, precision, world)
+    record_verified(corpus, emit)
     rises: list[float] = []
     for layer in range(layers):
         if leave := world.agree(stop()):

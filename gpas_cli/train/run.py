@@ -74,6 +74,7 @@ def train(
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
+    record_verified(corpus, emit)
     loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
     loop.position = replace(_resume(cell, places, loop, corpus.identity, emit), text=corpus.identity)
@@ -92,6 +93,12 @@ def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], No
     """The cell's tokenised text, as many rows of it as the recipe reads. Raises DataError."""
     vocab, rows = cell.model.size.vocab, cell.optim.rows
     return prepare(cell.data, vocab, cache, root=root, notify=notify, rows=rows)
+
+
+def record_verified(corpus: Corpus, emit: Emit) -> None:
+    """Journal which shards of the text have been compared with their checksum since the last call."""
+    for split, shards in corpus.newly_verified().items():
+        emit("verified", split=split, shards=shards)
 
 
 def _notify(emit: Emit) -> Callable[[str], None]:
@@ -217,6 +224,7 @@ class _Training:
             return None
         ended = self._settle()
         self._observer.log(self.loop.position)
+        record_verified(self.corpus, self.emit)
         return ended
 
     def _settle(self) -> Outcome | None:
@@ -272,6 +280,7 @@ class _Training:
             micro_batch=self.loop.micro_batch, world=self.loop.layout.world,
         )  # fmt: skip
         self.emit("evaluation", step=self.loop.position.step, **scores)
+        record_verified(self.corpus, self.emit)
         return scores
 
     def _final(self) -> dict[str, float]:

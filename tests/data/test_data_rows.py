@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +87,28 @@ def test_a_limit_keeps_the_first_rows(make_cache: Make, layout: str):
 def test_padded_rows_refuse_documents_longer_than_a_row(make_cache: Make):
     with pytest.raises(DataError, match="rows of 4 tokens were asked for, but the cached documents have up to"):
         PaddedRows(shards_of(make_cache()), 4, pad_id=0)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file; its size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".len"])
+@pytest.mark.parametrize("layout", ["pack", "pad"])
+def test_a_damaged_shard_is_refused_when_it_is_first_read(make_cache: Make, layout: str, suffix: str):
+    shards = shards_of(make_cache(limit=16 if layout == "pad" else None))
+    flip(shards[3].stem.with_suffix(suffix))
+    with pytest.raises(DataError, match="00003: the tokens on disk are not those that were written"):
+        rows = open_rows(shards, layout, 16, pad_id=0)
+        assert rows.newly_verified() == {}
+        rows.tokens(np.arange(3))
+        assert rows.newly_verified() == {"00000": shards[0].sha256}  # only what was read, and each shard once
+        rows.tokens(np.arange(3))
+        assert rows.newly_verified() == {}
+        rows.tokens(np.arange(len(rows)))
 
 
 @pytest.mark.parametrize("layout", ["pack", "pad"])

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.train import loop, shardfiles
@@ -94,6 +94,22 @@ def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> Non
     (data,) = recorder.of("data")
     assert data["source"] == "files"
     assert len(data["first_batch"]) == 64
+
+
+def test_damaged_tokens_end_a_run_and_sound_ones_are_journalled(places: Places, tmp_path: Path) -> None:
+    here = replace(places, cache=tmp_path / "cache")
+    _, recorder = go(here, tmp_path / "sound", cell())
+    found = {event["split"]: event["shards"] for event in recorder.of("verified")}
+    markers = {path.parent.name: path for path in here.cache.glob("tokens/*/*/00000.json")}
+    assert found == {split: {"00000": json.loads(path.read_bytes())["sha256"]} for split, path in markers.items()}
+    for split in ("validation", "train"):
+        ids = markers[split].with_suffix(".bin")
+        content = bytearray(ids.read_bytes())
+        content[10] ^= 1  # still the id of a token
+        ids.write_bytes(content)
+        with pytest.raises(DataError, match=f"{split}/00000: the tokens on disk .* `gpas data prepare`"):
+            go(here, tmp_path / split, cell())
+    assert not list((tmp_path / "train").glob("step-*"))  # refused before the first update
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
