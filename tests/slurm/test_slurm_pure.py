@@ -294,6 +294,7 @@ def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
         raise commands.SlurmError("down", answered=False)
 
     monkeypatch.setattr(commands, "run", down)
+    monkeypatch.setattr(commands, "present", lambda _name: True)  # also where SLURM is not installed
     assert queue.current(tmp_path).error == "down"
     assert queue.current(tmp_path).error == "down"
     assert asked == ["squeue"]

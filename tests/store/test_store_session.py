@@ -170,6 +170,7 @@ def unprivileged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     os.seteuid(os.getuid())
+    folder.chmod(0o755)
     shutil.rmtree(folder)
 
 
@@ -196,6 +197,7 @@ def test_a_read_only_file_can_be_read_and_a_write_is_explained(connect: Connect,
 def test_a_write_ahead_log_needs_a_folder_that_can_be_written(connect: Connect, unprivileged: Path) -> None:
     url = f"sqlite:///{unprivileged / 'gpas.db'}"
     connect(url).dispose()
+    unprivileged.chmod(0o555)  # an ordinary user owns the folder, and so could write to it
     drop_privileges()
     with pytest.raises(StoreError, match="or its folder is, where SQLite keeps a log"):
         session.connect(url)
