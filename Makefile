@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: quickstart test test-long check format venv wheel clean
+.PHONY: quickstart test test-machine test-long check format venv wheel clean
 
 quickstart: venv
 	$(BIN)/gpas run grid quickstart --yes
@@ -17,6 +17,10 @@ quickstart: venv
 
 test: venv
 	$(BIN)/python -m pytest
+
+# The part of `make test` that is skipped without root and a SLURM cluster.
+test-machine: venv
+	$(BIN)/python -m pytest -m 'machine and not long'
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tests/slurm/cluster.py install full
 # Two clusters on a busy machine may be later than a test can wait; a test that fails runs again, alone, and fails for good.

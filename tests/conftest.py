@@ -10,6 +10,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them by themselves.
+MACHINE = {"small_disk", "unprivileged", "light_cluster", "full_cluster"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if MACHINE.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("machine")
+
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
