@@ -7,10 +7,10 @@
                                          /00000.json   {documents, tokens, bytes, sha256, last, final}, written last
                                    /validation/...
 
-A shard exists if and only if its .json does and the sizes agree; a run compares it with its checksum before it reads it. Shards are written in order, one writer at a time
-(a lock the kernel releases); as their bytes follow from the spec alone, a writer that is killed costs nothing but the
-shard it was at, and the next one continues behind the last whole shard. Encoding may be shared by many processes
-(workers.py); one process writes.
+A shard exists if and only if its .json does and the sizes agree; a run compares it with its checksum before it reads
+it. Shards are written in order, one writer at a time (a lock the kernel releases); as their bytes follow from the spec
+alone, a writer that is killed costs nothing but the shard it was at, and the next one continues behind the last whole
+shard. Encoding may be shared by many processes (workers.py); one process writes.
 """
 
 from __future__ import annotations
