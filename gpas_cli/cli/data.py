@@ -68,7 +68,8 @@ def _prepare(
     demand: Demand, cache: Path, root: Path, splits: Sequence[str], workers: int, board: Board
 ) -> dict[str, Any]:
     from gpas_cli.data.prepare import build, token_cache
-    from gpas_cli.data.shards import discard_damaged, sum_of
+    from gpas_cli.data.shards import sum_of
+    from gpas_cli.data.verify import discard_damaged
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)

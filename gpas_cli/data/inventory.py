@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS
-from gpas_cli.data.shards import Shard, Totals, intact, markers_in, read_shard, sum_of
+from gpas_cli.data.shards import Shard, Totals, read_shard, sum_of
+from gpas_cli.data.verify import intact, markers_in
 
 
 @dataclass(frozen=True)
