@@ -5,13 +5,15 @@ Everything is decided under one short lock: observe, and claim only what nobody 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.launch import locks
+from gpas_cli.launch.cancellation import requested, withdraw
 from gpas_cli.launch.submitters import (
     Liveness,
     Submitter,
@@ -21,8 +23,7 @@ from gpas_cli.launch.submitters import (
     sweep,
     write_claim,
 )
-from gpas_cli.launch.watch import Sighting, cancel_path, observe
-from gpas_cli.store.rundir import read_json, stage_dir
+from gpas_cli.launch.watch import Sighting, observe
 
 CLAIMABLE = frozenset({"missing", "interrupted"})
 RETRIABLE = frozenset({"failed", "cancelled", "unknown"})
@@ -60,23 +61,23 @@ class Claims:
 
     def release(self, key: str) -> None:
         """Give a claim back; nothing happens when it is not held."""
-        if key in self.held:
-            self.held.discard(key)
-            found = read_claim(self.runs, key)
-            if found is not None and found.submitter == self.submitter.id:
-                claim_path(self.runs, key).unlink(missing_ok=True)
+        self._release([key] if key in self.held else [])
 
-    def cancelled(self, key: str) -> bool:
-        """Whether someone asked to cancel the queued stage after this process began."""
-        try:
-            asked = read_json(cancel_path(stage_dir(self.runs, key)))
-            return float(asked["t"]) >= self.submitter.since
-        except (OSError, GpasError, KeyError, TypeError, ValueError):
-            return False
+    @contextmanager
+    def confirmed(self, key: str) -> Iterator[bool]:
+        """Whether a held stage may start; no other process can claim or start it within the block.
+
+        It may not where it was cancelled, or where `gpas retry` has claimed it after that: it is then no longer held.
+        """
+        with locks.locked(claims_lock(self.runs)):
+            mine = self._owns(key) and not requested(self.runs, key)
+            if not mine:
+                self._give_back(key)
+            yield mine
 
     def close(self) -> None:
-        for key in list(self.held):
-            self.release(key)
+        """Give back what is held and leave."""
+        self._release(list(self.held))
         self.submitter.close()
 
     def __enter__(self) -> Claims:
@@ -87,10 +88,26 @@ class Claims:
 
     def _claim(self, key: str, sighting: Sighting) -> Sighting:
         try:
-            if not self.cancelled(key):  # a request from before this run began is answered by asking for the run
-                cancel_path(stage_dir(self.runs, key)).unlink(missing_ok=True)
+            withdraw(self.runs, key)  # a cancelled stage is claimed only where the user asks to retry it
             write_claim(self.runs, key, self.submitter)
         except OSError as error:
             return replace(sighting, state="unknown", evidence=f"cannot be claimed: {error}")
         self.held.add(key)
         return sighting
+
+    def _release(self, keys: Collection[str]) -> None:
+        # A claim that cannot be removed now lapses when this process ends.
+        with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)) if keys else nullcontext():
+            for key in keys:
+                self._give_back(key)
+        self.held -= set(keys)
+
+    def _give_back(self, key: str) -> None:
+        """Call it with the lock of the claims held: another process may be taking over a stage that was cancelled."""
+        self.held.discard(key)
+        if self._owns(key):
+            claim_path(self.runs, key).unlink(missing_ok=True)
+
+    def _owns(self, key: str) -> bool:
+        found = read_claim(self.runs, key)
+        return found is not None and found.submitter == self.submitter.id and not found.submission

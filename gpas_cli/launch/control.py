@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
+from gpas_cli.launch.cancellation import request
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.slurm import cancel as slurm
 from gpas_cli.launch.spawn import process_path, token
 from gpas_cli.launch.submitters import Liveness, read_claim
-from gpas_cli.launch.watch import ALIVE, CellState, alive_path, cancel_path
-from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir, write_json
+from gpas_cli.launch.watch import ALIVE, CellState, alive_path
+from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ def _cancel(runs: Path, state: CellState, alive: Liveness) -> Cancelling:
 
 
 def _cancel_queued(runs: Path, state: CellState) -> Cancelling:
-    write_json(cancel_path(stage_dir(runs, state.key)), {"t": time.time()})
-    return Cancelling(state, True, f"{state.claim or 'its scheduler'} will drop it")
+    request(stage_dir(runs, state.key))
+    return Cancelling(state, True, f"{state.claim or 'its scheduler'} will not start it; `gpas retry` runs it")
 
 
 def _cancel_running(runs: Path, state: CellState, attempt: AttemptDir) -> Cancelling:
     """Signal the process if it is certainly that of the attempt; else leave word for the scheduler that owns it."""
     pid = _verified(attempt)
     # Written first: the job looks for it when the signal comes, to tell a cancellation from a preemption.
-    write_json(cancel_path(attempt.path), {"t": time.time(), "signalled": pid is not None})
+    request(attempt.path, signalled=pid is not None)
     if pid is not None:
         return Cancelling(state, True, _terminate(pid, attempt))
     claim = read_claim(runs, state.key)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import ranks
+from gpas_cli.launch.cancellation import request_path
 from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
 from gpas_cli.launch.stages import TOKENISE
@@ -106,7 +107,7 @@ class Run:
     def __init__(self, directory: AttemptDir, here: Place):
         self.directory, self.place = directory, here
         self.attempt = directory.read_attempt()
-        self.flag = StopFlag(directory.path / "cancel.json")
+        self.flag = StopFlag(request_path(directory.path))
         self._journal = Journal(directory.journal_path) if here.rank == 0 else None
 
     def emit(self, kind: str, **fields: Any) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import slots, spawn
+from gpas_cli.launch.cancellation import request, request_path, requested
 from gpas_cli.launch.claims import CLAIMABLE, Claims
 from gpas_cli.launch.libraries import require_libraries
 from gpas_cli.launch.slots import Machine, Slots
@@ -24,9 +25,9 @@ from gpas_cli.launch.spawn import Process, Spawner
 from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.summary import Board, Item, Reporter, Silent, Summary
-from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, cancel_path, conclude_or_unknown, observe
+from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, conclude_or_unknown, observe
 from gpas_cli.project import Project
-from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.store.rundir import read_json
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -202,7 +203,7 @@ class LocalScheduler:
             if self._limit is not None and running >= self._limit:
                 return
             ready = all(parent.settled for parent in self._parents(task)) and not self._starved
-            if ready and not self._drop_cancelled(task):
+            if ready:
                 running += self._start(task)
 
     def _start(self, task: Task) -> bool:
@@ -211,7 +212,11 @@ class LocalScheduler:
             self._starved = True
             return False
         try:
-            task.process = self._spawner.start(task.job, lease)
+            with self.claims.confirmed(task.job.key) as mine:
+                if not mine:  # it was cancelled: the next look at others settles it
+                    task.phase = "followed"
+                    return False
+                task.process = self._spawner.start(task.job, lease)
         except OSError as error:
             self._end(task, Sighting(state="failed", evidence="this run", cause=f"could not be started: {error}"))
             return False
@@ -221,24 +226,17 @@ class LocalScheduler:
         self._reporter.started(task.job, task.process.attempt)
         return True
 
-    def _drop_cancelled(self, task: Task) -> bool:
-        """End a stage that does not run if someone asked for that, of this run or of the one it was queued in."""
-        asked = self.claims.cancelled(task.job.key)
-        if asked:
-            self._end(task, replace(task.sighting, state="cancelled", cause="cancelled before it started"))
-        return asked
-
     def _hear_cancels(self) -> None:
         for task in self._in("waiting"):
-            self._drop_cancelled(task)
+            if requested(self.project.runs, task.job.key):
+                self.claims.release(task.job.key)
+                task.phase = "followed"  # `_watch_others` settles it
         for task in self._in("running"):
             assert task.process is not None
             directory = task.process.attempt.path
-            if self.claims.cancelled(task.job.key) and not cancel_path(directory).exists():
-                with suppress(
-                    OSError
-                ):  # a full disk: the request stays where it is, and is read again at the next tick
-                    write_json(cancel_path(directory), {"t": time.time(), "signalled": False})
+            if requested(self.project.runs, task.job.key) and not request_path(directory).exists():
+                with suppress(OSError):  # a full disk: the request stays where it is, and the next tick reads it again
+                    request(directory, signalled=False)
             if not task.told and _asked_to_signal(directory):
                 task.told = True
                 task.process.terminate()
@@ -304,6 +302,6 @@ def _reason(task: Task) -> str:
 def _asked_to_signal(directory: Path) -> bool:
     """Whether someone asked to cancel the attempt and left the signal to its scheduler."""
     try:
-        return not read_json(cancel_path(directory)).get("signalled")
+        return not read_json(request_path(directory)).get("signalled")
     except (OSError, GpasError):
         return False

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch import locks
+from gpas_cli.launch import cancellation, locks
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.progress import Event, Progress, checkpoint_step, progress
 from gpas_cli.launch.slurm.jobs import Job
@@ -39,6 +39,7 @@ RESULTS = ("done", "diverged")  # nothing is left to do
 ALIVE = ("queued", "running")  # somebody is at it
 GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
 NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
+_CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel counts for a stage that is not under way
 EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
 
 
@@ -142,10 +143,15 @@ def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
         return last
     claim = read_claim(runs, key) if CLAIM in files else None
     if claim and claim.submission:
-        return judge(runs, key, last, claim, alive)
-    if last.state in ALIVE:
-        return last
-    return _claimed(last, claim) if claim and alive(claim) else last
+        last = judge(runs, key, last, claim, alive)
+    elif last.state not in ALIVE and claim and alive(claim):
+        last = _claimed(last, claim)
+    return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
+
+
+def _cancelled(last: Sighting) -> Sighting:
+    before = f" again after attempt {last.attempt}" if last.attempt else ""
+    return replace(last, state="cancelled", evidence=f"cancelled before it started{before}", cause="", outcome="")
 
 
 def _claimed(last: Sighting, claim: Claim) -> Sighting:
@@ -250,7 +256,7 @@ def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> Sighting:
 
 
 def _ended(attempt: AttemptDir, evidence: str, source: str) -> Sighting:
-    if cancel_path(attempt.path).exists():
+    if cancellation.request_path(attempt.path).exists():
         return Sighting(state="cancelled", evidence=f"{evidence}, after a request to cancel", source=source)
     return Sighting(state="interrupted", evidence=evidence, age=_since_created(attempt), source=source)
 
@@ -272,11 +278,6 @@ def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
 
 def alive_path(attempt: AttemptDir) -> Path:
     return attempt.path / "alive.lock"
-
-
-def cancel_path(directory: Path) -> Path:
-    """A request to cancel: beside the claim for a queued stage, in the attempt for a running one."""
-    return directory / "cancel.json"
 
 
 def last_line(log: Path) -> str:

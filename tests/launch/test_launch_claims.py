@@ -14,12 +14,12 @@ import pytest
 from launching import entry, key, kill, until
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch import locks, submitters
+from gpas_cli.launch import cancellation, locks, submitters
 from gpas_cli.launch.claims import Claims
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.submitters import SILENCE, Claim, Liveness, Submitter, claim_path, read_claim, write_claim
-from gpas_cli.launch.watch import cancel_path, observe
-from gpas_cli.store.rundir import stage_dir, write_json
+from gpas_cli.launch.watch import observe
+from gpas_cli.store.rundir import stage_dir
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
@@ -108,15 +108,34 @@ def test_a_stage_that_cannot_be_claimed_costs_only_itself(runs: Path) -> None:
     assert "cannot be claimed" in seen[KEYS[0]].evidence
 
 
-def test_only_a_request_from_after_the_run_began_cancels(runs: Path) -> None:
+def test_a_request_to_cancel_stands_until_a_retry(runs: Path) -> None:
     stage_dir(runs, KEYS[0]).mkdir(parents=True)
-    write_json(cancel_path(stage_dir(runs, KEYS[0])), {"t": time.time() - 5})
+    cancellation.request(stage_dir(runs, KEYS[0]))
     with Claims(runs) as claims:
+        assert claims.take(KEYS[:1])[KEYS[0]].state == "cancelled"
+        assert not claims.held
+    with Claims(runs, retry=["cancelled"]) as claims:
         claims.take(KEYS[:1])
-        assert not cancel_path(stage_dir(runs, KEYS[0])).exists()
-        assert not claims.cancelled(KEYS[0])
-        write_json(cancel_path(stage_dir(runs, KEYS[0])), {"t": time.time()})
-        assert claims.cancelled(KEYS[0])
+        assert claims.held == {KEYS[0]}
+        assert not cancellation.requested(runs, KEYS[0])
+
+
+def test_a_stage_starts_only_while_its_claim_is_held(runs: Path) -> None:
+    with Claims(runs) as claims, Claims(runs, retry=["cancelled"]) as other:
+        claims.take(KEYS[:2])
+        with claims.confirmed(KEYS[0]) as mine:
+            assert mine
+        for key in KEYS[:2]:
+            cancellation.request(stage_dir(runs, key))
+        with claims.confirmed(KEYS[0]) as mine:
+            assert not mine
+        other.take(KEYS[1:2])  # cancelled, and claimed again before its first owner looked
+        with claims.confirmed(KEYS[1]) as mine:
+            assert not mine
+        assert not claims.held
+        found = read_claim(runs, KEYS[1])
+        assert found is not None
+        assert found.submitter == other.submitter.id
 
 
 def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

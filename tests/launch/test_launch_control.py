@@ -12,7 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import entry, go, job_pid, key, kill, other_run, ran, run, scheduler, seen, states, until, working
+from launching import (
+    Background,
+    entry,
+    go,
+    job_pid,
+    key,
+    kill,
+    other_run,
+    ran,
+    run,
+    scheduler,
+    seen,
+    states,
+    until,
+    working,
+)
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
@@ -45,9 +60,37 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
     assert states(summaries[0]) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
     assert summaries[0].cancelled[1].reason == "cancelled before it started"
     assert sorted(ran(project)) == ["wait-1 1", "wait-3 1"]
-    # asking for a run later answers the request to cancel; a cancelled attempt wants --retry
-    assert states(run(project, *cells)) == {"cancelled": ["wait-1"], "done": ["wait-2", "wait-3"]}
+    # Only a retry runs them again, whether they had started or not.
+    assert states(run(project, *cells)) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
+    assert [state.state for state in look(project.runs, cells)] == ["cancelled", "cancelled", "done"]
     assert states(run(project, *cells, retry=["cancelled"])) == {"done": ["wait-1", "wait-2", "wait-3"]}
+    assert sorted(ran(project)) == ["wait-1 1", "wait-1 2", "wait-2 1", "wait-3 1"]
+
+
+def test_the_clock_of_the_host_that_cancels_does_not_matter(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [entry("wait", 1), entry("wait", 2)]
+    first = Background(scheduler(project, *cells, limit=1))
+    until(working(project, cells[0]))
+    until(seen(project, cells[1], "queued"))
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 1000.0)
+        assert cancel_now(project, cells[1])[0].asked
+    go(project)
+    assert states(first.result()) == {"done": ["wait-1"], "cancelled": ["wait-2"]}
+
+
+def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(project: Project) -> None:
+    """The first run has it in its queue and has not noticed yet: the retry takes it over."""
+    cells = [entry("wait", 1), entry("done", 2)]
+    first = scheduler(project, *cells, limit=1)
+    assert first.submit() == {"waiting": 2}
+    assert cancel_now(project, cells[1])[0].asked
+    second = scheduler(project, cells[1], retry=["cancelled"])
+    assert second.submit() == {"waiting": 1}
+    go(project)
+    assert states(second.follow()) == {"done": ["done-2"]}
+    assert states(first.follow()) == {"done": ["wait-1", "done-2"]}
+    assert sorted(ran(project)) == ["done-2 1", "wait-1 1"]
 
 
 def test_a_follower_does_not_run_what_was_cancelled_in_the_others_queue(project: Project) -> None:
@@ -58,7 +101,7 @@ def test_a_follower_does_not_run_what_was_cancelled_in_the_others_queue(project:
         second = scheduler(project, *cells)
         assert second.submit() == {"followed": 5}
         assert all(answer.asked for answer in cancel_now(project, cells[4]))
-        until(seen(project, cells[4], "missing"))
+        until(seen(project, cells[4], "cancelled"))
         go(project)
         summary = second.follow()
     assert states(summary) == {"done": [cell.name for cell in cells[:4]], "cancelled": ["wait-5"]}

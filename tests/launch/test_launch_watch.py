@@ -16,11 +16,11 @@ from launching import entry, key
 from gpas_cli.checkpoints import path_of
 from gpas_cli.cli.live import result
 from gpas_cli.errors import GpasError
-from gpas_cli.launch import locks
+from gpas_cli.launch import cancellation, locks
 from gpas_cli.launch.progress import progress as read_progress
 from gpas_cli.launch.submitters import Submitter, write_claim
 from gpas_cli.launch.trained import last_checkpoint
-from gpas_cli.launch.watch import CellState, alive_path, cancel_path, look, observe, resumable
+from gpas_cli.launch.watch import CellState, alive_path, look, observe, resumable
 from gpas_cli.store.journal import Journal, encode
 from gpas_cli.store.rundir import AttemptDir, create_attempt, stage_dir, write_json
 
@@ -185,7 +185,7 @@ def test_exit_json_tells_how_a_process_without_outcome_ended(
 
 def test_killed_after_a_request_to_cancel_is_cancelled(runs: Path) -> None:
     made = attempt(runs, step(10))
-    write_json(cancel_path(made.path), {"t": time.time()})
+    cancellation.request(made.path)
     write_json(made.exit_path, {"code": None, "signal": 9})
     assert observe(runs, KEY).state == "cancelled"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpas_cli.launch.cancellation import request, requested
 from gpas_cli.launch.slurm import commands, submission
-from gpas_cli.launch.slurm.judge import asked_to_cancel
 from gpas_cli.launch.slurm.queue import Queue
-from gpas_cli.store.rundir import stage_dir, write_json
+from gpas_cli.store.rundir import stage_dir
 
 if TYPE_CHECKING:
     from gpas_cli.launch.submitters import Claim
@@ -22,13 +21,13 @@ def cancel(runs: Path, key: str, claim: Claim, queue: Queue) -> str:
 
     The word comes first, and is what counts: SLURM not answering means only that the job starts, and leaves at once.
     """
-    write_json(stage_dir(runs, key) / "cancel.json", {"t": time.time()})
+    request(stage_dir(runs, key))
     job = queue.find(claim.submission, claim.index)
     if job is None or job.ended or job.state == "RUNNING":
         return "its job will save and leave within seconds" if job and not job.ended else "its job will not start it"
     made = submission.find(runs, claim.submission)
     others = made.keys[claim.index] if made else []
-    if all(other == key or asked_to_cancel(runs, other, claim.since) for other in others):
+    if all(other == key or requested(runs, other) for other in others):
         try:
             # By the id that the queue has just told for the name: ids are handed out again after a crash. With a name
             # beside the id of one element, scancel (22.05) takes the whole array.

@@ -24,16 +24,16 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
+from gpas_cli.launch.cancellation import request, request_path, requested
 from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.slots import THREAD_VARIABLES
 from gpas_cli.launch.slurm import commands, states
 from gpas_cli.launch.slurm.commands import SlurmError
 from gpas_cli.launch.slurm.failures import count_failure, fewer_rows, fruitless, is_memory
-from gpas_cli.launch.slurm.judge import asked_to_cancel
 from gpas_cli.launch.slurm.start import Start
 from gpas_cli.launch.spawn import JOB, record_exit
 from gpas_cli.launch.submitters import read_claim
-from gpas_cli.launch.watch import EXIT_CANCELLED, alive_path, cancel_path, conclude_or_unknown, last_line
+from gpas_cli.launch.watch import EXIT_CANCELLED, alive_path, conclude_or_unknown, last_line
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
 POLL, LOOK = 0.2, 2.0  # seconds between two looks at the children, and at the files
@@ -192,11 +192,10 @@ class Leader(Task):
 
     def _cancelled(self, attempt: AttemptDir) -> bool:
         """Whether the cell is to be cancelled; the job looks for the word in its attempt when it is told to leave."""
-        word, runs = cancel_path(attempt.path), self.start.runs
-        claim = read_claim(runs, attempt.key)
-        if not word.exists() and claim is not None and asked_to_cancel(runs, attempt.key, claim.since):
+        word = request_path(attempt.path)
+        if not word.exists() and requested(self.start.runs, attempt.key):
             with suppress(OSError):
-                write_json(word, {"t": time.time(), "signalled": True})
+                request(attempt.path, signalled=True)
         return word.exists()
 
     def _newer(self, attempt: AttemptDir) -> str:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
+from gpas_cli.launch.cancellation import requested
 from gpas_cli.launch.slurm import states, submission
 from gpas_cli.launch.slurm.failures import end_of, fruitless, is_memory
 from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.queue import Queue
 from gpas_cli.launch.told import called, told_of
 from gpas_cli.spec.run import Resources
-from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
+from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
     from gpas_cli.launch.submitters import Claim, Liveness
@@ -34,7 +35,7 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
     own = last.submission == claim.submission
     if own and last.state in FINAL and last.source in ("outcome", "exit"):
         return last
-    if not own and asked_to_cancel(runs, key, claim.since):
+    if not own and requested(runs, key):
         return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)
     if not own and (held := alive.breaker(claim.submission)):
         return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
@@ -51,14 +52,6 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
     if job.ended:
         return spent(runs, key, _ended(runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
-
-
-def asked_to_cancel(runs: Path, key: str, since: float) -> bool:
-    """Whether someone asked, after `since`, that the queued stage be cancelled."""
-    try:
-        return float(read_json(stage_dir(runs, key) / "cancel.json")["t"]) >= since
-    except (OSError, GpasError, KeyError, TypeError, ValueError):
-        return False
 
 
 def _orphaned(runs: Path, last: Sighting, claim: Claim, job: Job | None, alive: Liveness) -> Sighting | None:

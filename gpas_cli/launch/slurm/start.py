@@ -18,10 +18,10 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
+from gpas_cli.launch.cancellation import requested
 from gpas_cli.launch.place import PORTS
 from gpas_cli.launch.slurm import submission
 from gpas_cli.launch.slurm.failures import breaker, fewer_rows
-from gpas_cli.launch.slurm.judge import asked_to_cancel
 from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.submitters import claim_path, claims_lock, read_claim
 from gpas_cli.launch.watch import RESULTS, conclude_or_unknown
@@ -116,7 +116,7 @@ class Start:
             return "nobody claims it any longer"
         if (claim.submission, claim.index) != (self.made.name, self.index):
             return f"claimed by {claim}"
-        if asked_to_cancel(self.runs, job["key"], claim.since):
+        if requested(self.runs, job["key"]):
             return "cancelled before it started"
         if held := breaker(self.made.folder):
             return held
