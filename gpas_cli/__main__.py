@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from gpas_cli.errors import EXIT_USAGE, GpasError
+from gpas_cli.errors import Exit, GpasError
 
 
 def main() -> None:
@@ -23,11 +23,11 @@ def main() -> None:
     except BrokenPipeError:
         # The reader (`head`, a pager) has gone: not an error, but the interpreter must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        sys.exit(Exit.DONE)
     except OSError as error:
         # A full disk, a folder without permission: facts of the machine, not errors of the program.
         print(f"gpas: {error}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+        sys.exit(Exit.USAGE)
 
 
 if __name__ == "__main__":

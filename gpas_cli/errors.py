@@ -6,7 +6,7 @@
     ├── StoreError                2   the database is missing, older, locked or unwritable
     └── DataError                 2   a corpus or tokenizer cannot be had
 
-Other exit codes (DESIGN: 0 all done, 3 incomplete, 4 some failed) are results, not errors.
+What every exit code means is declared once, in `Exit`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,32 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
-EXIT_DONE, EXIT_USAGE, EXIT_INCOMPLETE, EXIT_FAILED = 0, 2, 3, 4
+
+class Exit(IntEnum):
+    """The exit codes of all commands, with their meaning."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Exit:
+        made = int.__new__(cls, code)
+        made._value_, made.meaning = code, meaning
+        return made
+
+    def __str__(self) -> str:
+        return f"{int(self)} {self.meaning}"
+
+    DONE = 0, "done"
+    USAGE = 2, "usage: the command or a file that it reads must be changed; nothing was started"
+    INCOMPLETE = 3, "incomplete: some cells have no result, or the user answered no"
+    FAILED = 4, "failed or damaged: a cell failed, or a check found a problem"
 
 
 class GpasError(Exception):
     """A user's mistake or a fact of the machine; `str()` of it is the whole message."""
 
-    exit_code = EXIT_USAGE
+    exit_code = Exit.USAGE
 
 
 class UnknownCell(GpasError):

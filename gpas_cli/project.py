@@ -26,14 +26,19 @@ class Project:
     database: str
 
     @classmethod
-    def find(cls, config: Path | None = None, environ: Mapping[str, str] = os.environ) -> Project:
+    def find(
+        cls, config: Path | None = None, environ: Mapping[str, str] = os.environ, *, required: bool = True
+    ) -> Project:
         """The project of `config`, of GPAS_CONFIG, or of the nearest experiments.yaml here or in a folder above.
 
-        Raises GpasError when there is none.
+        Raises GpasError when there is none. Unless one is `required` or named, it is then the project that `gpas init`
+        would make here.
         """
         named = config or (Path(environ["GPAS_CONFIG"]) if environ.get("GPAS_CONFIG") else None)
         path = named if named else _nearest(Path.cwd())
-        if path is None or not path.is_file():
+        if path is None and not required:
+            path = Path.cwd() / CONFIG_NAME
+        elif path is None or not path.is_file():
             what = f"{named} does not exist" if named else f"no {CONFIG_NAME} here or in any folder above"
             raise GpasError(f"{what}; `gpas init` writes one")
         path = path.resolve()

@@ -30,11 +30,14 @@ from gpas_cli.cli import (
     why,
 )
 from gpas_cli.cli.console import STATE
+from gpas_cli.errors import Exit
 
 app = typer.Typer(
     name="gpas",
     help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
-    epilog="Begin with: gpas init, gpas run grid, gpas table --paper",
+    epilog="\n".join(
+        ("Begin with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *(str(code) for code in Exit))
+    ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",

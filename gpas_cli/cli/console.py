@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.project import Project
 
 if TYPE_CHECKING:
@@ -130,4 +130,6 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{question} Nobody can answer here; add --yes.")
-    typer.confirm(question, abort=True)
+    if not typer.confirm(question):
+        console().print("Nothing was done.")
+        raise typer.Exit(Exit.INCOMPLETE)

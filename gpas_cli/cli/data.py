@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
-from gpas_cli.errors import GpasError, nearest
+from gpas_cli.errors import Exit, GpasError, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +135,7 @@ def check(as_json: AsJson = False) -> None:
         remedy = "[bold]gpas data prepare[/bold] with the grids that read them makes them again"
         console().print(remedy if markers else f"Everything is as it was written (token caches: {len(found)}).")
     if markers:
-        raise typer.Exit(4)
+        raise typer.Exit(Exit.FAILED)
 
 
 def _stored(one: Stored) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from gpas_cli.cli.console import AsJson, Yes, confirm, console, print_json, project
+from gpas_cli.errors import Exit
 
 app = typer.Typer(help="Upgrade, check, rebuild or back up the results database.", no_args_is_help=True)
 
@@ -23,7 +24,7 @@ def upgrade() -> None:
 
 @app.command()
 def check(as_json: AsJson = False) -> None:
-    """Compare the database with the run directories; exit code 2 if something is wrong.
+    """Compare the database with the run directories; exit code 4 if they disagree.
 
     Example: [bold]gpas db check[/bold]
     """
@@ -38,7 +39,7 @@ def check(as_json: AsJson = False) -> None:
         if not findings:
             console().print("The database agrees with the run directories.")
     if findings:
-        raise typer.Exit(2)
+        raise typer.Exit(Exit.FAILED)
 
 
 @app.command()

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, console, print_json, project
+from gpas_cli.cli.console import STATE, AsJson, console, print_json
+from gpas_cli.errors import Exit
+from gpas_cli.project import Project
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
@@ -19,23 +21,24 @@ def doctor(
 ) -> None:
     """Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.
 
-    Ends with exit code 2 if something is a problem; each problem comes with its remedy.
+    Exit code 4 if something is a problem; each problem comes with its remedy.
 
     Example: [bold]gpas doctor[/bold]
     """
+    from rich.markup import escape
     from rich.table import Table
 
     from gpas_cli.launch.doctor import examine
 
-    findings = list(examine(project(), nodes=nodes))
+    findings = list(examine(Project.find(STATE.config, required=False), nodes=nodes))
     if as_json:
         print_json(findings=[vars(finding) for finding in findings])
     else:
         table = Table(box=None, show_header=False, padding=(0, 1))
         for finding in findings:
             colour = COLOURS[finding.status]
-            remedy = f"\n[dim]{finding.remedy}[/dim]" if finding.remedy else ""
-            table.add_row(f"[{colour}]{finding.status}[/{colour}]", finding.what, f"{finding.detail}{remedy}")
+            remedy = f"\n[dim]{escape(finding.remedy)}[/dim]" if finding.remedy else ""
+            table.add_row(f"[{colour}]{finding.status}[/{colour}]", finding.what, f"{escape(finding.detail)}{remedy}")
         console().print(table)
     if any(finding.status == "problem" for finding in findings):
-        raise typer.Exit(2)
+        raise typer.Exit(Exit.FAILED)

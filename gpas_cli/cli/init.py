@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -24,13 +25,17 @@ def init(
 
     Example: [bold]gpas init my-reproduction[/bold]
     """
+    from rich.markup import escape
+
     target = directory / CONFIG_NAME
     if target.exists() and not force:
         raise GpasError(f"{target} is already there; --force replaces it")
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(packaged(CONFIG_NAME), target)
     _ignore(directory / ".gitignore")
-    console().print(f"Wrote {target}. Next: [bold]gpas plan[/bold], then [bold]gpas run grid[/bold].")
+    enter = f"[bold]cd {escape(shlex.quote(str(directory)))}[/bold], then " if directory.resolve() != Path.cwd() else ""
+    console().print(f"Wrote {target}.", markup=False)
+    console().print(f"Next: {enter}[bold]gpas plan[/bold], then [bold]gpas run grid[/bold].", soft_wrap=True)
 
 
 def _ignore(path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpas_cli.grid.scalar import Label
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.words import count, verb
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,13 @@ class Entry:
     def key(self) -> str:
         """The content key of the cell's last stage."""
         return self.cell.key
+
+
+def counted(entries: Iterable[Entry]) -> str:
+    """How many different cells there are: "155 cells", "139 cells, 16 of which belong to several grids"."""
+    grids: dict[str, set[str]] = {}
+    for entry in entries:
+        grids.setdefault(entry.key, set()).add(entry.grid)
+    shared = sum(len(names) > 1 for names in grids.values())
+    also = f", {shared} of which {verb(shared, 'belongs', 'belong')} to several grids" if shared else ""
+    return f"{count(len(grids), 'cell')}{also}"

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from gpas_cli.errors import GpasError
-from gpas_cli.project import Project
+from gpas_cli.grid.entry import counted
+from gpas_cli.project import CONFIG_NAME, Project
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -83,7 +85,10 @@ def _cores() -> Finding:
     remedy = "local jobs will share the cores with something else" if busy else ""
     memory = psutil.virtual_memory().available / 2**30
     return Finding(
-        "CPU", "note" if busy else "ok", f"{usable} cores, load {load:.1f}, {memory:.0f} GiB memory free", remedy
+        "CPU",
+        "note" if busy else "ok",
+        f"{count(usable, 'core')}, load {load:.1f}, {memory:.0f} GiB memory free",
+        remedy,
     )
 
 
@@ -132,16 +137,19 @@ def _notices(project: Project) -> set[int]:
 
 
 def _experiments(project: Project) -> Iterator[Finding]:
+    if not project.config.is_file():
+        yield Finding("experiments", "note", f"no {CONFIG_NAME} here or in any folder above", "`gpas init` writes one")
+        return
     try:
         grids, cells = _declared(project)
     except GpasError as error:
         yield Finding("experiments", "problem", str(error), "correct the file")
         return
-    yield Finding("experiments", "ok", f"{project.config}: {grids} grids, {len(cells)} cells")
+    yield Finding("experiments", "ok", f"{project.config}: {count(grids, 'grid')}, {counted(cells)}")
 
 
 def _declared(project: Project) -> tuple[int, list[Entry]]:
-    """How many grids the experiments file has, and all their cells. Raises GpasError."""
+    """How many grids the experiments file has, and the cells of each. Raises GpasError."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
 

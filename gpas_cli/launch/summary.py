@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from gpas_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCOMPLETE
+from gpas_cli.errors import Exit
 from gpas_cli.launch.stages import StageJob
 from gpas_cli.launch.watch import Sighting
 from gpas_cli.store.rundir import AttemptDir
@@ -44,11 +44,11 @@ class Summary:
         into.append(item)
 
 
-def exit_code(summary: Summary) -> int:
-    """0 when every cell has a result (a divergence is one), 4 when some failed, else 3."""
+def exit_code(summary: Summary) -> Exit:
+    """DONE when every cell has a result (a divergence is one), FAILED when some failed, else INCOMPLETE."""
     if summary.failed:
-        return EXIT_FAILED
-    return EXIT_INCOMPLETE if summary.interrupted or summary.cancelled or summary.skipped else EXIT_DONE
+        return Exit.FAILED
+    return Exit.INCOMPLETE if summary.interrupted or summary.cancelled or summary.skipped else Exit.DONE
 
 
 @dataclass(frozen=True)

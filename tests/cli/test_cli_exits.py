@@ -1,0 +1,44 @@
+"""The exit codes of the commands: one meaning each, the same for every command."""
+
+from __future__ import annotations
+
+import pytest
+from face import Face
+
+from gpas_cli.errors import Exit
+
+CHECKS = ("doctor", "db check", "data check")
+
+
+def test_a_check_that_finds_nothing_ends_with_done(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    face("sync")
+    for command in CHECKS:
+        face(*command.split(), expect=Exit.DONE)
+
+
+def test_a_check_that_finds_damage_ends_with_failed(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    face("sync")
+    made = face.ended("pre-s2", "done", 4.5)  # which the database does not have
+    assert "pre-s2" in face("db", "check", expect=Exit.FAILED).out or made.key in face("db", "check", expect=4).out
+    monkeypatch.setenv("GPAS_DB", str(face.folder / "experiments.yaml"))
+    assert "problem" in face("doctor", expect=Exit.FAILED).out
+
+
+def test_the_meanings_are_in_the_help(face: Face) -> None:
+    said = " ".join(face("--help").out.split())
+    for code in Exit:
+        assert f"{int(code)} {code.meaning.split(':')[0]}" in said
+
+
+def test_doctor_works_outside_a_project(face: Face) -> None:
+    (face.folder / "experiments.yaml").unlink()
+    findings = {finding["what"]: finding for finding in face("doctor", "--json").json["findings"]}
+    assert findings["experiments"]["status"] == "note"
+    assert "gpas init" in findings["experiments"]["remedy"]
+    assert not (face.folder / "runs").exists()
+
+
+def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
+    assert "nowhere.yaml does not exist" in face("-c", "nowhere.yaml", "doctor", expect=Exit.USAGE).err
