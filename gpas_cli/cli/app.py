@@ -27,6 +27,7 @@ from gpas_cli.cli import (
     table,
     top,
     train,
+    trust,
     why,
 )
 from gpas_cli.cli.console import STATE
@@ -85,3 +86,4 @@ app.command("sync")(sync.sync)
 app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)
+app.command("trust")(trust.trust)

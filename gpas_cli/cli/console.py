@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,14 +45,15 @@ def complete_grid(incomplete: str) -> list[str]:
 
 def complete_cell(incomplete: str) -> list[str]:
     """Cells that begin so: names of the default grid, and grid/name of all."""
-    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.expand import cell_names
 
     try:
-        everything = expand(experiments(), list(experiments().grids))
-        usual = [entry.name for entry in everything if entry.grid == experiments().default]
+        names = {grid: cell_names(experiments(), grid) for grid in experiments().grids}
     except GpasError:
         return []
-    return [word for word in (*usual, *(entry.id for entry in everything)) if word.startswith(incomplete)]
+    usual = names.get(experiments().default, [])
+    everything = [f"{grid}/{name}" for grid, found in names.items() for name in found]
+    return [word for word in (*usual, *everything) if word.startswith(incomplete)]
 
 
 Names = Annotated[
@@ -81,10 +83,16 @@ def project() -> Project:
 
 @cache
 def experiments() -> Experiments:
-    """The grids of the project's experiments file."""
+    """The grids of the project's experiments file. Its plugin files are not run for the shell's completion: a TAB in a
+    folder must not execute anything that lies there."""
     from gpas_cli.grid.load import load
 
-    return load(project().config)
+    return load(project().config, run_plugins=not _completing())
+
+
+def _completing() -> bool:
+    """Whether the shell has called for completions: it sets _GPAS_COMPLETE, named after the command."""
+    return any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)
 
 
 def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:

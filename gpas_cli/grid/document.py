@@ -15,6 +15,7 @@ import yaml
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.grid.scalar import Scalar, resolve
+from gpas_cli.spec.parse import control_character
 
 MAX_BYTES = 4_000_000
 MAX_DEPTH = 24
@@ -165,6 +166,8 @@ class _Composer:
         return mapping(self.pairs(), mark)
 
     def scalar(self, event: Any, mark: Mark) -> Scalar:
+        if character := control_character(event.value, allowed="\n\t"):
+            raise _fault(mark, f"has the control character {character}; write plain text")
         if not event.implicit[0]:
             return str(event.value)
         try:
@@ -206,6 +209,8 @@ class _Composer:
             raise _fault(mark, "a key must be a word")
         if event.tag is not None or event.anchor is not None:
             raise _fault(mark, "a key takes neither a tag nor an anchor")
+        if character := control_character(event.value):
+            raise _fault(mark, f"the key has the control character {character}; write plain text")
         return str(event.value)
 
 

@@ -44,6 +44,18 @@ def cell_problems(experiments: Experiments) -> list[Problem]:
     return expansion.problems
 
 
+def cell_names(experiments: Experiments, grid: str) -> list[str]:
+    """The names of a grid's cells, which are not checked: cells that are invalid have names as well.
+
+    Raises InvalidExperiments if a condition matches no cell.
+    """
+    expansion = _Expansion(experiments)
+    names = list(expansion.names(experiments.grids[grid]))
+    if expansion.problems:
+        raise InvalidExperiments(expansion.problems)
+    return names
+
+
 @dataclass
 class _Draft:
     """A cell in the making: its labels and its layers of settings so far."""
@@ -69,6 +81,17 @@ class _Expansion:
             own = self.named(grid, self.own(grid)) if grid.has_own_cells else []
             self.done[name] = self.with_included(grid, own)
         return self.done[name]
+
+    def names(self, grid: Grid) -> dict[str, dict[str, Label]]:
+        """The labels of the grid's cells by name."""
+        axes = [name for axis in grid.all_axes for name in axis.names]
+        drafts = self.drafts(grid) if grid.has_own_cells else []
+        found = {cell_name(axes, draft.labels): draft.labels for draft in drafts}
+        for include in grid.include:
+            for name, labels in self.names(self.experiments.grids[include.grid]).items():
+                if include.where.matches(labels):
+                    found[name if name not in found else f"{include.grid}-{name}"] = labels
+        return found
 
     def own(self, grid: Grid) -> list[tuple[_Draft, Cell]]:
         drafts = self.drafts(grid)

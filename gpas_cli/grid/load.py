@@ -14,6 +14,7 @@ from gpas_cli.grid.links import sound
 from gpas_cli.grid.read import read_grid, read_resources
 from gpas_cli.grid.schema import built, entries, fault, items, word
 from gpas_cli.grid.settings import children
+from gpas_cli.grid.trust import suspicion
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.norm import Scheme
@@ -28,22 +29,22 @@ VERSION = 1
 TEXT = "tokenise"  # the entry of `resources` for jobs that tokenise
 
 
-def load(path: Path) -> Experiments:
-    """The experiments file at `path`.
+def load(path: Path, *, run_plugins: bool = True) -> Experiments:
+    """The experiments file at `path`; without its plugin files, cells that need one of their schemes are invalid.
 
     Raises InvalidExperiments with all problems, those of the cells included when the form is wrong anywhere;
     GpasError when the file cannot be read.
     """
-    return interpret(read_document(path), path)
+    return interpret(read_document(path), path, run_plugins=run_plugins)
 
 
-def interpret(root: Node, path: Path) -> Experiments:
+def interpret(root: Node, path: Path, *, run_plugins: bool = True) -> Experiments:
     """The experiments declared by a document's root."""
     problems: list[Problem] = []
     parts = entries(root, (), problems, TOP)
     _check_version(parts.get("version"), root, problems)
     catalogue = Catalogue(
-        schemes=_schemes(parts.get("plugins"), path.parent, problems),
+        schemes=_schemes(parts.get("plugins"), path, problems) if run_plugins else known_schemes(),
         sizes={**SIZES, **_named(Size, "sizes", parts.get("sizes"), SIZES, problems)},
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
@@ -74,12 +75,12 @@ def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> No
         fault(problems, ("version",), f"{node.plain()!r} is unknown; this program reads version {VERSION}", node)
 
 
-def _schemes(node: Node | None, folder: Path, problems: list[Problem]) -> dict[str, type[Scheme]]:
+def _schemes(node: Node | None, config: Path, problems: list[Problem]) -> dict[str, type[Scheme]]:
     """The schemes of the package, of installed packages, and of the files named under `plugins`, which are run."""
     found = known_schemes()
     for item in items(node, ("plugins",), problems):
         name = word(item, ("plugins",), problems)
-        for scheme, cls in _schemes_of(name, folder, item, problems).items() if name else ():
+        for scheme, cls in _schemes_of(name, config, item, problems).items() if name else ():
             if scheme in found:
                 other = found[scheme].origin
                 message = f"{name}: '{scheme}' is a scheme of {other.name if other else 'gpas_cli'} already"
@@ -89,9 +90,16 @@ def _schemes(node: Node | None, folder: Path, problems: list[Problem]) -> dict[s
     return found
 
 
-def _schemes_of(name: str, folder: Path, item: Node, problems: list[Problem]) -> Mapping[str, type[Scheme]]:
+def _schemes_of(name: str, config: Path, item: Node, problems: list[Problem]) -> Mapping[str, type[Scheme]]:
+    plugin = config.parent / name
     try:
-        return schemes_in(name, (folder / name).read_text("utf-8"))
+        if reason := suspicion(config, plugin):
+            fault(problems, ("plugins",), f"{name} is not run: {reason}", item)
+            return {}
+        if not plugin.is_file():
+            fault(problems, ("plugins",), f"{name}: is not a file", item)
+            return {}
+        return schemes_in(name, plugin.read_text("utf-8"))
     except OSError as error:
         fault(problems, ("plugins",), f"{name}: {error.strerror}", item)
     except UnicodeDecodeError:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Axis, Grid, Include, Override, TableSpec, Value, When, Where
 from gpas_cli.grid.document import Mark, Node, mapping
-from gpas_cli.grid.scalar import Label, same, spelled
-from gpas_cli.grid.schema import Path, built, entries, fault, items, texts, word, words
+from gpas_cli.grid.names import name_fault
+from gpas_cli.grid.scalar import Label, identity, same, spelled
+from gpas_cli.grid.schema import Path, built, entries, fault, items, sentence, texts, word, words
 from gpas_cli.grid.settings import SETTINGS, STAGE_SECTIONS, children, has_label, label, merge, nested, unnamed
+from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Resources, Watch
 
 GRID_KEYS = (
@@ -27,6 +29,8 @@ Labels = dict[str, tuple[Label, ...]]
 def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
     """The grid declared by `node`, or None after adding to `problems`."""
     before, path = len(problems), ("grids", name)
+    if message := name_fault(name):
+        fault(problems, path, message, node.key or node.mark)
     parts = entries(node, path, problems, GRID_KEYS)
     base = _read_base(parts, path, problems, node.mark)
     axes = _read_axes(parts.get("axes"), (*path, "axes"), problems)
@@ -34,7 +38,7 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
     when = _read_when(parts.get("when"), (*path, "when"), labels, problems)
     for step in when:
         labels = with_axes(labels, step.axes)
-    title = word(parts.get("title"), (*path, "title"), problems, name)
+    title = sentence(parts.get("title"), (*path, "title"), problems, name)
     grid = Grid(
         name=name,
         title=title,
@@ -125,13 +129,15 @@ def _read_values(
     name: str, node: Node, path: Path, problems: list[Problem], *, distinct: bool = True
 ) -> tuple[Value, ...]:
     found: list[Value] = []
+    seen: set[tuple[bool, Label]] = set()
     listed = items(node, path, problems)
     if isinstance(node.value, tuple) and not listed:
         fault(problems, path, "is an empty list: the grid would have no cells", node)
     for item in listed:
         called = _read_label(name, item, path, problems)
-        if distinct and any(same(called, other.label) for other in found):
+        if distinct and identity(called) in seen:
             fault(problems, path, f"the value '{spelled(called)}' is listed twice", item)
+        seen.add(identity(called))
         found.append(Value(called, Node(unnamed(item).value, item.mark, node.key, item.depth, item.count)))
     return tuple(found)
 
@@ -140,6 +146,8 @@ def _read_label(axis: str, node: Node, path: Path, problems: list[Problem]) -> L
     named = children(node).get("name")
     if named is not None and (not isinstance(named.value, str | int | float) or named.value == ""):
         fault(problems, (*path, "name"), "is not a word", named)
+    elif named is not None and control_character(str(named.value)):
+        fault(problems, (*path, "name"), "is more than one line", named)
     return label(node, axis)
 
 
@@ -234,7 +242,7 @@ def _read_override(node: Node | None, path: Path, labels: Labels, problems: list
             _check_setting(name, (*path, "set", name), child.key or child.mark, problems)
         where = read_where(parts.get("where"), (*path, "where"), labels, problems, item.mark)
         settings = nested(changes, problems, ("grids", str(path[1]), "override", "set"))
-        found.append(Override(where, settings, word(parts.get("why"), (*path, "why"), problems)))
+        found.append(Override(where, settings, sentence(parts.get("why"), (*path, "why"), problems)))
     return tuple(found)
 
 
@@ -274,7 +282,7 @@ def _read_table(node: Node | None, path: Path, title: str, problems: list[Proble
     known = ("title", "rows", "columns", "value", "over", "against", "published")
     parts = entries(node, path, problems, known)
     return TableSpec(
-        title=word(parts.get("title"), (*path, "title"), problems, title),
+        title=sentence(parts.get("title"), (*path, "title"), problems, title),
         rows=words(parts.get("rows"), (*path, "rows"), problems) or TableSpec.rows,
         columns=word(parts.get("columns"), (*path, "columns"), problems, TableSpec.columns),
         value=word(parts.get("value"), (*path, "value"), problems, TableSpec.value),

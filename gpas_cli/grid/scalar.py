@@ -55,6 +55,11 @@ def spelled(value: Scalar) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+def identity(label: Label) -> tuple[bool, Label]:
+    """What equal labels share, fit for a set: 1 and 1.0 are equal; true and the word '1' are neither."""
+    return isinstance(label, bool), label
+
+
 def same(a: Label, b: Label) -> bool:
-    """Equal labels: 1 is 1.0, but not true and not the word '1'."""
-    return isinstance(a, bool) == isinstance(b, bool) and a == b
+    """Whether two labels are equal: 1 is 1.0, but not true and not the word '1'."""
+    return identity(a) == identity(b)

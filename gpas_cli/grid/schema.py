@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
@@ -10,6 +11,7 @@ from gpas_cli.grid.document import Mark, Node
 from gpas_cli.grid.scalar import spelled
 from gpas_cli.grid.settings import located
 from gpas_cli.spec import parse
+from gpas_cli.spec.parse import control_character
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]
@@ -47,13 +49,23 @@ def items(node: Node | None, path: Path, problems: list[Problem]) -> tuple[Node,
 
 
 def word(node: Node | None, path: Path, problems: list[Problem], default: str = "") -> str:
-    """A text; the default where it is absent."""
+    """A text of one line; the default where it is absent."""
     if node is None:
         return default
-    if isinstance(node.value, str) and node.value:
+    if not isinstance(node.value, str) or not node.value:
+        fault(problems, path, f"{_shown(node)} is not a text", node)
+    elif control_character(node.value):
+        fault(problems, path, "is more than one line", node)
+    else:
         return node.value
-    fault(problems, path, f"{_shown(node)} is not a text", node)
     return default
+
+
+def sentence(node: Node | None, path: Path, problems: list[Problem], default: str = "") -> str:
+    """A text; written over several lines, it becomes one."""
+    if node is not None and isinstance(node.value, str) and node.value:
+        node = replace(node, value=" ".join(node.value.split()))
+    return word(node, path, problems, default)
 
 
 def words(node: Node | None, path: Path, problems: list[Problem]) -> tuple[str, ...]:

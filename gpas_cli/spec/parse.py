@@ -10,6 +10,7 @@ import dataclasses
 import math
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from gpas_cli.errors import Problem, nearest
 T = TypeVar("T")
 Path = tuple[str | int, ...]
 MISSING = dataclasses.MISSING
+_BREAKS = ("Cc", "Zl", "Zp")
+_REVERSING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
@@ -31,14 +34,23 @@ def setting(
     high: float | None = None,
     late: bool = False,
     check: Callable[[str], str] | None = None,
+    lines: bool = False,
 ) -> Any:
     """A field with its bounds: low <= value <= high, value > above, or one of `choices`.
 
-    `check` says what is wrong with a word, "" when nothing is.
+    `check` says what is wrong with a word, "" when nothing is. `lines` lets a word have line breaks.
     `late` marks a field added after keys were first published: it is left out of the content key while it has its
     default, so that results obtained before the field existed keep their key.
     """
-    bounds = {"choices": choices, "low": low, "above": above, "high": high, "late": late, "check": check}
+    bounds = {
+        "choices": choices,
+        "low": low,
+        "above": above,
+        "high": high,
+        "late": late,
+        "check": check,
+        "lines": lines,
+    }
     return dataclasses.field(default=default, metadata=bounds)
 
 
@@ -145,6 +157,8 @@ def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
     choices = bounds.get("choices") or ()
     if choices and isinstance(value, str) and value not in choices:
         return f"unknown value '{value}'; {nearest(value, choices)}"
+    if isinstance(value, str) and (found := control_character(value, "\n\t" if bounds.get("lines") else "")):
+        return "is more than one line" if found == "U+000A" else f"has the control character {found}"
     check: Callable[[str], str] | None = bounds.get("check")
     if check is not None and isinstance(value, str):
         return check(value)
@@ -159,6 +173,19 @@ def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
         return f"{value} is too small; it must be greater than {above:g}"
     if high is not None and value > high:
         return f"{value} is too large; at most {high:g}"
+    return ""
+
+
+def control_character(text: str, allowed: str = "") -> str:
+    """The first character that could change what a terminal shows or end a line, as U+001B; "" if there is none.
+
+    These are Unicode's control characters, its line and paragraph separators, and what reverses the direction of text.
+    """
+    if text.isprintable():  # true of almost every word, and fast
+        return ""
+    for character in text:
+        if character not in allowed and (unicodedata.category(character) in _BREAKS or character in _REVERSING):
+            return f"U+{ord(character):04X}"
     return ""
 
 

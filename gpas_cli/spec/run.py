@@ -70,7 +70,7 @@ class Resources:
     constraint: str = setting("")
     nodes: int = setting(1, low=1, high=4096, late=True)
     sbatch: tuple[str, ...] = setting((), late=True, check=option_fault)
-    setup: tuple[str, ...] = setting((), late=True)
+    setup: tuple[str, ...] = setting((), late=True, lines=True)
     environment: tuple[str, ...] = setting((), late=True, check=variable_fault)
     python: str = setting("", late=True)
     pack: int = setting(1, low=1, high=256, late=True)

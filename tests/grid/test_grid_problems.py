@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from grids import HEAD, cells, complaints, whole
+from grids import HEAD, cells, complaints, read, whole
 
 BASE = "base: {size: quickstart, data: quickstart}\n"
 
@@ -13,6 +15,17 @@ MISTAKES = {
     "unknown setting": ("base: {sise: 71m}", "5:12", "unknown setting 'sise'; did you mean 'size'?"),
     "unknown axis": (BASE + "axes: {gait.x: [1]}", "6:12", "unknown setting 'gait'; did you mean 'gate'?"),
     "bad dotted axis": (BASE + "axes: {gate..x: [1]}", "6:12", "is not a dotted path"),
+    "control character": (BASE + 'title: "a\\e[2J"', "6:12", "has the control character U+001B; write plain text"),
+    "control character in a key": (BASE + '"ti\\u009btle": a', "6:5", "the key has the control character U+009B"),
+    "reversed text": (BASE + 'title: "a\\u202eb"', "6:12", "has the control character U+202E"),
+    "lines of a partition": (BASE + 'resources: {partition: "a\\nb"}', "6:28", "is more than one line"),
+    "lines of an sbatch option": (BASE + 'resources: {sbatch: ["--x=1\\nb"]}', "6:25", "is more than one line"),
+    "lines of a path": (
+        'base: {size: 9m, data: {source: files, path: "a\\nb"}}',
+        "5:50",
+        "data.path: is more than one line",
+    ),
+    "lines of a name": (BASE + 'axes: {norm: [{name: "a\\nb", scheme: pre}]}', "6:26", "name: is more than one line"),
     "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write [1]"),
     "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
     "value twice": (BASE + "axes: {seed: [1, 1.0]}", "6:22", "the value '1.0' is listed twice"),
@@ -117,6 +130,13 @@ def test_a_mistake_in_a_grid_is_told_once_and_where_it_was_made(case: str) -> No
 
 
 TOP = {
+    "markup in a grid's name": (
+        whole(BASE).replace("  g:", '  "[/x]":'),
+        "4:3",
+        "starts with a letter or digit; write _x",
+    ),
+    "long grid name": (whole(BASE).replace("  g:", f"  {'g' * 101}:"), "4:3", "at most 100 letters"),
+    "grid name like an option": (whole(BASE).replace("  g:", "  --yes:"), "4:3", "write yes"),
     "not a mapping": ("[1]", "1:1", "a list is not a mapping"),
     "no version": ("grids: {g: {base: {size: 71m}}}", "1:1", "version: is required; write version: 1"),
     "other version": ("version: 2\ngrids: {g: {base: {size: 71m}}}", "1:10", "this program reads version 1"),
@@ -167,3 +187,22 @@ def test_endless_chains_of_includes_are_refused() -> None:
     text = HEAD + "".join(f"  g{i}: {{include: [g{i + 1}]}}\n" for i in range(400))
     text += "  g400: {base: {size: quickstart, data: quickstart}}\n"
     assert complaints(text)[0] == "e.yaml:4:18: grids.g0.include: the includes are more than 50 grids deep"
+
+
+def test_titles_over_several_lines_become_one_and_shell_keeps_its_lines() -> None:
+    text = 'title: >\n  Two\n  lines\nresources: {setup: ["a\\nb"]}\n' + BASE
+    experiments = read(whole(text))
+    assert experiments.grids["g"].title == "Two lines"
+    assert experiments.grids["g"].resources["setup"] == ["a\nb"]
+
+
+def test_ten_thousand_seeds_are_read_in_less_than_a_second() -> None:
+    """The best of three, in seconds of processor time: the machine may be busy."""
+    text = whole(BASE + f"axes: {{seed: [{', '.join(map(str, range(10_000)))}]}}")
+
+    def seconds() -> float:
+        before = time.process_time()
+        assert len(read(text).grids["g"].axes[0].points) == 10_000
+        return time.process_time() - before
+
+    assert min(seconds() for _ in range(3)) < 1

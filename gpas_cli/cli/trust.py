@@ -1,0 +1,34 @@
+"""`gpas trust`: folders of other users whose plugins may be run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpas_cli.cli.console import console
+
+
+def trust(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders; everything below them is trusted.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Trust these folders no longer.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Print the trusted folders.")] = False,
+) -> None:
+    """Allow the plugins of experiments files in folders that belong to, or can be changed by, another user.
+
+    A plugin is Python and runs as you. Look at what is in the folder first.
+
+    Example: [bold]gpas trust /shared/project[/bold]
+    """
+    from gpas_cli.grid import trust as room
+
+    if not folders and not show:
+        raise typer.BadParameter("name the folder to trust, or add --list")
+    for folder in folders or []:
+        (room.distrust if remove else room.trust)(folder)
+    if show:
+        for folder in room.trusted_folders():
+            print(folder)
+    else:
+        console().print(f"Wrote {room.list_path()}.", markup=False)

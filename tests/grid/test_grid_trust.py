@@ -1,0 +1,187 @@
+"""Plugins of other users are not run: who counts as another user, what may be changed by whom, and the allow-list."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.grid import trust
+from gpas_cli.grid.expand import cell_names, expand
+from gpas_cli.grid.load import load
+
+STRANGER = 4_242
+PLUGIN = """\
+from dataclasses import dataclass
+from pathlib import Path
+from gpas_cli.spec.norm import Norm, Scheme, Wiring
+Path({trace!r}).touch()
+
+@dataclass(frozen=True, kw_only=True)
+class Faded(Scheme):
+    title = "Faded"
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), skip=0.9)
+SCHEMES = {{"faded": Faded}}
+"""
+EXPERIMENTS = """\
+version: 1
+plugins: [schemes/mine.py]
+recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
+grids:
+  g: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, faded], seed: [1, 2]}}
+  h: {include: [{grid: g, where: {norm: faded}}]}
+"""
+PARTS = {
+    "experiments.yaml": "experiments.yaml",
+    "the plugin": "schemes/mine.py",
+    "the plugin's folder": "schemes",
+    "the project's folder": ".",
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The experiments file of a project with a plugin that leaves a file `trace` when it is run."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("GPAS_TRUSTED", raising=False)
+    folder = tmp_path / "project"
+    (folder / "schemes").mkdir(parents=True)
+    for path in (folder, folder / "schemes"):
+        path.chmod(0o755)
+    plugin, file = folder / "schemes/mine.py", folder / "experiments.yaml"
+    plugin.write_text(PLUGIN.format(trace=str(tmp_path / "trace")))
+    file.write_text(EXPERIMENTS)
+    for path in (plugin, file):
+        path.chmod(0o644)
+    return file
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file belong to another user: in fact where the tests run as root, else in what `stat` says of it."""
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, -1)
+        return
+    seen, real = path.stat(), Path.stat
+    values = [*seen[:4], STRANGER, *seen[5:]]
+
+    def stat(self: Path, **options: bool) -> os.stat_result:
+        return os.stat_result(values) if self == path else real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
+def refusal(config: Path) -> str:
+    with pytest.raises(InvalidExperiments) as caught:
+        load(config)
+    return str(caught.value)
+
+
+def names(config: Path) -> list[str]:
+    return [entry.name for entry in expand(load(config))]
+
+
+def test_a_plugin_of_ones_own_is_run(config: Path, tmp_path: Path) -> None:
+    assert names(config) == ["pre-s1", "pre-s2", "faded-s1", "faded-s2"]
+    assert (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_belongs_to_another_user_is_not_run(
+    config: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = (config.parent / PARTS[part]).resolve()
+    give_away(path, monkeypatch)
+    told = refusal(config)
+    assert f"experiments.yaml:2:11: plugins: schemes/mine.py is not run: {path} belongs to user {STRANGER}" in told
+    assert f"`gpas trust {config.parent}`" in told
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_everyone_can_change_is_not_run(config: Path, part: str) -> None:
+    path = config.parent / PARTS[part]
+    path.chmod(path.stat().st_mode | 0o002)
+    assert f"{path.resolve()} can be changed by every user" in refusal(config)
+
+
+def test_a_folder_with_the_sticky_bit_may_be_open_to_all(config: Path) -> None:
+    config.parent.chmod(0o1777)
+    assert len(names(config)) == 4
+
+
+@pytest.mark.parametrize(("group", "members", "runs"), [("me", [], True), ("me", ["you"], False), ("lab", [], False)])
+def test_a_group_may_change_a_plugin_if_it_is_the_users_own(
+    config: Path, monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], runs: bool
+) -> None:
+    monkeypatch.setattr(trust, "_ROOT", -1 if os.geteuid() else 0)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: pwd.struct_passwd(("me", "x", number, 1, "", "/", "")))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((group, "x", number, members)))
+    plugin = config.parent / "schemes/mine.py"
+    if os.geteuid() == 0:
+        os.chown(plugin, -1, STRANGER)
+    plugin.chmod(0o664)
+    if runs:
+        assert len(names(config)) == 4
+    else:
+        assert f"mine.py can be changed by the group {group}" in refusal(config)
+
+
+def test_a_plugin_outside_the_project_is_judged_with_its_folder(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (config.parent / "schemes/mine.py").rename(other / "mine.py")
+    config.write_text(EXPERIMENTS.replace("schemes/mine.py", "../elsewhere/mine.py"))
+    config.chmod(0o644)
+    other.chmod(0o777)
+    assert f"`gpas trust {other}` allows it" in refusal(config)
+    trust.trust(other)
+    assert len(names(config)) == 4
+
+
+def test_a_trusted_folder_is_trusted_until_it_is_removed(config: Path) -> None:
+    config.chmod(0o666)
+    trust.trust(config.parent)
+    trust.trust(config.parent)
+    assert trust.listed() == [config.parent]
+    assert len(names(config)) == 4
+    trust.distrust(config.parent)
+    assert "can be changed by every user" in refusal(config)
+    with pytest.raises(GpasError, match="gpas trust --list"):
+        trust.distrust(config.parent)
+    with pytest.raises(GpasError, match="is not a folder"):
+        trust.trust(config)
+
+
+def test_the_environment_names_trusted_folders(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.chmod(0o666)
+    monkeypatch.setenv("GPAS_TRUSTED", f"/nowhere{os.pathsep}{config.parent.parent}")
+    assert len(names(config)) == 4
+
+
+def test_a_list_that_others_can_change_is_ignored(config: Path) -> None:
+    config.chmod(0o666)
+    trust.trust(config.parent)
+    trust.list_path().chmod(0o666)
+    assert "can be changed by every user" in refusal(config)
+    with pytest.raises(GpasError, match="would be ignored"):
+        trust.trust(config.parent)
+
+
+def test_names_are_completed_without_running_the_plugin(config: Path, tmp_path: Path) -> None:
+    config.chmod(0o666)
+    experiments = load(config, run_plugins=False)
+    assert cell_names(experiments, "g") == ["pre-s1", "pre-s2", "faded-s1", "faded-s2"]
+    assert cell_names(experiments, "h") == ["faded-s1", "faded-s2"]
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(("name", "message"), [("schemes", "is not a file"), ('"a\\0.py"', "control character")])
+def test_a_plugin_that_is_no_file_is_one_message(config: Path, name: str, message: str) -> None:
+    config.write_text(EXPERIMENTS.replace("schemes/mine.py", name))
+    told = refusal(config).splitlines()
+    assert len([line for line in told if message in line]) == 1, told
