@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpas_cli.cli.events import line, measured
 from gpas_cli.cli.live import PlainReporter, clock, headline, live_view, sparkline
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpas_cli.store.rundir import AttemptDir
 
 EVERY = 10.0  # seconds between two lines of numbers where there is no terminal
+SHOWN = ("start", "step", "outcome")  # events that the numbers, the first and the last line show anyway
 
 
 @contextmanager
@@ -70,40 +72,17 @@ class Foreground(PlainReporter):
         except OSError:
             return
         for event in events:
-            if line := told(event):
-                self.say(line)
-
-
-def told(event: Mapping[str, Any]) -> str:
-    """An event in a line; "" for those that the numbers show, and for what this version does not know."""
-    kind, step = event["kind"], event.get("step")
-    if kind == "phase":
-        resumed = f" from update {event['resumed_from']}" if event.get("resumed_from") else ""
-        return f"{event.get('name')}{resumed}{': ' if event.get('detail') else ''}{event.get('detail', '')}"
-    if kind == "spike":
-        what = "loss" if event.get("of") == "loss" else "gradient norm"
-        return f"spike: {what} {_short(event.get('value'))} at update {step}, usually {_short(event.get('usual'))}"
-    if kind == "evaluation":
-        loss, perplexity = _short(event.get("loss")), _short(event.get("perplexity"))
-        return f"update {step}: validation loss {loss}, perplexity {perplexity}"
-    if kind == "profile":
-        return f"profiled {event.get('updates')} updates: {event.get('trace')}\n{event.get('operators')}"
-    if kind == "checkpoint":
-        return f"update {step} saved"
-    return f"warning: {event.get('message')}" if kind == "warning" else ""
+            text = line(event) if event["kind"] not in SHOWN else ""
+            if text:
+                self.say(text)
 
 
 def numbers(progress: Progress) -> str:
     """The newest numbers in one line."""
     if progress.step is None:
         return progress.phase
-    parts = [f"{progress.step}/{progress.steps}"]
-    for label, value in (("loss", progress.loss), ("lr", progress.lr), ("gradient", progress.grad_norm)):
-        parts += [f"{label} {_short(value)}"] if value is not None else []
-    parts += [f"{progress.tokens_per_second:,.0f} tokens/s"] if progress.tokens_per_second else []
-    parts += [f"MFU {progress.mfu:.1%}"] if progress.mfu else []
-    parts += [f"{clock(progress.eta)} left"] if progress.eta else []
-    return "  ".join(parts)
+    left = [f"{clock(progress.eta)} left"] if progress.eta else []
+    return "  ".join([*measured(vars(progress)), *left])
 
 
 def waiting(board: Board) -> str:
@@ -118,8 +97,3 @@ def view(board: Board, seen: list[Progress], elapsed: float) -> RenderableType:
 
     lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
     return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(headline(board, elapsed)))
-
-
-def _short(value: object) -> str:
-    """A journalled number in four digits; the word of one that is not finite."""
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gpas_cli.cli.foreground import make_foreground, numbers, told, view
+from gpas_cli.cli.events import line
+from gpas_cli.cli.foreground import make_foreground, numbers, view
 from gpas_cli.cli.live import spike_mark
 from gpas_cli.launch.progress import Progress
 from gpas_cli.launch.summary import Board
@@ -30,7 +31,7 @@ def board(running: bool = True, **more: Any) -> Board:
 
 
 @pytest.mark.parametrize(
-    ("event", "line"),
+    ("event", "text"),
     [
         ({"kind": "phase", "name": "training", "resumed_from": 0}, "training"),
         ({"kind": "phase", "name": "training", "resumed_from": 40}, "training from update 40"),
@@ -44,17 +45,37 @@ def board(running: bool = True, **more: Any) -> Board:
             "update 7: validation loss 2.5, perplexity inf",
         ),
         ({"kind": "warning", "message": "disk"}, "warning: disk"),
-        ({"kind": "step", "step": 7}, ""),
+        ({"kind": "step", "step": 7, "steps": 9, "loss": 2.5, "lr": 1e-3}, "7/9  loss 2.5  lr 0.001"),
+        ({"kind": "step", "step": 7, "steps": 1000, "split": "train"}, ""),
+        ({"kind": "checkpoint", "step": 7, "path": "step-7", "seconds": 0.25}, "update 7 saved in 0.2 s"),
+        (
+            {"kind": "outcome", "step": 9, "outcome": "done", "cause": "", "metrics": {"perplexity": 4.5, "loss": 1.5}},
+            "done at update 9: perplexity 4.5",
+        ),
+        ({"kind": "outcome", "step": 3, "outcome": "failed", "cause": "no luck"}, "failed at update 3: no luck"),
+        (
+            {
+                "kind": "start",
+                "host": "n1",
+                "device": "cuda",
+                "environment": {"gpu": "H100"},
+                "threads": 1,
+                "processes": 4,
+                "precision": "bf16",
+                "parameters": 1000,
+                "code": "0123456789",
+            },
+            "started on n1, H100, 4 processes, 1 thread, bf16, 1,000 parameters, code 01234567",
+        ),
         ({"kind": "weather"}, ""),
     ],
 )
-def test_what_an_event_is_worth(event: dict[str, Any], line: str) -> None:
-    assert told(event) == line
+def test_an_event_as_a_line(event: dict[str, Any], text: str) -> None:
+    assert line(event) == text
 
 
 def test_the_numbers_in_a_line() -> None:
-    line = "30/100  loss 3.142  lr 0.001  gradient 0.5  12,346 tokens/s  MFU 41.3%  1:05 left"
-    assert numbers(RUNNING) == line
+    assert numbers(RUNNING) == "30/100  loss 3.142  lr 0.001  gradient 0.5  12,346 tokens/s  MFU 41.3%  1:05 left"
     assert numbers(Progress(phase="tokenising")) == "tokenising"
     assert numbers(Progress(step=1, steps=2)) == "1/2"
 

@@ -1,18 +1,113 @@
-"""Following a log: no line is cut in two, and none is lost."""
+"""`gpas logs`: the journal as text, what the process printed, and no line cut in two or lost while following."""
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
 
-from gpas_cli.cli.logs import _text
+import pytest
+from face import START, TRAINED, Face, end, step
+
+from gpas_cli.cli import logs
+from gpas_cli.cli.logs import Files
+from gpas_cli.store.journal import Journal, encode
+from gpas_cli.store.rundir import AttemptDir
+
+
+def files(folder: Path) -> Files:
+    return Files(AttemptDir(folder), "pretrain", raw=False, headed=True)
+
+
+def test_a_healthy_cell_has_a_log(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.48)
+    lines = face("logs", "pre-s1").out.splitlines()
+    assert lines[0].startswith("==> pretrain ")
+    texts = [text[17:] for text in lines[1:] if not text.startswith("|")]
+    assert texts == [
+        "started on there, cpu, 2 threads, fp32, 1,000 parameters, code c0de",
+        "training",
+        "2/4  loss 4.5  lr 0.001  gradient 0.5  1,234 tokens/s",
+        "spike: loss 9 at update 3, usually 4",
+        "4/4  loss 4  lr 0.001  gradient 0.5  1,234 tokens/s",
+        "update 4: validation loss 1.5, perplexity 4.48",
+        "update 4 saved",
+        "done at update 4: perplexity 4.48",
+    ]
+    assert lines[-2] == "| done"  # what the process printed comes before its outcome
+
+
+def test_attempts_follow_each_other_and_tail_counts_from_the_end(face: Face) -> None:
+    face.attempt("pre-s1", ("start", START), ("outcome", end("failed", cause="no luck")), log="Traceback\nboom\n")
+    face.ended("pre-s1", "done", 4.48)
+    out = face("logs", "pre-s1").out
+    assert out.index("| boom") < out.index("failed at update 4: no luck") < out.index("attempt 2")
+    lines = out.splitlines()
+    for number in (0, 1, 3, 11, 14, 99):
+        assert face("logs", "pre-s1", "--tail", str(number)).out.splitlines() == lines[len(lines) - number :][-99:]
+    assert face("logs", "pre-s1", "-f", "-n", "1").out.splitlines() == lines[-1:]  # it has ended
+
+
+def test_events_stay_raw(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.48)
+    events = [json.loads(text) for text in face("logs", "pre-s1", "--events").out.splitlines()]
+    assert [event["kind"] for event in events] == [kind for kind, _ in TRAINED] + ["outcome"]
+    assert [event["n"] for event in events] == list(range(10))
+
+
+def test_a_cell_that_was_never_started(face: Face) -> None:
+    assert "`gpas run grid small` runs it" in face("logs", "pre-s1").out
+
+
+def test_ctrl_c_leaves_quietly(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    face.attempt("pre-s1", ("start", START))
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs.time, "sleep", interrupt)
+    monkeypatch.setattr(logs, "ENDED", ())
+    said = face("logs", "pre-s1", "-f")
+    assert said.err == ""
+    assert said.out.count("started on there") == 1
 
 
 def test_a_line_that_is_being_written_is_told_when_it_is_whole(tmp_path: Path) -> None:
-    path, offsets = tmp_path / "log.txt", dict[Path, int]()
-    told: list[list[str]] = []
+    seen, told = files(tmp_path), []
     for piece in ("one\ntw", "o\n", "", "three"):
-        with path.open("a") as file:
+        with (tmp_path / "log.txt").open("a") as file:
             file.write(piece)
-        told.append(list(_text(path, offsets, False)))
-    assert told == [["one"], ["two"], [], []]
-    assert list(_text(path, offsets, True)) == ["three"]
+        told.append(list(seen.news(whole=False)))
+    assert told == [["| one"], ["| two"], [], []]
+    assert list(seen.news(whole=True)) == ["| three"]
+
+
+def test_following_tells_every_event_once(tmp_path: Path) -> None:
+    seen, told = files(tmp_path), []
+    journal = Journal(tmp_path / "journal.jsonl")
+    for number in range(1, 5):
+        journal("step", **step(number))
+        told += list(seen.news(whole=False))
+    journal("outcome", **end("interrupted"))
+    journal("start", **START)  # a requeued job
+    journal.close()
+    told += list(seen.news(whole=True))
+    assert [text[17:20] for text in told] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]
+
+
+def test_a_large_journal_is_not_loaded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "STRETCH", 1 << 16)
+    line = {"t": 0.0, "kind": "layers", "step": 1, "values": {"gate": [0.1] * 100}}
+    size = 0
+    with (tmp_path / "journal.jsonl").open("wb") as file:
+        for number in range(20_000):
+            size += file.write(encode({"n": number, **line}))
+        file.write(encode({"n": 20_000, "t": 0.0, "kind": "warning", "message": "last"}))
+    assert size > 9_000_000
+    for read in (lambda: list(files(tmp_path).news(whole=True)), lambda: files(tmp_path).last(1, whole=True)):
+        tracemalloc.start()
+        (text,) = read()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert text.endswith("warning: last")
+        assert peak < 3_000_000
