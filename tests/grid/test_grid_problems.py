@@ -20,7 +20,7 @@ MISTAKES = {
     "reversed text": (BASE + 'title: "a\\u202eb"', "6:12", "has the control character U+202E"),
     "lines of a partition": (BASE + 'resources: {partition: "a\\nb"}', "6:28", "is more than one line"),
     "lines of an sbatch option": (BASE + 'resources: {sbatch: ["--x=1\\nb"]}', "6:25", "is more than one line"),
-    "lines of a path": ('base: {size: quickstart, data: {path: "a\\nb"}}', "5:42", "data.path: is more than one line"),
+    "lines of a path": ('base: {size: quickstart, data: {path: "a\\nb"}}', "5:43", "data.path: is more than one line"),
     "lines of a name": (BASE + 'axes: {norm: [{name: "a\\nb", scheme: pre}]}', "6:26", "name: is more than one line"),
     "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write [1]"),
     "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
