@@ -16,6 +16,9 @@ CONFIG_NAME = "experiments.yaml"
 class Project:
     """One directory with an experiments.yaml. `runs` is the truth; the database can be rebuilt from it.
 
+    `database` is an SQLAlchemy URL, or the absolute path of an SQLite file: a path may hold any character, and in a URL
+    `?`, `#` and `%` would mean something else. A URL may hold a password; `store.session.name_of` hides it.
+
     Environment: GPAS_CONFIG names the experiments file; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB (a SQLAlchemy URL or a
     path) move what lies beside it by default: `runs/`, `cache/`, `gpas.db`.
     """
@@ -47,7 +50,7 @@ class Project:
             config=path,
             runs=Path(environ.get("GPAS_RUNS_DIR") or path.parent / "runs").absolute(),
             cache=Path(environ.get("GPAS_CACHE") or path.parent / "cache").absolute(),
-            database=database if "://" in database else f"sqlite:///{Path(database).absolute()}",
+            database=database if "://" in database else str(Path(database).absolute()),
         )
 
 

@@ -48,9 +48,9 @@ def rebuild(yes: Yes = False) -> None:
 
     Example: [bold]gpas db rebuild --yes[/bold]
     """
-    from gpas_cli.store import maintenance
+    from gpas_cli.store import maintenance, session
 
-    confirm(f"Replace {project().database} by one made from {project().runs}?", yes)
+    confirm(f"Replace {session.name_of(project().database)} by one made from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
     console().print(f"Rebuilt from {result.attempts} attempts in {project().runs}.")
     for problem in result.problems:

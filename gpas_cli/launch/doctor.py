@@ -181,15 +181,16 @@ def _files(project: Project) -> Iterator[Finding]:
 
 
 def _database(project: Project) -> Finding:
-    from gpas_cli.store.session import connect
+    from gpas_cli.store import session
 
-    if project.database.startswith("sqlite:///") and not Path(project.database.removeprefix("sqlite:///")).exists():
-        return Finding("database", "ok", "not there yet; the first result makes it")
     try:
-        connect(project.database, create=False).dispose()
+        path = session.file_of(session.parse(project.database))
+        if path is not None and not path.exists():
+            return Finding("database", "ok", "not there yet; the first result makes it")
+        session.connect(project.database, create=False).dispose()
     except GpasError as error:
         return Finding("database", "problem", str(error), "see `gpas db --help`")
-    return Finding("database", "ok", project.database)
+    return Finding("database", "ok", session.name_of(project.database))
 
 
 def _existing(path: Path) -> Path:

@@ -100,15 +100,16 @@ class Spawner:
             )
 
     def _environment(self, lease: Lease) -> dict[str, str]:
+        # A job never opens the database, and its processes need not know a password.
+        outer = {name: value for name, value in os.environ.items() if name != "GPAS_DB"}
         return {
-            **os.environ,
+            **outer,
             **lease.variables,
             "PYTHONPATH": search_path(self.snapshot.path),
             "PYTHONUNBUFFERED": "1",
             "GPAS_CONFIG": str(self.project.config),
             "GPAS_RUNS_DIR": str(self.project.runs),
             "GPAS_CACHE": str(self.project.cache),
-            "GPAS_DB": self.project.database,
         }
 
     def _facts(self, job: StageJob, lease: Lease) -> dict[str, Any]:

@@ -36,10 +36,14 @@ _SQLITE = {
 
 
 def name_of(url: URL) -> str:
-    """The database as messages call it: the path of an SQLite file, else the URL without its password."""
+    """The database as messages call it: the path of an SQLite file, else the URL without its password.
+
+    Of a URL's query only the names of hosts and ports are kept: it may hold a password too (`?password=`).
+    """
     if url.get_backend_name() == "sqlite":
         return url.database or ":memory:"
-    return url.render_as_string(hide_password=True)
+    shown = {name: value for name, value in url.query.items() if name in ("host", "port")}
+    return url.set(query=shown).render_as_string(hide_password=True)
 
 
 def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
@@ -49,11 +53,12 @@ def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
         meanings = [meaning for symptom, meaning in _SQLITE.items() if symptom in text.lower()]
         return StoreError(f"{name_of(url)}: {meanings[0].format(busy=busy)}") if meanings else None
     # psycopg's names; the class is not imported, since the driver is an optional dependency.
-    if type(error).__module__.startswith("psycopg") and any(
-        t.__name__ == "OperationalError" for t in type(error).__mro__
-    ):
-        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("psycopg")}
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if "OperationalError" in names:
         return StoreError(f"{name_of(url)}: {first}; nothing is lost: run the command again once the server answers")
+    if "ProgrammingError" in names and "connection option" in text:
+        return StoreError(f"{name_of(url)}: {first}; correct the part of the URL after the '?' (GPAS_DB)")
     return None
 
 

@@ -89,7 +89,7 @@ def rebuild(url: str, runs: Path) -> Ingested:
         return _rebuild_in_place(url, runs)
     aside = path.with_name(f".{path.name}.rebuild-{os.getpid()}")
     try:
-        engine = session.connect(f"sqlite:///{aside}")
+        engine = session.connect(str(aside))
         try:
             ingested = sync(engine, runs)
         finally:

@@ -30,6 +30,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "panfs", "afs", "9p", "fuse.sshfs"]
 )
 DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
+_FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
+_ENCODE = "(in a password write @ as %40, / as %2F, : as %3A, # as %23, % as %25)"
 _LOCK = 0x67706173  # "gpas": the key of our advisory lock in Postgres
 
 
@@ -73,16 +75,31 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
 
 
 def parse(url: str) -> URL:
-    """The URL with its driver named. Raises StoreError for one that is neither SQLite nor Postgres."""
+    """The URL with its driver named; an absolute path is an SQLite file.
+
+    Raises StoreError for what is neither SQLite nor Postgres. No message repeats the text, which may hold a password
+    where it cannot be told apart from the rest.
+    """
+    if url.startswith("/"):
+        return URL.create("sqlite", database=url)
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise StoreError(f"not a database URL: '{url}'; write sqlite:///path or postgresql://user@host/name") from error
+        raise StoreError(f"not a database URL; {_FORMS}") from error
+    except ValueError as error:  # SQLAlchemy passes on what int() says of the port
+        raise StoreError(f"not a database URL: its port is not a number; {_FORMS} {_ENCODE}") from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in DRIVERS:
         raise StoreError(f"'{parsed.drivername}' databases are not supported; use sqlite:///path or postgresql://…")
+    if parsed.get_backend_name() != "sqlite" and "@" in f"{parsed.host}{parsed.database}":
+        raise StoreError(f"not a database URL: it has more than one '@'; {_FORMS} {_ENCODE}")
     return parsed
+
+
+def name_of(url: str) -> str:
+    """The database as messages call it, without a password. Raises StoreError like `parse`."""
+    return faults.name_of(parse(url))
 
 
 def file_of(url: URL) -> Path | None:

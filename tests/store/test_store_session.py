@@ -16,7 +16,8 @@ import pytest
 from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import session
+from gpas_cli.project import Project
+from gpas_cli.store import maintenance, session
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 
 Connect = Callable[..., Engine]
@@ -84,7 +85,9 @@ def test_without_create_nothing_is_created(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("gpas.db", "not a database URL: 'gpas.db'; write sqlite:///path"),
+        ("gpas.db", "not a database URL; GPAS_DB takes a path, sqlite:///path or"),
+        ("postgresql://user@host:abc/name", "its port is not a number"),
+        ("postgresql://user:a@b@host/c@d", "it has more than one '@'.*write @ as %40"),
         ("mysql://host/name", "'mysql' databases are not supported"),
         ("sqlite+aiosqlite:///x", "not supported"),
         ("sqlite:////nowhere/at/all/gpas.db", "the folder /nowhere/at/all does not exist"),
@@ -93,6 +96,25 @@ def test_without_create_nothing_is_created(url: str, tmp_path: Path) -> None:
 def test_a_url_that_cannot_be_used(bad: str, message: str) -> None:
     with pytest.raises(StoreError, match=message):
         session.connect(bad)
+
+
+@pytest.mark.parametrize("name", ["q?mark", "x%41y", "a b", "h#sh", "c:d", "ü", "file:x", "q?mode=ro"])
+def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
+    connect: Connect, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name / "inner"
+    folder.mkdir(parents=True)
+    (folder / "experiments.yaml").write_text("grids: {}\n")
+    project = Project.find(folder / "experiments.yaml", environ={})
+    engine = connect(project.database)
+    assert "stage" in inspect(engine).get_table_names()
+    assert (folder / "gpas.db").stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert session.name_of(project.database) == str(folder / "gpas.db")
+    engine.dispose()
+    assert maintenance.check(project.database, project.runs) == []
+    assert maintenance.rebuild(project.database, project.runs).attempts == 0
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["inner"]
 
 
 def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,10 @@ def present(program: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`environ` without what a surrounding job has put there."""
+    """`environ` without what a surrounding job has put there, and without the database: sbatch hands all of it to jobs,
+    which never open the database and need not know its password."""
     kept = {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in KEPT}
+    kept.pop("GPAS_DB", None)
     # Long lists of array indices are cut by default, and a cut list cannot be read; times without this vary by site.
     return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 

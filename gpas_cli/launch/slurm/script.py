@@ -109,7 +109,6 @@ def _exports(project: Project, code: Snapshot, environment: Sequence[str]) -> li
         ("GPAS_CONFIG", str(project.config)),
         ("GPAS_RUNS_DIR", str(project.runs)),
         ("GPAS_CACHE", str(project.cache)),
-        ("GPAS_DB", project.database),
     ]
     lines = [f"export {name}={shlex.quote(value)}" for name, value in pairs]
     return [*lines, f'export PYTHONPATH={shlex.quote(str(code.path))}"${{PYTHONPATH:+:$PYTHONPATH}}"']

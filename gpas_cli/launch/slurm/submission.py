@@ -110,7 +110,7 @@ def record(
         "submitter": {"id": submitter.id, "host": submitter.host, "pid": submitter.pid},
         "code": code.code,
         "git": dict(code.git),
-        "project": {"config": str(project.config), "cache": str(project.cache), "database": project.database},
+        "project": {"config": str(project.config), "cache": str(project.cache)},
         "keys": [[job.key for job in jobs] for jobs in elements],
     }
     place.mkdir(parents=True)

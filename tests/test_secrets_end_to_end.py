@@ -1,0 +1,113 @@
+"""The database's password stays in the environment: no file below runs/, no job and no output has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy, wait
+
+SECRET = "hunter2-of-the-database"
+FORMS = {
+    "password": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results",
+    "query": f"postgresql://gpas@127.0.0.1:1/results?password={SECRET}",
+    "port": f"postgresql://gpas:{SECRET}@127.0.0.1:abc/results",
+    "slash": f"postgresql://gpas:x@{SECRET}/y@127.0.0.1:1/results",
+    "unknown option": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results?colour=red",
+    "no url": f"postgresql//gpas:{SECRET}@127.0.0.1://results",
+    "other driver": f"mysql://gpas:{SECRET}@127.0.0.1/results",
+}
+# SLURM's programs as far as submitting asks for them; what sbatch is given and what it would hand to jobs is kept.
+PROGRAMS = {
+    "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
+    "squeue": ":",
+    "sacct": ":",
+    "srun": ":",
+    "sinfo": ":",
+    "scancel": ":",
+    "sbatch": 'env > "$0.env"; case "$*" in *version*) echo "slurm 23.11.4";; *) echo 4711;; esac',
+}
+
+
+class Secretive(Toy):
+    """A project whose GPAS_DB has a password in it."""
+
+    url = FORMS["password"]
+
+    def environment(self) -> dict[str, str]:
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return {**super().environment(), "GPAS_DB": self.url, "PATH": path, "WIDTH": "400"}
+
+    def add_slurm(self) -> None:
+        (self.folder / "bin").mkdir()
+        for name, body in PROGRAMS.items():
+            program = self.folder / "bin" / name
+            program.write_text(f"#!/bin/sh\n{body}\n")
+            program.chmod(0o755)
+
+    def said(self, *words: str) -> str:
+        done = self.gpas(*words, expect=None)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr
+
+    def leaks(self) -> list[Path]:
+        """The files of the project that hold the password."""
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        assert files
+        return [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_local_run_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project", steps=300)
+    running = toy.start("run", "grid")
+    try:
+        wait(lambda: bool(toy.stepping()))
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in toy.stepping()]
+    finally:
+        running.wait(timeout=240)
+    assert environments
+    assert not [found for found in environments if SECRET.encode() in found]
+    assert toy.leaks() == []
+    assert set(toy.states().values()) == {"done"}
+
+
+def test_a_submission_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project")
+    toy.add_slurm()
+    preview = toy.said("run", "grid", "--executor", "slurm", "--dry-run")
+    assert "GPAS_RUNS_DIR" in preview
+    submitted = toy.said("run", "grid", "--executor", "slurm", "--yes")
+    assert list(toy.runs.glob(".slurm/*/submission.json")), submitted
+    assert SECRET not in preview + submitted
+    assert "GPAS_DB" not in (toy.folder / "bin/sbatch.env").read_text()
+    assert toy.leaks() == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project")
+    toy.url = FORMS[form]
+    (toy.folder / "runs").mkdir()
+    more = (("table",), ("db", "check"), ("db", "upgrade"), ("db", "backup"), ("db", "rebuild", "--yes"))
+    for words in (("doctor",), ("db", "rebuild"), *(more if form == "password" else ())):
+        assert SECRET not in toy.said(*words), words
+
+
+def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
+    toy = Secretive(tmp_path / "project")
+    toy.url = FORMS["port"]
+    done = toy.gpas("sync", expect=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_question_names_the_database_without_its_password(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project")
+    said = " ".join(toy.gpas("db", "rebuild", expect=2).stderr.replace("│", " ").split())
+    assert "gpas:***@127.0.0.1:1/results" in said
