@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .PHONY: quickstart test test-machine test-long check format venv wheel clean
 
 quickstart: venv
-	$(BIN)/gpas run grid quickstart --yes
+	$(BIN)/gpas run grid quickstart --executor local --yes
 	$(BIN)/gpas table quickstart --paper
 
 test: venv

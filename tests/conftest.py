@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# On a cluster's login node no test reaches the site's controller: this file names no cluster. The commands of
+# the tests' own clusters have their own.
+os.environ["SLURM_CONF"] = str(Path(__file__).with_name("no_slurm.conf"))
 
 # Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them by themselves.
 MACHINE = {"small_disk", "unprivileged", "light_cluster", "full_cluster"}

@@ -97,7 +97,10 @@ def _gpus() -> Finding:
     if tool is None:
         return Finding("GPU", "note", "none seen (no nvidia-smi): jobs run on the CPU")
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding("GPU", "problem", "nvidia-smi did not answer within 30 s", "check the driver")
     if answer.returncode:
         return Finding("GPU", "problem", answer.stderr.strip() or "nvidia-smi failed", "check the driver")
     return Finding("GPU", "ok", "; ".join(answer.stdout.strip().splitlines()))
@@ -117,13 +120,14 @@ def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
     if shutil.which("sbatch") is None:
         yield Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
         return
-    from gpas_cli.launch.slurm import checkup
+    from gpas_cli.launch.slurm import checkup, commands
 
-    answer = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=30, check=False)
-    if answer.returncode:  # the programs without a cluster: packages installed, nothing configured
-        yield Finding("SLURM", "note", f"{answer.stderr.strip() or 'sbatch fails'}: jobs run on this machine")
+    try:
+        version = commands.run("sbatch", "--version").strip()
+    except commands.SlurmError as error:  # the programs are installed, and no cluster is configured
+        yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
         return
-    yield from checkup.configuration(answer.stdout.strip(), project.runs, _notices(project))
+    yield from checkup.configuration(version, project.runs, _notices(project))
     if nodes:
         yield from checkup.nodes(project.runs)
 
