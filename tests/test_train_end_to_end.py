@@ -102,7 +102,9 @@ def test_why_tells_the_spikes_of_all_attempts(toy: Toy) -> None:
     (attempt,) = toy.attempts()
     append(attempt / "journal.jsonl", kind="spike", step=17, of="loss", value=9.5, usual=5.0)
     assert "spikes: loss 9.5 at update 17" in toy.gpas("why", "pre-s1").stdout
+    assert "computed     micro-batches of " in toy.gpas("why", "pre-s1").stdout
     told = json.loads(toy.gpas("why", "pre-s1", "--json").stdout)["stages"][0]
+    assert told["attempts"][-1]["computed"]["gemm_origin"] == "probe"
     assert told["spikes"] == [{"step": 17, "of": "loss", "value": 9.5}]
 
 

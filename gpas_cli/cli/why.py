@@ -9,7 +9,7 @@ from gpas_cli.cli.console import AsJson, Cells, console, experiments, find_cells
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.why import Provenance, Try
@@ -80,6 +80,7 @@ def _print_try(attempt: Try, *, decisive: bool) -> None:
         "where": where,
         "code": f"{facts['code']}, commit {commit}",
         "text": f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}",
+        "computed": _computed(attempt.computed),
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {value:.6g}" for name, value in sorted(attempt.metrics.items())),
         "log": str(attempt.log),
@@ -88,6 +89,18 @@ def _print_try(attempt: Try, *, decisive: bool) -> None:
     for name, text in lines.items():
         if text:
             say(f"    {name:<12} {text}", markup=False)
+
+
+def _computed(facts: Mapping[str, Any]) -> str:
+    """How the attempt computed, in words; "" where its journal does not say."""
+    if not facts:
+        return ""
+    parts = [f"micro-batches of {facts['micro_batch']} rows"] if "micro_batch" in facts else []
+    parts += [f"{facts['processes']} processes ({facts['strategy']})"] if facts.get("processes", 1) > 1 else []
+    parts += ["compiled layers"] if facts.get("compiled") else []
+    chosen = f", chosen by {facts['gemm_origin']}" if "gemm_origin" in facts else ""
+    parts += [f"float32 products '{facts['gemm']}'{chosen}"] if "gemm" in facts else []
+    return ", ".join(parts)
 
 
 def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
@@ -105,6 +118,7 @@ def _clock(moment: float | None) -> str:
 def _as_mapping(stage: Provenance) -> dict[str, Any]:
     tries = [
         {"number": t.number, "outcome": t.outcome, "cause": t.cause, "facts": dict(t.facts), "log": str(t.log),
+         "computed": dict(t.computed),
          "metrics": {name: json_number(value) for name, value in t.metrics.items()},
          "directory": str(t.directory), "checkpoint": str(t.checkpoint) if t.checkpoint else None}
         for t in stage.tries

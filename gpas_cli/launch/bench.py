@@ -90,7 +90,7 @@ def _measure(project: Project, slots: Slots, job: StageJob, seconds: float) -> d
     lease = slots.take(job.resources)
     if lease is None:
         raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
-    asked = {**job.facts(), "threads": lease.threads, "seconds": seconds}
+    asked = {**job.facts(), "threads": lease.threads, "seconds": seconds, "cache": str(project.cache)}
     try:
         done = subprocess.run(
             COMMAND, input=json.dumps(asked), capture_output=True, text=True, pass_fds=lease.fds,

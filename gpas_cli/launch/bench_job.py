@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from gpas_cli.launch.job import recorded_cell
@@ -12,12 +13,13 @@ from gpas_cli.spec.run import Resources
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """`train.bench.Speed` of {cell, resources, threads, seconds} and the device it is of."""
+    """`train.bench.Speed` of {cell, resources, threads, seconds, cache} and the device it is of."""
     from gpas_cli.train.bench import measure
     from gpas_cli.train.precision import choose_device, make_deterministic
 
     make_deterministic(asked["threads"])
-    speed = measure(recorded_cell(asked), Resources(**asked["resources"]), seconds=asked["seconds"])
+    resources, cache = Resources(**asked["resources"]), Path(asked["cache"])
+    speed = measure(recorded_cell(asked), resources, seconds=asked["seconds"], cache=cache)
     return {**asdict(speed), "device": choose_device().type}
 
 

@@ -7,9 +7,9 @@ import platform
 import socket
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 
 from gpas_cli import __version__
+from gpas_cli.processor import cpu_model
 
 PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 VARIABLES = (
@@ -44,16 +44,6 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         **{name.lower(): environ.get(name, "") for name in VARIABLES},
     }
     return {name: value for name, value in known.items() if value}
-
-
-def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the kernel tells it, "" where it does not."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "hardware")))
-    return next(names, platform.processor())
 
 
 def _version(package: str) -> str:

@@ -13,6 +13,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import UnknownCell
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
 
 # Columns of an attempt that say where, when and with what it ran.
@@ -22,19 +23,25 @@ _FACTS = (
     *("fingerprint", "validation_fingerprint", "journal_damaged"),
 )
 
+# Fields of the event with which a training begins, and the bytes of a journal in which it is looked for.
+_COMPUTED = ("strategy", "micro_batch", "processes", "recompute", "compiled", "gemm", "gemm_origin")
+_HEAD = 2**18
+
 
 @dataclass(frozen=True)
 class Try:
     """One attempt. `outcome` is None while it runs, or when it ended without telling.
 
-    `facts` are the columns of the table "attempt" that say where, when and with what it ran. `checkpoint` is the newest
-    one that is still there.
+    `facts` are the columns of the table "attempt" that say where, when and with what it ran. `computed` is how a
+    training computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and
+    what chose it, `gemm_origin`. `checkpoint` is the newest one that is still there.
     """
 
     number: int
     outcome: str | None
     cause: str
     facts: Mapping[str, Any]
+    computed: Mapping[str, Any]
     metrics: Mapping[str, float]
     directory: Path
     log: Path
@@ -122,6 +129,16 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _computed(directory: AttemptDir) -> dict[str, Any]:
+    """How the attempt's training computes, {} for another stage, or where the journal cannot be read."""
+    try:
+        events, _, _ = read(directory.journal_path, limit=_HEAD)
+    except OSError:
+        return {}
+    phases = (event for event in events if event["kind"] == "phase" and event.get("name") == "training")
+    return {name: value for name, value in next(phases, {}).items() if name in _COMPUTED}
+
+
 def _try(runs: Path, row: Mapping[str, Any]) -> Try:
     directory = AttemptDir(runs / row["directory"])
     return Try(
@@ -129,6 +146,7 @@ def _try(runs: Path, row: Mapping[str, Any]) -> Try:
         outcome=row["outcome"],
         cause=row["cause"] or "",
         facts={name: row[name] for name in _FACTS},
+        computed=_computed(directory),
         metrics=row["metrics"],
         directory=directory.path,
         log=directory.log_path,

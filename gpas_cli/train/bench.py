@@ -70,10 +70,13 @@ def made_up_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bo
     return assemble(cell, MadeUp(cell, padded=padded), resources)
 
 
-def measure(cell: Cell, resources: Resources, *, seconds: float) -> Speed:
-    """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three."""
+def measure(cell: Cell, resources: Resources, *, seconds: float, cache: Path | None = None) -> Speed:
+    """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three.
+
+    The float32 product is the one that runs of this machine use which share `cache`.
+    """
     loop = made_up_loop(cell, resources, padded=cell.data.layout == "pad")
-    settle_gemm(cell, loop)
+    settle_gemm(cell, loop, cache)
     for _ in range(WARM_UP):
         timed_update(loop)
     times, tokens = list[float](), loop.position.tokens

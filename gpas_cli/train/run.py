@@ -78,7 +78,7 @@ def train(
     loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
     loop.position = replace(_resume(cell, places, loop, corpus.identity, emit), text=corpus.identity)
-    gemm = settle_gemm(cell, loop)
+    gemm = settle_gemm(cell, loop, places.cache)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
     emit(
@@ -144,15 +144,26 @@ def _gates(network: Llama, precision: Precision) -> GateGradients | None:
         return None
 
 
-def settle_gemm(cell: Cell, loop: Loop) -> dict[str, object]:
-    """Choose the float32 matrix product where the cell uses one, the same in all processes and after a resume; what
-    there is to record of it. Collective."""
+def settle_gemm(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, object]:
+    """Choose the float32 matrix product where the cell uses one, and return what to journal of it. Collective.
+
+    All processes use the same one, and so does every run of this machine that shares `cache`.
+    """
     if cell.precision != "fp32":
         return {}
-    gemm = loop.layout.world.told(choose_gemm(cell.model.size, loop.precision.device, loop.position.gemm))
+    record = None if cache is None else cache / "matmul"
+    device, before = loop.precision.device, loop.position.gemm
+    gemm = loop.layout.world.told(choose_gemm(cell.model.size, device, before, record))
+    if gemm.origin == "unrecorded":
+        loop.warn(
+            f"{record} cannot be written, so the choice of the fastest float32 matrix product cannot be kept and the "
+            "usual one is used; make the folder writable to have it chosen"
+        )
     torch.set_float32_matmul_precision(gemm.path)
     loop.position = replace(loop.position, gemm=gemm.path)
-    return {"gemm": gemm.path, "gemm_error": gemm.error, "gemm_speedup": gemm.speedup}
+    return {
+        "gemm": gemm.path, "gemm_error": gemm.error, "gemm_speedup": gemm.speedup, "gemm_origin": gemm.origin,
+    }  # fmt: skip
 
 
 def _resume(cell: Cell, places: Places, loop: Loop, text: str, emit: Emit) -> Position:

@@ -17,7 +17,7 @@ from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Resources, Watch
-from gpas_cli.train import loop, shardfiles
+from gpas_cli.train import gemm, loop, shardfiles
 from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import Places, train
@@ -94,6 +94,22 @@ def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> Non
     (data,) = recorder.of("data")
     assert data["source"] == "files"
     assert len(data["first_batch"]) == 64
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_takes_the_same_product_again(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe of the second attempt would take another one."""
+    places = replace(places, cache=tmp_path / "cache")
+    paths = []
+    for times in ({"highest": 2.0, "medium": 1.0}, {"highest": 1.0, "medium": 2.0}):
+        probe = gemm._Probe(dict.fromkeys(gemm.PATHS, 0.0), times)
+        monkeypatch.setattr(gemm._Probe, "of", lambda size, device, probe=probe: probe)
+        folder = tmp_path / f"{len(paths)}"
+        _, recorder = go(places, folder, cell(), stop_at=0)
+        assert not list(folder.glob("step-*"))
+        paths.append(recorder.of("phase")[-1]["gemm"])
+    assert paths == ["medium", "medium"]
 
 
 def test_damaged_tokens_end_a_run_and_sound_ones_are_journalled(places: Places, tmp_path: Path) -> None:
