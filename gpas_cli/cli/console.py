@@ -69,7 +69,7 @@ Cells = Annotated[
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", "-w", help="Only cells with these labels, e.g. gate=gpas or seed!=2; repeat to narrow."),
+    typer.Option("--where", "-w", help="Only these cells: gate=gpas, seed!=2 or optim.lr=1e-3; repeat to narrow."),
 ]
 Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with a schema number instead of text.")]

@@ -58,14 +58,20 @@ def status(
 def observed(
     names: Sequence[str] | None, where: Sequence[str] | None, every: bool = False, *, jobs: bool = False
 ) -> list[CellState]:
-    """The states of the cells that are meant: of the grids named, else of the default and every grid started."""
+    """The states of the cells that are meant: of the grids named, else of the default and every grid started.
+
+    `where` does not change which grids count as started; where none of their cells matches, those of all grids count.
+    """
+    from gpas_cli.grid.select import select
     from gpas_cli.launch.watch import look
 
     if names or every:
         return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs)
-    everything = look(project().runs, entries(list(experiments().grids), where), jobs=jobs)
+    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs)
     started = {state.entry.grid for state in everything if state.state != "missing"} | {experiments().default}
-    return [state for state in everything if state.entry.grid in started]
+    matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
+    chosen = [state for state in everything if id(state.entry) in matching]
+    return [state for state in chosen if state.entry.grid in started] or chosen
 
 
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> None:

@@ -77,6 +77,18 @@ def test_status_as_json_has_the_promised_form(project: Path) -> None:
     assert (cell["grid"], cell["name"], cell["state"], cell["outcome"]) == ("quickstart", "pre-s1", "missing", None)
 
 
+def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project: Path) -> None:
+    def found(*words: str) -> set[str]:
+        cells = json.loads(gpas(project, *words, "--json").stdout)["cells"]
+        return {f"{cell['grid']}/{cell['name']}" for cell in cells}
+
+    assert "quickstart-lr/pre-lr0.001-s1" in found("status", "--where", "optim.lr=0.001")
+    assert found("status", "--where", "lr=1e-3") == found("status", "--where", "optim.lr=0.001")
+    assert len(found("status", "--where", "optim.lr=1.5e-3")) == 22
+    assert len(found("plan", "--where", "optim.steps=6e2", "--where", "gate.activation=silu")) == 10
+    assert found("status", "--where", "size=350m", "--where", "optim.batch=512", "--where", "seed=42")
+
+
 def test_published_numbers_stand_beside_ours(project: Path) -> None:
     text = gpas(project, "table", "table2", "--paper", "--format", "markdown").stdout
     assert "33.49" in text
@@ -96,6 +108,8 @@ def test_explain_prints_the_equations(project: Path) -> None:
     [
         (("run", "grid", "tabel2"), "table2"),
         (("plan", "--where", "gate=gpsa"), "gpas"),
+        (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; valid: 0.0015"),
+        (("table", "--where", "optim.lrr=1"), "no axis or field 'optim.lrr'; did you mean 'optim.lr'?"),
         (("explain", "mix-gpas-s9"), "mix-gpas-s"),
         (("table", "--format", "latx"), "did you mean 'latex'?"),
         (("explain", "mix-gpas-s1", "--bounds"), "torch is not installed here"),

@@ -23,6 +23,16 @@ ENTRIES = grid(cells(gate="[none, gpas]", seed="[1, 2, 3]", **{"optim.lr": "[1e-
         (["seed!=1,3"], 4),
         (["optim.lr=1e-3"], 6),
         (["lr=0.001"], 6),
+        (["optim.lr=.1e-2"], 6),
+        (["optim.warmup=60"], 12),
+        (["optim.warmup=6e1"], 12),
+        (["warmup=60.0"], 12),
+        (["size.layers=12", "data.layout=pack"], 12),
+        (["gate.activation=silu"], 6),
+        (["gate.activation!=silu"], 6),
+        (["norm.scheme=pre"], 12),
+        (["finetune=none"], 12),
+        (["precision=fp32"], 12),
         (["size = quickstart", "lr = 2e-3 , 1e-3"], 12),
     ],
 )
@@ -35,12 +45,15 @@ def test_select(where: list[str], count: int) -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (["gaet=gpas"], "no axis 'gaet'; did you mean 'gate'?"),
+        (["gaet=gpas"], "no axis or field 'gaet'; did you mean 'gate'?"),
         (["gate=gpsa"], "no cell has gate 'gpsa'; did you mean 'gpas'?"),
         (["seed=4"], "no cell has seed '4'; valid: 1, 2, 3"),
         (["seed=true"], "no cell has seed 'true'"),
-        (["gate"], "is not AXIS=LABEL"),
-        (["gate="], "is not AXIS=LABEL"),
+        (["optim.warmup=61"], "no cell has optim.warmup '61'; valid: 60"),
+        (["optim.warmpu=60"], "no axis or field 'optim.warmpu'; did you mean 'optim.warmup'?"),
+        (["x=1"], "no axis or field 'x'; valid: norm, gate, seed, size, data, optim.lr, or a field such as optim.lr"),
+        (["gate"], "is not NAME=VALUE"),
+        (["gate="], "is not NAME=VALUE"),
         (["seed=1", "seed!=1"], "no cell matches --where seed=1 seed!=1"),
         (["seed=" + "9" * 60], "no cell has seed"),
     ],
@@ -65,7 +78,7 @@ def test_a_last_part_that_fits_two_axes_is_refused() -> None:
         )
     )
     assert select(entries, ["init=normal"]) == entries
-    with pytest.raises(GpasError, match=r"no axis 'eps'; it could be size.eps or optim.eps"):
+    with pytest.raises(GpasError, match=r"'eps' is not clear; it could be size.eps or optim.eps"):
         select(entries, ["eps=1e-8"])
 
 
@@ -121,3 +134,14 @@ def test_a_key_prefix_of_two_cells_is_refused() -> None:
                 find([other, entry], entry.key[:4])
             return
     pytest.fail("700 keys without a common prefix of four digits: the birthday paradox says 97 % against")
+
+
+def test_a_value_is_found_where_the_grid_does_not_vary_it() -> None:
+    text = HEAD + "".join(
+        f"  {name}: {{base: {{size: quickstart, data: quickstart, optim.lr: {rate}}}, axes: {axes}}}\n"
+        for name, rate, axes in (("a", "1e-3", "{seed: [1]}"), ("b", "1", "{optim.lr: [1e-3, 2e-3]}"))
+    )
+    entries = expand(read(text), ["a", "b"])
+    assert [entry.id for entry in select(entries, ["optim.lr=0.001"])] == ["a/s1", "b/lr0.001"]
+    tasks = grid("base: {size: quickstart, data: quickstart, downstream: {tasks: [piqa, boolq]}}")
+    assert select(tasks, ["tasks=boolq"]) == tasks
