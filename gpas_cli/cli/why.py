@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,13 @@ def _print_try(attempt: Try, *, decisive: bool) -> None:
     facts, say = attempt.facts, console().print
     mark = "  <- the number in tables" if decisive else ""
     cause = f": {attempt.cause}" if attempt.cause else ""
-    say(f"  attempt {attempt.number}: {attempt.outcome or 'no outcome'}{cause}{mark}", markup=False)
+    killed = f", ended by {_signal(attempt.signal)}" if attempt.signal else ""
+    say(f"  attempt {attempt.number}: {attempt.outcome or 'no outcome'}{killed}{cause}{mark}", markup=False)
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {facts['threads']} threads, {facts['precision']}"
+    retry = attempt.retry
     lines = {
+        "retry": f"after attempt {retry.get('of')}: {retry.get('why')}" if retry else "",
         "when": f"{_clock(facts['started'])} to {_clock(facts['ended'])}",
         "where": where,
         "code": f"{facts['code']}, commit {commit}",
@@ -111,6 +115,13 @@ def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
     return f"spikes: {', '.join(shown)}{more}"
 
 
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _clock(moment: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "?"
 
@@ -120,7 +131,8 @@ def _as_mapping(stage: Provenance) -> dict[str, Any]:
         {"number": t.number, "outcome": t.outcome, "cause": t.cause, "facts": dict(t.facts), "log": str(t.log),
          "computed": dict(t.computed),
          "metrics": {name: json_number(value) for name, value in t.metrics.items()},
-         "directory": str(t.directory), "checkpoint": str(t.checkpoint) if t.checkpoint else None}
+         "directory": str(t.directory), "checkpoint": str(t.checkpoint) if t.checkpoint else None,
+         "signal": t.signal, "retry": dict(t.retry) if t.retry else None}
         for t in stage.tries
     ]  # fmt: skip
     return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),

@@ -1,7 +1,8 @@
 """The process that runs one attempt: `python -m gpas_cli.launch.job ATTEMPT_DIRECTORY [--rank]`.
 
 It reads `attempt.json`, appends to `journal.jsonl` (its only writer) and leaves with
-0 done or diverged, 1 failed, 75 interrupted (checkpointed, to be resumed), 130 cancelled.
+0 done or diverged, 1 failed, 75 interrupted (checkpointed, to be resumed), 76 interrupted (this machine does not have
+the GPUs that were asked for: to be resumed on another), 130 cancelled.
 
 An attempt of several processes is started as one, which starts the others (`launch.ranks`). With --rank it is one of
 those itself: srun or torchrun started them all, and the environment says which it is (`launch.place`). The first is
@@ -28,6 +29,7 @@ from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
 from gpas_cli.launch.stages import TOKENISE
 from gpas_cli.launch.trained import last_checkpoint
+from gpas_cli.launch.watch import EXIT_NODE
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
@@ -118,10 +120,12 @@ class Run:
     def leave(self, outcome: dict[str, Any]) -> int:
         """Tell the outcome; the exit code for it."""
         if self._journal is not None:
-            return _leave(self._journal, outcome)
-        if outcome["outcome"] == "failed":
-            ranks.tell_failure(self.directory, self.place.rank, outcome["cause"])
-        return EXIT_CODES[outcome["outcome"]]
+            code = _leave(self._journal, outcome)
+        else:
+            code = EXIT_CODES[outcome["outcome"]]
+            if outcome["outcome"] == "failed":
+                ranks.tell_failure(self.directory, self.place.rank, outcome["cause"])
+        return EXIT_NODE if "node" in outcome else code
 
 
 def _blamed(run: Run, error: Exception) -> dict[str, Any]:
@@ -177,8 +181,11 @@ def _run_stage(run: Run) -> dict[str, Any]:
 
         return tokenise(run.attempt, run.emit, run.flag)
     from gpas_cli.train.parallel import World, joined
-    from gpas_cli.train.precision import make_deterministic
+    from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name
 
+    if missing := missing_gpus(int(run.attempt["resources"]["gpus"])):
+        print(missing, file=sys.stderr)
+        return {"outcome": "interrupted", "cause": missing, "node": node_name()}
     cell, here = recorded_cell(run.attempt), run.place
     make_deterministic(_threads(run.attempt, here.size))
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:

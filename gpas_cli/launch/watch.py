@@ -41,6 +41,7 @@ GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough fo
 NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
 _CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel counts for a stage that is not under way
 EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
+EXIT_NODE = 76  # interrupted, and to be run on another machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,12 +248,18 @@ def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> Sighting:
     code, signal = seen.get("code"), seen.get("signal")
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
+    if code == EXIT_NODE:
+        return replace(_ended(attempt, evidence, "exit"), cause=_said(attempt, seen))
     if signal or code in (0, None, EXIT_INTERRUPTED):
         return _ended(attempt, evidence, "exit")
     if code == EXIT_CANCELLED:
         return Sighting(state="cancelled", evidence=evidence, source="exit")
-    cause = str(seen.get("error") or "") or last_line(attempt.log_path)
-    return Sighting(state="failed", evidence=evidence, cause=cause, source="exit")
+    return Sighting(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")
+
+
+def _said(attempt: AttemptDir, seen: Mapping[str, Any]) -> str:
+    """What exit.json, or else the log, says of why a process ended."""
+    return str(seen.get("error") or "") or last_line(attempt.log_path)
 
 
 def _ended(attempt: AttemptDir, evidence: str, source: str) -> Sighting:

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import Engine
 
 from gpas_cli.checkpoints import newest_first
-from gpas_cli.errors import UnknownCell
+from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.store.journal import read
-from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.rundir import AttemptDir, read_json
 
 # Columns of an attempt that say where, when and with what it ran.
 _FACTS = (
@@ -34,7 +34,9 @@ class Try:
 
     `facts` are the columns of the table "attempt" that say where, when and with what it ran. `computed` is how a
     training computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and
-    what chose it, `gemm_origin`. `checkpoint` is the newest one that is still there.
+    what chose it, `gemm_origin`. `checkpoint` is the newest one that is still there. `signal` is the number of the one
+    that ended the process, if any did and somebody saw it. `retry` says why the attempt was made, where that was a
+    failure of the one before: {of: its number, why}.
     """
 
     number: int
@@ -46,6 +48,8 @@ class Try:
     directory: Path
     log: Path
     checkpoint: Path | None
+    signal: int | None = None
+    retry: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ def _computed(directory: AttemptDir) -> dict[str, Any]:
 
 def _try(runs: Path, row: Mapping[str, Any]) -> Try:
     directory = AttemptDir(runs / row["directory"])
+    ended, asked = _read(directory.exit_path), _read(directory.attempt_path)
     return Try(
         number=row["number"],
         outcome=row["outcome"],
@@ -151,4 +156,14 @@ def _try(runs: Path, row: Mapping[str, Any]) -> Try:
         directory=directory.path,
         log=directory.log_path,
         checkpoint=next(iter(newest_first([directory.checkpoints])), None),
+        signal=ended.get("signal"),
+        retry=asked.get("retry"),
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of an attempt, {} where it cannot be read: the database has what matters."""
+    try:
+        return read_json(path)
+    except (OSError, StoreError):
+        return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -35,6 +36,24 @@ class Precision:
 def choose_device() -> torch.device:
     """The GPU that this process may see, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def missing_gpus(asked: int) -> str:
+    """Why a process of a job that asked for so many GPUs cannot have its own here, "" if it can or asked for none."""
+    shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    seen = torch.cuda.device_count() if asked and torch.cuda.is_available() else 0
+    # A process sees one slice of a GPU at a time, however many slices are listed.
+    needed = len(shown) if not any(name.startswith("MIG") for name in shown) else 1
+    if not asked or seen >= max(1, needed):
+        return ""
+    count = "none is" if not seen else f"{seen} of {needed} are" if seen > 1 else f"1 of {needed} is"
+    listed = f" (CUDA_VISIBLE_DEVICES={','.join(shown)})" if shown else ""
+    return f"the job asked for {asked} GPU{'s' * (asked > 1)}, and {count} visible on {node_name()}{listed}"
+
+
+def node_name() -> str:
+    """This machine, as SLURM calls it where it runs this process."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def make_deterministic(threads: int) -> None:

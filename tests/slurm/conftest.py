@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import Cluster, lacking
+from fake_slurm import Programs, programs_alone
 from slurm_toy import SlurmToy
 
 
@@ -60,3 +61,9 @@ def accounted(full_cluster: Cluster) -> Iterator[Cluster]:
 def toy(cluster: Cluster, tmp_path: Path) -> SlurmToy:
     """A project of two short cells on the cluster, in a folder with an awkward name."""
     return SlurmToy(tmp_path / "a project", cluster)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """SLURM's programs to be made up, and none else on the PATH."""
+    return programs_alone(tmp_path, monkeypatch)

@@ -111,7 +111,22 @@ def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) ->
     toy.finish()
 
 
-@pytest.mark.parametrize(("victim", "number"), [("job", SIGKILL), ("job", SIGSEGV), ("supervisor", SIGKILL)])
+def test_a_job_that_was_killed_runs_again_as_it_was(cluster: Cluster, tmp_path: Path) -> None:
+    """F15: SIGKILL alone does not show that memory ran out."""
+    toy = started(cluster, tmp_path / "toy", resources="micro_batch: 4")
+    (job,) = toy.queue()
+    kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGKILL)
+    wait(lambda: len(toy.attempts()) == 2)
+    assert list(toy.queue()) == [job]
+    toy.finish()
+    assert [fact["resources"]["micro_batch"] for fact in toy.facts()] == [4, 4]
+    said = toy.gpas("why", "pre-gpas-s1").stdout
+    assert "attempt 1: no outcome, ended by SIGKILL" in said
+    assert "after attempt 1: killed by SIGKILL, and nothing shows that memory ran out" in said
+    toy.trained_once()
+
+
+@pytest.mark.parametrize(("victim", "number"), [("job", SIGSEGV), ("supervisor", SIGKILL)])
 def test_a_killed_process_is_interrupted_and_goes_on(
     cluster: Cluster, tmp_path: Path, victim: str, number: int
 ) -> None:

@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fake_slurm import NAME, Programs, row
 
-from gpas_cli.launch.slurm import queue, sources
+from gpas_cli.launch.slurm import queue
 from gpas_cli.launch.slurm.jobs import Job, ordinal
 from gpas_cli.launch.submitters import Submitter, write_claim
 from gpas_cli.launch.watch import look
 from gpas_cli.store.rundir import write_json
-
-NAME = "gpas-many-0123456789ab"
-
-
-@dataclass
-class Programs:
-    """SLURM programs on the PATH that print what they are given and count their calls."""
-
-    folder: Path
-
-    def put(self, program: str, says: str, *, code: int = 0) -> None:
-        (self.folder / f"{program}.says").write_text(says)
-        path = self.folder / program
-        where = "1" if code == 0 else "2"
-        path.write_text(f"#!/bin/sh\necho $@ >> $0.calls\ncat $0.says >&{where}\nexit {code}\n")
-        path.chmod(path.stat().st_mode | stat.S_IEXEC)
-
-    def calls(self, program: str) -> list[str]:
-        path = self.folder / f"{program}.calls"
-        return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "cat").symlink_to(shutil.which("cat") or "cat")
-    monkeypatch.setenv("PATH", str(folder))
-    return Programs(folder)
 
 
 @pytest.fixture
@@ -52,14 +21,6 @@ def runs(tmp_path: Path) -> Path:
     (tmp_path / "runs/.slurm" / NAME).mkdir(parents=True)
     write_json(tmp_path / "runs/.slurm" / NAME / "submission.json", {"time": 1.0, "keys": [["a"], ["b"], ["c"]]})
     return tmp_path / "runs"
-
-
-def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
-    usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
-             "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
-             "RestartCnt": "0"}  # fmt: skip
-    words = {**usual, **more}
-    return "".join(words.get(column, "").ljust(width) for column, width in sources.COLUMNS.items()) + "\n"
 
 
 def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

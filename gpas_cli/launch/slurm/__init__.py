@@ -8,6 +8,8 @@ queue        one cached question to the scheduler about all jobs
 judge        run directory + claim + queue -> the state of a stage
 element      what an array element runs: a supervisor of its cells' attempts
 start        one start of an element: the attempts it makes, what its tasks tell each other
+child        one job of a supervisor: alive, asked to leave, ended, and how
+memory       evidence that memory ran out where a job was killed
 notice       how long jobs have to save, for `gpas doctor`
 
 No job is lost and none is doubled, whoever dies when: a stage's claim names the submission that may run it, and an

@@ -2,8 +2,8 @@
 
 The task of rank 0 makes an attempt for each cell of its element and starts its job; tasks of higher rank start theirs
 on the same attempts. It passes warning signals on, hears requests to cancel, sees how the jobs end, starts those again
-that ran out of memory, and asks SLURM to run the element again where that is what is left to do. A job that SLURM
-starts again makes a new attempt.
+that ran out of memory or were killed, and asks SLURM to run the element again, on another node if this one is at fault,
+where that is what is left to do. A job that SLURM starts again makes a new attempt.
 
 Exit codes: 0 some cell has its result or nothing was to be done, 75 saved and to be run again, 1 failed, 130 cancelled.
 """
@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,70 +26,21 @@ from gpas_cli.launch import locks
 from gpas_cli.launch.cancellation import request, request_path, requested
 from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.slots import THREAD_VARIABLES
-from gpas_cli.launch.slurm import commands, states
+from gpas_cli.launch.slurm import commands, sources, states
+from gpas_cli.launch.slurm.child import Child
 from gpas_cli.launch.slurm.commands import SlurmError
-from gpas_cli.launch.slurm.failures import count_failure, fewer_rows, fruitless, is_memory
+from gpas_cli.launch.slurm.failures import avoided, count_failure, fewer_rows, fruitless, is_memory
+from gpas_cli.launch.slurm.memory import MemoryWatch
 from gpas_cli.launch.slurm.start import Start
-from gpas_cli.launch.spawn import JOB, record_exit
+from gpas_cli.launch.spawn import JOB
 from gpas_cli.launch.submitters import read_claim
-from gpas_cli.launch.watch import EXIT_CANCELLED, alive_path, conclude_or_unknown, last_line
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+from gpas_cli.launch.watch import EXIT_CANCELLED, EXIT_NODE, alive_path, conclude_or_unknown, last_line
+from gpas_cli.store.rundir import AttemptDir, attempts, write_json
 
 POLL, LOOK = 0.2, 2.0  # seconds between two looks at the children, and at the files
-READY = 20.0  # seconds after which a job is told to leave even if it has not put up its handlers
 WORD = 5.0  # seconds in which a task that ended badly says so; those that it left behind may notice earlier
 LEFT = 60.0  # seconds after which tasks of higher rank leave by themselves, their processes having ended
 WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
-
-
-@dataclass
-class Child:
-    """The job of one attempt, or this task's process of it."""
-
-    attempt: AttemptDir
-    job: dict[str, Any]
-    process: subprocess.Popen[bytes]
-    since: float
-    told: bool = False
-    superseded: bool = False
-    broken: dict[str, Any] | None = None  # how the process of a higher rank ended, where it did so by itself
-
-    @property
-    def lives(self) -> bool:
-        return self.process.poll() is None
-
-    def leave(self) -> None:
-        """Ask the job to save and leave, once it can hear that."""
-        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > READY
-        if not self.told and ready:
-            self.told = True
-            with suppress(ProcessLookupError):
-                self.process.terminate()
-
-    def hear(self) -> None:
-        """See whether a process of higher rank has ended by itself: the others would wait for it until time is up."""
-        word = next(self.attempt.path.glob("rank[0-9]*.json"), None)
-        if word is not None:
-            self.broken = read_json(word)
-            self.process.kill()
-
-    def out_of_memory(self) -> bool:
-        """Whether the job, which has ended, ran out of memory. A kill that nobody asked for is taken for that."""
-        code = self.process.wait()
-        if self.broken:
-            return self.broken["signal"] == signal.SIGKILL or is_memory(self.broken["error"])
-        seen = conclude_or_unknown(self.attempt)
-        return (code == -signal.SIGKILL and not self.told) or (seen.state == "failed" and is_memory(seen.cause))
-
-    def record(self) -> int:
-        """Write how the job ended; its exit code, or that of an interrupted one."""
-        code = self.process.wait()
-        if self.broken:
-            record_exit(self.attempt, self.broken["code"], self.broken["signal"], error=self.broken["error"])
-            return states.EXIT_RESUME if self.broken["signal"] else 1
-        more = {"superseded": True} if self.superseded else {}
-        record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
-        return states.EXIT_RESUME if self.superseded or code < 0 else code
 
 
 class Task:
@@ -98,6 +48,7 @@ class Task:
 
     def __init__(self, start: Start):
         self.start = start
+        self.memory = MemoryWatch(start.environ)
         self.asked: int | None = None
         self.children: list[Child] = []
 
@@ -113,6 +64,7 @@ class Task:
                     child.leave()
             if time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()
+                self.memory.look(child.process.pid for child in self.children if child.lives)
                 with suppress(OSError, GpasError):  # a disk that hiccups: the next look may see more
                     self._look()
         for number in WARNINGS:  # one that comes as Python shuts down would make a job that is done a failed one
@@ -140,6 +92,7 @@ class Task:
         env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
         if together:  # each attempt has its own, where cells share a job or start again in it
             env["MASTER_PORT"] = str(attempt.read_attempt()["slurm"]["port"])
+        self.memory.begin()
         try:
             with log.open("ab") as file:
                 process = subprocess.Popen(
@@ -149,7 +102,7 @@ class Task:
                 )  # fmt: skip
         finally:
             os.close(alive)
-        self.children.append(Child(attempt, job, process, time.monotonic()))
+        self.children.append(Child(attempt, job, process, time.monotonic(), start.node))
 
 
 class Leader(Task):
@@ -207,26 +160,40 @@ class Leader(Task):
         return f"attempt {last} has been started" if last > attempt.number else ""
 
     def _once_more(self) -> bool:
-        """Start those again that ran out of memory, with half as many rows at a time. Whether there were any."""
+        """Start again what ran out of memory, with half as many rows at a time, and what was killed, as it was.
+
+        Returns whether there was any.
+        """
         if self.asked:
             return False
-        again = [child for child in self.children if self._short_of_memory(child)]
-        for child in again:
+        again = [(child, change) for child in self.children if (change := self._change(child))]
+        for child, _ in again:
             self.children.remove(child)
             child.record()
         if again:
-            self._try([{**child.job, "reduce": True} for child in again])
+            self._try([{**child.job, "reduce": "", "again": "", **change} for child, change in again])
         return any(child.lives for child in self.children)
 
-    def _short_of_memory(self, child: Child) -> bool:
-        """Whether a job that has ended ran out of memory, and can do with less."""
+    def _change(self, child: Child) -> dict[str, str]:
+        """With what change to run a job again here at once, and why: {reduce: why}, {again: why}, {} for not at all."""
+        self._hear_out(child)
+        if child.superseded:
+            return {}
+        if evidence := child.out_of_memory(self.memory.evidence()):
+            return {"reduce": evidence} if fewer_rows(child.attempt) else {}
+        runs, retries = self.start.runs, child.job["resources"]["retries"]
+        if child.killed() and fruitless(runs, child.attempt.key) < retries:
+            return {"again": "killed by SIGKILL, and nothing shows that memory ran out; the same micro-batch again"}
+        return {}
+
+    def _hear_out(self, child: Child) -> None:
+        """Where a job has lost another process, wait for that one's task to say how it ended."""
         until = time.monotonic() + WORD
         while child.process.returncode == states.EXIT_RESUME and not child.told and not child.broken:
             if self.start.tasks == 1 or time.monotonic() > until:
                 break
-            time.sleep(POLL)  # it has lost another process, whose task is about to say how
+            time.sleep(POLL)
             child.hear()
-        return not child.superseded and child.out_of_memory() and fewer_rows(child.attempt) > 0
 
     def _end(self) -> int:
         codes, waiting = list[int](), list[Child]()
@@ -263,16 +230,28 @@ class Leader(Task):
         """Have SLURM run this job once more, unless it is being cancelled; else the next `gpas run` submits it."""
         runs, job = self.start.runs, self.start.job
         hopeless = [c for c in waiting if fruitless(runs, c.attempt.key) >= c.job["resources"]["retries"]]
+        faulty = next((child.faulty_node for child in waiting if child.faulty_node), "")
         try:
             if len(hopeless) == len(waiting):
                 print(f"not run again: {len(hopeless)} cells came no further in their last attempts")
             elif self.asked == signal.SIGTERM and not self._preempted():
                 print("asked to end; not run again by itself")
+            elif faulty:
+                self._elsewhere(faulty)
             elif self.asked:
                 commands.run("scontrol", "requeue", job)
                 print(f"job {job} is queued again, to go on from the checkpoint")
         except SlurmError as error:
             print(f"{error}; the next `gpas run` submits what is left")
+
+    def _elsewhere(self, node: str) -> None:
+        """Queue this job again, and keep it and the waiting jobs of its array from a node that cannot run them."""
+        job, array = self.start.job, self.start.job.partition("_")[0]
+        commands.run("scontrol", "requeue", job)  # first: SLURM changes only jobs that wait
+        nodes = avoided(self.start.made.folder, node, sources.excluded(job))
+        print(f"job {job} is queued again, to run on another node than {','.join(nodes)}")
+        with suppress(SlurmError):  # it names every job of the array that runs already
+            commands.run("scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}")
 
     def _preempted(self) -> bool:
         """Whether a job that was sent TERM is being preempted rather than cancelled: it still counts as running."""
@@ -319,7 +298,12 @@ class Companion(Task):
         rank, code = self.start.rank, child.process.wait()
         word = child.attempt.path / f"rank{rank}.json"
         if code not in (0, states.EXIT_RESUME, EXIT_CANCELLED) and not word.exists():
-            ended = {"code": None if code < 0 else code, "signal": -code if code < 0 else None}
+            ended = {
+                "code": None if code < 0 else code,
+                "signal": -code if code < 0 else None,
+                "memory": self.memory.evidence() if child.killed() else "",
+                "node": child.node if code == EXIT_NODE else "",
+            }
             said = last_line(child.attempt.path / f"log-rank{rank}.txt")
             with suppress(OSError):
                 write_json(word, {**ended, "error": f"rank {rank}: {said}"})

@@ -1,6 +1,8 @@
 """Failures by class, and what follows: fewer rows at a time, another try, or none for the rest of the array.
 
 out of memory   the next attempt takes half as many rows at a time; the global batch and so the result stay
+a node at fault the job is run again on another one: GPUs that it was to have are not there
+killed          (SIGKILL, and nothing shows that memory ran out) the job is run again as it was
 interrupted     the job is run again, until `retries` attempts in a row have come no further
 failed          not run again by itself; the same failure in SAME cells of an array holds the rest of it back
 diverged        a result
@@ -11,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from gpas_cli.launch.progress import checkpoint_step
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
+AVOIDED = 86400.0  # seconds for which further submissions of a stage keep away from a node that could not run it
 SAME = 3  # cells of one array that fail for the same reason before the rest is held back
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
@@ -87,6 +91,25 @@ def breaker(submission: Path) -> str:
         return f"held back: {told['cells']} cells of {submission.name} failed alike: {told['cause']}"
     except (OSError, GpasError, KeyError):
         return ""
+
+
+def faulty_nodes(runs: Path, key: str) -> set[str]:
+    """The nodes that could not run recent attempts at a stage, as their exit.json says."""
+    found = set[str]()
+    for attempt in attempts(runs, key):
+        with suppress(OSError, GpasError, TypeError, ValueError):
+            ended = read_json(attempt.exit_path)
+            if ended.get("node") and time.time() - float(ended.get("t", 0)) < AVOIDED:
+                found.add(str(ended["node"]))
+    return found
+
+
+def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
+    """Note that a node cannot run the jobs of a submission. All such nodes, and `others`, by name."""
+    with suppress(OSError):
+        write_json(submission / f"avoid-{node}.json", {"node": node, "t": time.time()})
+    noted = {path.stem.removeprefix("avoid-") for path in submission.glob("avoid-*.json")}
+    return sorted({node, *others, *noted})
 
 
 def same(cause: str) -> str:

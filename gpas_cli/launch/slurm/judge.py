@@ -48,7 +48,7 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
     if gone and not own and (found := _orphaned(runs, last, claim, job, alive)):
         return found
     if queue is None or job is None:
-        return _unseen(last, claim, queue, alive)
+        return spent(runs, key, _unseen(last, claim, queue, alive))
     if job.ended:
         return spent(runs, key, _ended(runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
@@ -90,6 +90,8 @@ def _unseen(last: Sighting, claim: Claim, queue: Queue | None, alive: Liveness) 
         return last
     if queue.error:
         return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
+    if last.state == "interrupted" and last.submission == claim.submission and last.source in ("outcome", "exit"):
+        return last  # nobody but the job itself knows why it left
     if last.state in ("missing", "interrupted", "unknown", "running"):
         cause = f"SLURM does not know {claim.submission}[{claim.index}]; the next `gpas run grid` submits it"
         return replace(last, state="interrupted" if last.attempt else "missing", cause=cause)
@@ -97,9 +99,9 @@ def _unseen(last: Sighting, claim: Claim, queue: Queue | None, alive: Liveness) 
 
 
 def _under_way(last: Sighting, claim: Claim, job: Job, queue: Queue) -> Sighting:
-    before = (
-        f", after attempt {last.attempt} ({last.state})" if last.attempt and last.submission == claim.submission else ""
-    )
+    why = f": {last.cause}" if last.cause else ""
+    own = last.attempt and last.submission == claim.submission
+    before = f", after attempt {last.attempt} ({last.state}{why})" if own else ""
     if job.state in states.WAITING:
         return _queued(last, claim, f"{job}{before}{_stale(queue)}", queue.time, job)
     # An attempt of its own process tells more; without one, its job is starting, or between two attempts.

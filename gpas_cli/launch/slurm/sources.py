@@ -21,6 +21,7 @@ COLUMNS = {
 }  # fmt: skip
 ENDS = list(accumulate(COLUMNS.values()))
 HEAD = 7  # columns that are read of everybody's jobs
+EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas between brackets as well
 FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 
 
@@ -61,6 +62,12 @@ def scontrol(names: Collection[str]) -> Jobs:
             if words[5] in ("", "N/A"):
                 _add(jobs, name, "", words)
     return jobs
+
+
+def excluded(job: str) -> list[str]:
+    """The nodes that a job is kept from, in SLURM's words (n1, n[3-5]). Raises SlurmError."""
+    told = dict(FIELD.findall(commands.run("scontrol", "-o", "show", "job", job)))
+    return [word for word in EXCLUDED.findall(told.get("ExcNodeList", "")) if word != "(null)"]
 
 
 def _cut(text: str, first: int, last: int) -> list[str]:

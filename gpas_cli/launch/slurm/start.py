@@ -37,6 +37,7 @@ class Start:
         self.environ = environ
         self.index = int(environ.get("SLURM_ARRAY_TASK_ID", 0))
         self.rank = int(environ.get("SLURM_PROCID", 0))
+        self.node = environ.get("SLURMD_NODENAME", "")
         self.tasks = int(environ.get("SLURM_NTASKS", 1))
         self.restart = int(environ.get("SLURM_RESTART_COUNT", 0) or 0)
         # Not SLURM_JOB_ID: that of one element is the whole array's, and requeuing it would requeue all elements.
@@ -59,7 +60,7 @@ class Start:
             if reason:
                 print(f"{job['grid']}/{job['name']} ({job['stage']}): {reason}")
                 return None
-            made = create_attempt(self.runs, key, self._facts(self._with_rows(job)))
+            made = create_attempt(self.runs, key, self._facts(self._as_last_time(job)))
             print(f"{job['grid']}/{job['name']} ({job['stage']}): attempt {made.number} in {made.path}")
             return made
 
@@ -94,18 +95,26 @@ class Start:
         step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
         return self.made.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
 
-    def _with_rows(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The job with the micro-batch of its last attempt if that was cut down, or half of it if memory ran out."""
+    def _as_last_time(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The job with the micro-batch of its last attempt if that was cut down, or half of it if memory ran out.
+
+        What is run again in this job for a reason has that recorded: {of: attempt, why, reduced: micro-batch cut?}.
+        """
         tries = attempts(self.runs, job["key"])
         before = tries[-1].read_attempt() if tries else {}
-        rest = {name: value for name, value in job.items() if name != "reduce"}
-        if before and job.get("reduce") and (rows := fewer_rows(tries[-1])):
-            why = {"of": tries[-1].number, "why": f"out of memory; now {rows} rows at a time"}
-            return {**rest, "resources": {**job["resources"], "micro_batch": rows}, "retry": why}
-        if "retry" in before:
-            rows = before["resources"]["micro_batch"]
-            return {**rest, "resources": {**job["resources"], "micro_batch": rows}, "retry": before["retry"]}
-        return rest
+        made = {name: value for name, value in job.items() if name not in ("reduce", "again")}
+        earlier = before.get("retry") or {}
+        cut = bool(earlier) and earlier.get("reduced", True)  # older records tell of nothing else
+        if cut:
+            made = _with_rows(made, before["resources"]["micro_batch"]) | {"retry": earlier}
+        reduce, again = job.get("reduce"), job.get("again")
+        if before and reduce and (rows := fewer_rows(tries[-1])):
+            evidence = f" ({reduce})" if isinstance(reduce, str) else ""
+            why = f"out of memory{evidence}; now {rows} rows at a time"
+            return _with_rows(made, rows) | {"retry": {"of": tries[-1].number, "why": why, "reduced": True}}
+        if before and again:
+            return made | {"retry": {"of": tries[-1].number, "why": again, "reduced": cut}}
+        return made
 
     def _unwanted(self, job: dict[str, Any]) -> str:
         """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
@@ -146,6 +155,10 @@ class Start:
             "cache": project["cache"],
             "root": str(Path(project["config"]).parent),
         }  # fmt: skip
+
+
+def _with_rows(job: dict[str, Any], rows: int) -> dict[str, Any]:
+    return {**job, "resources": {**job["resources"], "micro_batch": rows}}
 
 
 def free_port() -> int:

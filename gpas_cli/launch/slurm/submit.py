@@ -20,7 +20,7 @@ from gpas_cli.launch.libraries import require_libraries
 from gpas_cli.launch.slurm import commands, queue, script, states, submission
 from gpas_cli.launch.slurm.arrays import Array, Place, arrays, levels
 from gpas_cli.launch.slurm.commands import SlurmError
-from gpas_cli.launch.slurm.failures import is_memory
+from gpas_cli.launch.slurm.failures import faulty_nodes, is_memory
 from gpas_cli.launch.slurm.submission import Submission
 from gpas_cli.launch.snapshot import Snapshot, snapshot
 from gpas_cli.launch.stages import RUNNABLE, TOKENISE, StageJob, stage_jobs
@@ -231,6 +231,7 @@ class SlurmScheduler:
         spec = array.spec(self._at_once or resources.at_once)
         jobs = (seen[job.key].job for job in array.jobs) if seen else ()
         bad = {job.nodes for job in jobs if job and job.state in states.NODE_FAULTS and job.nodes}
+        bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
         profile = script.parameters(resources)
         return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
 

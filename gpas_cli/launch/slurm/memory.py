@@ -1,0 +1,78 @@
+"""Evidence that memory ran out on a node: a process that SIGKILL ended may have been killed for other reasons.
+
+1. the kernel's count of processes that its out-of-memory killer has ended in this task's control group
+2. what the jobs of this task took together when they were last looked at, against what SLURM gives the task's node
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+NEAR = 0.9  # share of the memory limit at which jobs count as having filled it: looks are seconds apart
+GROUPS, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+class MemoryWatch:
+    """What is seen of the memory of this task's jobs. `environ` is what SLURM gives a task."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ):
+        self.limit = limit(environ)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen: jobs are about to start."""
+        self._taken = 0
+        self._kills = kernel_kills()
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Note what the processes `pids` and their descendants take now."""
+        self._taken = sum(resident(pid) for pid in pids) or self._taken
+
+    def evidence(self) -> str:
+        """Why jobs that were killed since `begin` are taken to have run out of memory, "" without evidence."""
+        if kernel_kills() > self._kills:
+            return "the kernel's out-of-memory killer ended a process of the job"
+        if self.limit and self._taken >= NEAR * self.limit:
+            return f"it took {self._taken >> 20} MiB of {self.limit >> 20} MiB"
+        return ""
+
+
+def limit(environ: Mapping[str, str]) -> int:
+    """The bytes of memory that SLURM gives the job on this node, 0 where it sets no limit."""
+    node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
+    cpus = _number(environ.get("SLURM_CPUS_ON_NODE", ""))
+    return (node or _number(environ.get("SLURM_MEM_PER_CPU", "")) * cpus) << 20
+
+
+def resident(pid: int) -> int:
+    """The bytes that a process and its descendants have in memory, 0 for one that has ended."""
+    found = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                found += each.memory_info().rss
+    return found
+
+
+def kernel_kills(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
+    """How many processes of this control group the kernel has killed for want of memory, 0 where it does not say."""
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            place = mount / controllers / path.lstrip("/")
+            if not controllers or "memory" in controllers.split(","):
+                name = "memory.oom_control" if controllers else "memory.events"
+                with suppress(OSError):
+                    words = (place / name).read_text().split()
+                    return _number(dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", ""))
+    return 0
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdigit() else 0

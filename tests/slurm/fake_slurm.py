@@ -1,0 +1,54 @@
+"""SLURM's programs as small scripts on the PATH, for what needs no cluster."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.launch.slurm import sources
+
+NAME = "gpas-many-0123456789ab"
+
+
+@dataclass
+class Programs:
+    """SLURM programs on the PATH that print what they are given and count their calls."""
+
+    folder: Path
+
+    def put(self, program: str, says: str, *, code: int = 0) -> None:
+        (self.folder / f"{program}.says").write_text(says)
+        self.script(program, f"cat $0.says >&{1 if code == 0 else 2}\nexit {code}")
+
+    def script(self, program: str, text: str) -> None:
+        """A program that does what `text` says in shell."""
+        path = self.folder / program
+        path.write_text(f"#!/bin/sh\necho $@ >> $0.calls\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    def calls(self, program: str) -> list[str]:
+        path = self.folder / f"{program}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def programs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """No program on the PATH but those that are put there, and the few that their scripts need."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("cat", "env", "sleep"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(folder))
+    return Programs(folder)
+
+
+def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
+    """A line of squeue's."""
+    usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
+             "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
+             "RestartCnt": "0"}  # fmt: skip
+    words = {**usual, **more}
+    return "".join(words.get(column, "").ljust(width) for column, width in sources.COLUMNS.items()) + "\n"

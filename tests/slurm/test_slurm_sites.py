@@ -1,0 +1,29 @@
+"""What sites and users set up in other ways than the test cluster does, and nodes that are not what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from slurm_toy import one_cell
+
+pytestmark = pytest.mark.long
+
+
+def test_a_cell_that_asked_for_gpus_leaves_nodes_without_them_and_trains_nowhere_else(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The GPUs of this cluster are in its books only."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="gpus: 1, retries: 2")
+    toy.submit()
+    toy.until(lambda states: states["pre-gpas-s1"] == "failed", allowed=("queued", "running", "failed"))
+    nodes = [fact["slurm"]["nodes"] for fact in toy.facts()]
+    assert len(set(nodes)) == 2, nodes
+    cell = toy.status()["pre-gpas-s1"]
+    assert "asked for 1 GPU, and none is visible on" in cell["cause"]
+    assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
+    assert "is queued again, to run on another node than" in toy.said()
+    toy.gpas("retry", "--executor", "slurm", "--yes")
+    (script,) = [path for path in toy.runs.glob(".slurm/*/submission.sh") if "--exclude" in path.read_text()]
+    assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()
