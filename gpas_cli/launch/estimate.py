@@ -96,7 +96,7 @@ def measured_speeds(runs: Path) -> dict[Shape, float]:
             own = _attempt_shape(attempt, asked)
             if len(found.get(own, ())) < ENOUGH and (seconds := _seconds_per_step(attempt)):
                 found.setdefault(own, []).append(_positions(asked["cell"]) / seconds)
-        except (OSError, GpasError, KeyError, TypeError):
+        except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
     return measured(runs) | {own: statistics.median(speeds) for own, speeds in found.items()}
 

@@ -7,6 +7,7 @@ from gpas_cli.project import Project
 
 # A scheduler waits while this runs, and what is not read in now is read in next time.
 BUSY_SECONDS = 3.0
+NAMED = 3  # run directories that cannot be read, in one message
 
 
 def ingest(project: Project) -> str:
@@ -19,9 +20,10 @@ def ingest(project: Project) -> str:
     try:
         engine = connect(project.database, busy_seconds=BUSY_SECONDS)
         try:
-            sync(engine, project.runs)
+            problems = sync(engine, project.runs).problems
         finally:
             engine.dispose()
     except (GpasError, SQLAlchemyError, OSError) as error:
         return f"results were not copied into the database: {error}; the run directories have them"
-    return ""
+    more = f", and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+    return f"passed over, because they cannot be read: {'; '.join(problems[:NAMED])}{more}" if problems else ""

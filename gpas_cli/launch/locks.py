@@ -31,7 +31,7 @@ class Lock(Enum):
 def probe(path: Path) -> Lock:
     """Whether some process holds `path`. A shared lock is tried and dropped, so probes never disturb each other."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return Lock.ABSENT
     except OSError:

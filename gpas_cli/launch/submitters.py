@@ -163,7 +163,7 @@ def read_claim(runs: Path, key: str) -> Claim | None:
         who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
         after = tuple(map(str, found.get("after", ())))
         return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)), after)
-    except (OSError, StoreError, KeyError, TypeError, ValueError):
+    except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -40,6 +40,8 @@ ALIVE = ("queued", "running")  # somebody is at it
 GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
 NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
 _CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel counts for a stage that is not under way
+# What reading a file raises that somebody else wrote: one stage that cannot be told must not stop a command.
+UNREADABLE = (OSError, GpasError, ArithmeticError, TypeError, ValueError)
 EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
 EXIT_NODE = 76  # interrupted, and to be run on another machine
 
@@ -129,7 +131,7 @@ def observe(runs: Path, key: str, alive: Liveness | None = None) -> Sighting:
     """The state of the stage `key`. Never raises for what it finds: an unreadable directory is `unknown`."""
     try:
         return _observe(runs, key, alive or Liveness(runs))
-    except (OSError, GpasError) as error:
+    except UNREADABLE as error:
         return Sighting(state="unknown", evidence=f"unreadable: {error}")
 
 
@@ -202,7 +204,7 @@ def conclude_or_unknown(attempt: AttemptDir) -> Sighting:
     """`conclude`, with what cannot be read as an unknown state."""
     try:
         return conclude(attempt)
-    except (OSError, GpasError) as error:
+    except UNREADABLE as error:
         evidence = f"unreadable: {error}"
         return Sighting(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
 

@@ -51,7 +51,10 @@ def number(value: Any) -> float:
     """A float from a journal, where "nan", "inf" and "-inf" are words. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"not a number: {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:  # an integer of more than 308 digits
+        raise ValueError("not a number of 64 bits") from error
 
 
 def integer(value: Any, bits: int = 32) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy.exc import DataError, DBAPIError, StatementError
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import journal, rundir, session
@@ -63,7 +64,8 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     done = Ingested()
     writer = session.for_writing(engine)
     offsets = _offsets(engine)
-    for attempt in _listed(runs, keys):
+    skipped: list[str] = []
+    for attempt in _listed(runs, keys, skipped):
         try:
             if not _has_news(attempt, offsets.get((attempt.key, attempt.number))):
                 continue
@@ -72,14 +74,25 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
                 done += ingest_attempt(connection, attempt)
         except Unreadable as problem:
             done += Ingested(problems=(str(problem),))
-    return done
+    return done + Ingested(problems=tuple(skipped))
 
 
 def ingest_attempt(connection: Connection, attempt: AttemptDir) -> Ingested:
     """Store what is new in one attempt, in the caller's transaction, which no other writer shares.
 
-    Raises Unreadable; the caller then rolls back.
+    Raises Unreadable, also for content that no job writes and the database refuses; the caller then rolls back.
     """
+    try:
+        return _ingest(connection, attempt)
+    except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
+        raise Unreadable(f"{attempt.path}: {type(error).__name__}: {error}") from error
+    except StatementError as error:
+        if isinstance(error, DBAPIError) and not isinstance(error, DataError):
+            raise
+        raise Unreadable(f"{attempt.path}: the database refuses what it holds: {error.orig}") from error
+
+
+def _ingest(connection: Connection, attempt: AttemptDir) -> Ingested:
     row = _row(connection, attempt)
     if row is not None and _size(attempt) < row["journal_offset"]:
         _forget(connection, row["id"])  # the journal was cut or replaced: what was read from it no longer holds
@@ -97,12 +110,15 @@ def ingest_attempt(connection: Connection, attempt: AttemptDir) -> Ingested:
         row = _apply(connection, row, changes, offset, len(found), bad + changes.malformed)
 
 
-def _listed(runs: Path, keys: Iterable[str] | None) -> Iterator[AttemptDir]:
+def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Iterator[AttemptDir]:
     if keys is None:
-        yield from rundir.all_attempts(runs)
+        yield from rundir.all_attempts(runs, skipped)
         return
     for key in sorted(set(keys)):
-        yield from rundir.attempts(runs, key)
+        try:
+            yield from rundir.attempts(runs, key)
+        except OSError as error:
+            skipped.append(f"{error.filename}: {error.strerror}")
 
 
 def _offsets(engine: Engine) -> dict[tuple[str, int], int]:
@@ -174,14 +190,17 @@ def _row_of(attempt: AttemptDir, asked: Mapping[str, Any]) -> dict[str, Any]:
         }
     except ValueError as error:
         raise Unreadable(f"{attempt.attempt_path}: {error}") from error
+    axes = journal.plain(asked["axes"])
     unknown: dict[str, Any] = {column.name: None for column in ATTEMPT.columns if column.name != "id"}
     named = {name: string(asked[name]) for name in ("grid", "name", "executor")}
-    place = {"stage_key": attempt.key, "number": attempt.number, "directory": attempt.relative, "axes": asked["axes"]}
+    place = {"stage_key": attempt.key, "number": attempt.number, "directory": attempt.relative, "axes": axes}
     return unknown | known | named | place | {"journal_offset": 0, "journal_events": 0, "journal_damaged": 0}
 
 
 def _put_stage(connection: Connection, key: str, asked: Mapping[str, Any]) -> None:
-    stage = {"kind": string(asked["stage"]), "parents": list(asked.get("parents") or []), "cell": asked["cell"]}
+    # JSON in a database has no Infinity, though Python reads it.
+    facts = journal.plain({"parents": list(asked.get("parents") or []), "cell": asked["cell"]})
+    stage = {"kind": string(asked["stage"]), **facts}
     if connection.execute(update(STAGE).where(STAGE.c.key == key).values(stage)).rowcount == 0:
         connection.execute(insert(STAGE), stage | {"key": key})
 

@@ -20,7 +20,9 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from gpas_cli.store.files import open_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
 EXPENDABLE = ("step", "layers")  # what is dropped first when even that is not enough: dense and least missed
@@ -127,7 +129,7 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
     Raises OSError when the file is there and cannot be read, never for what is in it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             data = file.read(limit) + (file.readline() if limit >= 0 else b"")
     except FileNotFoundError:
@@ -145,7 +147,7 @@ def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = No
     Of the kinds in `newest`, only the first of all and that many of the last are decoded: most lines are of one kind.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = max(0, file.seek(0, os.SEEK_END) - size)
             file.seek(start)
             data = file.read(size)
@@ -168,11 +170,18 @@ def decode(line: bytes) -> dict[str, Any] | None:
     if head != b"%08x " % zlib.crc32(body):
         return None
     try:
-        event = json.loads(body.decode("ascii"))
-    except ValueError:
+        event = _DECODER.decode(body.decode("ascii"))
+    except (ValueError, RecursionError):
         return None
     valid = isinstance(event, dict) and isinstance(event.get("n"), int) and isinstance(event.get("kind"), str)
     return event if valid else None
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def plain(value: Any) -> Any:

@@ -161,7 +161,8 @@ def _attempts(engine: Engine, runs: Path) -> Iterator[Finding]:
     """Attempt by attempt: the row and the directory, what the journal holds and what was read of it."""
     with engine.connect() as connection:
         rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
-    for attempt in rundir.all_attempts(runs):
+    skipped: list[str] = []
+    for attempt in rundir.all_attempts(runs, skipped):
         row = rows.pop((attempt.key, attempt.number), None)
         if row is None:
             yield Finding(f"{attempt.relative} is not in the database", "`gpas sync` reads it, or says why it cannot")
@@ -170,11 +171,13 @@ def _attempts(engine: Engine, runs: Path) -> Iterator[Finding]:
             yield from _journal(attempt, dict(row))
         except OSError as error:
             yield Finding(f"{attempt.journal_path}: {error.strerror}", "make it readable")
+    yield from (Finding(problem, "make it readable, or move it away") for problem in skipped)
     for row in rows.values():
-        yield Finding(
-            f"{row['directory']} is in the database and not under {runs}",
-            "restore the directory, or `gpas db rebuild` forgets it",
-        )
+        if rundir.is_gone(runs / row["directory"]):
+            yield Finding(
+                f"{row['directory']} is in the database and not under {runs}",
+                "restore the directory, or `gpas db rebuild` forgets it",
+            )
 
 
 def _journal(attempt: rundir.AttemptDir, row: dict[str, Any]) -> Iterator[Finding]:
@@ -199,12 +202,13 @@ def _journal(attempt: rundir.AttemptDir, row: dict[str, Any]) -> Iterator[Findin
 def _rebuild_in_place(url: str, runs: Path) -> Ingested:
     engine = session.for_writing(session.connect(url))
     done = Ingested()
+    skipped: list[str] = []
     try:
         with engine.begin() as connection:
             session.lock(connection)
             for table in (LAYER_CURVE, CURVE, METRIC, ATTEMPT, STAGE):
                 connection.execute(delete(table))
-            for attempt in rundir.all_attempts(runs):
+            for attempt in rundir.all_attempts(runs, skipped):
                 try:
                     with connection.begin_nested():
                         done += ingest_attempt(connection, attempt)
@@ -212,7 +216,7 @@ def _rebuild_in_place(url: str, runs: Path) -> Ingested:
                     done += Ingested(problems=(str(problem),))
     finally:
         engine.dispose()
-    return done
+    return done + Ingested(problems=tuple(skipped))
 
 
 def _swap(new: Path, path: Path) -> None:

@@ -21,9 +21,11 @@ from typing import Any
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
+from gpas_cli.store.files import open_regular
 
 _KEY = re.compile(r"[0-9a-f]{16}")
-_NUMBER = re.compile(r"[0-9]{3,}")
+_PREFIX = re.compile(r"[0-9a-f]{2}")
+_NUMBER = re.compile(r"[0-9]{3,9}")  # of 32 bits, as the database has it
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
     stage = stage_dir(runs, key)
     try:
         with os.scandir(stage) as entries:
-            folders = {entry.name: entry.is_dir() for entry in entries}
+            folders = {entry.name: _is_folder(entry) for entry in entries}
     except (FileNotFoundError, NotADirectoryError):
         return [], frozenset()
     numbers = sorted((name for name, is_dir in folders.items() if is_dir and _NUMBER.fullmatch(name)), key=int)
@@ -99,12 +101,33 @@ def checkpoints_of(runs: Path, key: str) -> list[Path]:
     return newest_first(attempt.checkpoints for attempt in attempts(runs, key))
 
 
-def all_attempts(runs: Path) -> Iterator[AttemptDir]:
-    """Every attempt under `runs`, by key and number; what is not named like one is passed over."""
-    for prefix in _folders(runs):
-        for stage in _folders(prefix):
-            if _KEY.fullmatch(stage.name) and stage.name.startswith(prefix.name):
-                yield from attempts(runs, stage.name)
+def all_attempts(runs: Path, skipped: list[str] | None = None) -> Iterator[AttemptDir]:
+    """Every attempt under `runs`, by key and number; what is not named like one is passed over.
+
+    What is named like one and cannot be looked into is passed over too; `skipped` gets its path with the reason.
+    """
+    skipped = [] if skipped is None else skipped
+    for stage in all_stages(runs, skipped):
+        numbers = _folders(stage, _NUMBER, skipped)
+        yield from (AttemptDir(path) for path in sorted(numbers, key=lambda path: int(path.name)))
+
+
+def all_stages(runs: Path, skipped: list[str] | None = None) -> Iterator[Path]:
+    """The folder of every stage under `runs`, by key; `skipped` as for `all_attempts`."""
+    skipped = [] if skipped is None else skipped
+    for prefix in _folders(runs, _PREFIX, skipped):
+        yield from (path for path in _folders(prefix, _KEY, skipped) if path.name.startswith(prefix.name))
+
+
+def is_gone(path: Path) -> bool:
+    """Whether nothing of that name exists. What cannot be looked at (permissions, a broken disk) is not gone."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def create_attempt(runs: Path, key: str, attempt: Mapping[str, Any]) -> AttemptDir:
@@ -149,21 +172,39 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises OSError when it cannot be read, StoreError when it is not a JSON object."""
+    with open_regular(path) as file:
+        content = file.read()
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except ValueError as error:
         raise StoreError(f"{path}: not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise StoreError(f"{path}: not valid JSON: nested too deeply") from error
     if not isinstance(value, dict):
         raise StoreError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path: Path, name: re.Pattern[str], skipped: list[str]) -> list[Path]:
+    """The folders in `path` that are named so, sorted."""
     try:
         with os.scandir(path) as entries:
-            return sorted(path / entry.name for entry in entries if entry.is_dir())
+            return sorted(path / e.name for e in entries if name.fullmatch(e.name) and _is_folder(e, skipped))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        skipped.append(f"{path}: {error.strerror}")
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str], skipped: list[str] | None = None) -> bool:
+    """Whether a folder, or a link to one, has that name; a link that leads nowhere or in a circle is none."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if skipped is not None:
+            skipped.append(f"{entry.path}: {error.strerror}")
+        return False
 
 
 def _rename(source: Path, target: Path) -> bool:
