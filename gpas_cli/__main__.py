@@ -8,15 +8,20 @@ import sys
 
 from gpas_cli.errors import Exit, GpasError
 
+EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
+
 
 def main() -> None:
     """The entry point of the console script."""
     # Cells make many objects and no cycles: to look for those as often as usual takes 7 % of a command on 1,000 cells.
     gc.set_threshold(100_000, 50, 50)
-    from gpas_cli.cli.app import app
-
     try:
+        from gpas_cli.cli.app import app
+
         app()
+    except KeyboardInterrupt:  # during the imports; later Ctrl-C is the commands' own affair
+        print("Aborted.", file=sys.stderr)
+        sys.exit(EXIT_SIGINT)
     except GpasError as error:
         print(f"gpas: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -15,14 +15,26 @@ import pytest
 @contextmanager
 def mounted(folder: Path) -> Iterator[Path]:
     """`folder` as a file system of 4 MB; the test is skipped where only root may mount one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    if not mount(folder, 4):
         pytest.skip("mounting a tmpfs needs root")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        unmount(folder)
+
+
+def mount(folder: Path, megabytes: int) -> bool:
+    """Make `folder`, as a file system of that size in memory; False where only root may mount one."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def unmount(folder: Path) -> None:
+    """Undo `mount`, also while files on it are open."""
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @contextmanager

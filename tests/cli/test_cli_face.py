@@ -155,3 +155,13 @@ def test_the_shell_completes_grids_and_cells(project: Path, monkeypatch: pytest.
     assert console.complete_cell("mix-gpas") == ["mix-gpas-s1", "mix-gpas-s2"]
     assert "table2/71m-pre-gpas" in console.complete_cell("table2/71m")
     console.experiments.cache_clear()
+
+
+def test_ctrl_c_as_it_starts_is_one_word(tmp_path: Path) -> None:
+    """The imports take a while, and Ctrl-C may come as they are under way."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpas_cli", "plan"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Aborted.\n")

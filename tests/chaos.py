@@ -1,0 +1,241 @@
+"""Throw faults at a toy grid for some minutes, let everything finish, and judge what is left.
+
+    python tests/chaos.py --minutes 10 --seed 1                       on this machine, and on a SLURM where there is one
+    python tests/chaos.py --minutes 2 --seed 1 --executor local       slurm, or both
+    python tests/chaos.py --replay FOLDER/faults-local-1.jsonl        the same faults at the same seconds
+
+Jobs, their children and commands are killed, interrupted, frozen; the disk fills up; clocks are wrong; SLURM requeues,
+cancels, preempts, and loses its controller and nodes. Meanwhile many commands work on the same grid. Everything random
+comes from the seed. What is thrown is printed as it happens and kept as a file that can be replayed, also in part.
+
+It ends with `0 lost, 0 doubled, 0 wrong` and exit code 0; or with what broke, the folder that has the evidence, and
+exit code 4. A SLURM of its own needs the packages that `python tests/slurm/cluster.py install` gets, and a full disk
+needs root: what cannot be had is left out, and it says so. Code that changes during a run may break it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "slurm")]
+NEEDED = ("torch", "sqlalchemy", "safetensors", "submitit", "typer", "yaml", "psutil", "pytest")
+DISK = 256  # megabytes of the file system that a project is on
+STEPS = 300  # updates of a cell: some seconds
+EXIT_USAGE, EXIT_BROKEN = 2, 4
+
+if TYPE_CHECKING:
+    from chaos_kit.judge import Violation
+    from chaos_kit.plan import Step
+    from chaos_kit.storm import Reference
+    from cluster import Cluster
+
+
+def arguments() -> argparse.Namespace:
+    summary, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="for how long faults are thrown (default: 10)")
+    parser.add_argument("--seed", type=int, default=1, help="from which everything random comes (default: 1)")
+    parser.add_argument("--executor", choices=("local", "slurm", "both"), default="both", help="default: both")
+    parser.add_argument("--pace", type=float, default=2.0, help="seconds between two faults or commands (default: 2)")
+    parser.add_argument("--without", nargs="*", default=[], metavar="KIND", help="faults and commands to leave out")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="throw what this file says, once")
+    parser.add_argument(
+        "--folder", type=Path, help="where to work; short, as unix sockets lie in it (default: in /tmp)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the folder even if nothing broke")
+    return parser.parse_args()
+
+
+class Chaos:
+    """A whole chaos run, in `folder`."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path):
+        self.options, self.folder = options, folder
+        self.thrown: Counter[str] = Counter()
+        self.cells = self.rounds = 0
+        self._mounted: list[Path] = []
+
+    def run(self) -> list[Violation]:
+        """Everything that was violated; ends early where something was."""
+        from chaos_kit.project import Project, write_text
+        from chaos_kit.storm import make_reference
+
+        text = write_text(self.folder / "text")
+        say("An undisturbed run of the same cells comes first.")
+        reference = make_reference(
+            Project(self.folder / "reference", text, self.folder / "reference-logs", steps=STEPS)
+        )
+        executors = self._executors()
+        for executor in executors:
+            seconds = 60 * self.options.minutes / len(executors)
+            broken = self._on_slurm(seconds, text, reference) if executor == "slurm" else None
+            if broken is None:
+                broken = self._storms(executor, seconds, text, reference, None)
+            if broken:
+                return broken
+        return []
+
+    def close(self) -> None:
+        """Leave no file system mounted."""
+        from disks import unmount
+
+        while self._mounted:
+            folder = self._mounted.pop()
+            kept = folder.with_name(f"{folder.name}-kept")
+            shutil.copytree(folder, kept, symlinks=True)
+            unmount(folder)
+            folder.rmdir()
+            kept.rename(folder)
+
+    def _executors(self) -> list[str]:
+        """local, slurm, or both of them. Exits where SLURM is asked for and cannot be had."""
+        from cluster import lacking
+
+        wanted = ["local", "slurm"] if self.options.executor == "both" else [self.options.executor]
+        if self.options.replay:
+            first = self.options.replay.name.split("-")
+            wanted = [first[1]] if len(first) == 3 else wanted[:1]
+        reason = lacking("light") if "slurm" in wanted else ""
+        if reason and wanted == ["slurm"]:
+            raise SystemExit(f"a SLURM cannot be had here: {reason}")
+        if reason:
+            say(f"SLURM is left out: {reason}")
+        return ["local"] if reason else wanted
+
+    def _on_slurm(self, seconds: float, text: Path, reference: Reference) -> list[Violation]:
+        from chaos_kit.slurm_faults import repair
+        from cluster import Cluster
+
+        self.folder.chmod(0o755)  # munged wants its socket where everyone can reach it
+        cluster = Cluster(self.folder / "c", "light", min_job_age=30)
+        try:
+            repair(cluster)
+            return self._storms("slurm", seconds, text, reference, cluster)
+        finally:
+            cluster.down()
+
+    def _storms(
+        self, executor: str, seconds: float, text: Path, reference: Reference, cluster: Cluster | None
+    ) -> list[Violation]:
+        """Round after round, each in a project of its own, until the seconds are used up."""
+        number = 0
+        while seconds > 1:
+            number += 1
+            steps = self._steps(executor, number, seconds)
+            took, broken = self._round(executor, number, steps, seconds, (text, reference, cluster))
+            seconds = 0.0 if self.options.replay else seconds - took
+            if broken:
+                return broken
+        return []
+
+    def _steps(self, executor: str, number: int, seconds: float) -> list[Step]:
+        from chaos_kit.plan import make_plan, read
+
+        options = self.options
+        if options.replay:
+            return read(options.replay)
+        without = {*options.without, *([] if os.geteuid() == 0 else ["disk-full"])}
+        if os.geteuid() != 0 and number == 1:
+            say("disk-full is left out: only root can mount a small file system")
+        return make_plan(f"{options.seed}-{executor}-{number}", seconds, executor, pace=options.pace, without=without)
+
+    def _round(
+        self, executor: str, number: int, steps: list[Step], seconds: float,
+        given: tuple[Path, Reference, Cluster | None],
+    ) -> tuple[float, list[Violation]]:  # fmt: skip
+        from chaos_kit.project import Project
+        from chaos_kit.storm import Round
+        from disks import mount
+
+        text, reference, cluster = given
+        place = self.folder / f"{executor}-{number}"
+        say(f"\n{executor}, round {number}: {len(steps)} faults and commands for at most {seconds:.0f} s, in {place}")
+        if mount(place, DISK):
+            self._mounted.append(place)
+        project = Project(place / "p", text, self.folder / f"{place.name}-logs", steps=STEPS, cluster=cluster)
+        log = self.folder / f"faults-{place.name}.jsonl"
+        one = Round(project, reference, f"{self.options.seed}-{place.name}", say, log)
+        try:
+            took = one.storm(steps, seconds)
+            one.calm()
+            broken = one.verdict()
+        finally:
+            one.end()
+        self.thrown += one.done
+        self.cells, self.rounds = self.cells + len(project.stages()), self.rounds + 1
+        say(f"  {len(one.witness.polls)} answers of status were compared; {len(broken)} violations")
+        if not broken and not self.options.keep:
+            self._remove(place)
+        return took, broken
+
+    def _remove(self, place: Path) -> None:
+        from disks import unmount
+
+        if place in self._mounted:
+            self._mounted.remove(place)
+            unmount(place)
+        shutil.rmtree(place)
+
+
+def say(words: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {words}" if words.startswith("[") else words, flush=True)
+
+
+def verdict(broken: list[Violation], chaos: Chaos) -> str:
+    """The last line."""
+    from chaos_kit.plan import is_fault
+
+    counts = Counter(violation.verdict for violation in broken)
+    told = ", ".join(f"{counts[word]} {word}" for word in ("lost", "doubled", "wrong"))
+    faults = {kind: n for kind, n in chaos.thrown.most_common() if n and (is_fault(kind) or kind == "clock-shift")}
+    commands = {kind: n for kind, n in chaos.thrown.most_common() if n and kind not in faults}
+    words = [
+        f"{sum(some.values())} {what}: {_list(some)}" for what, some in (("faults", faults), ("commands", commands))
+    ]
+    return f"{told} ({chaos.cells} cells in {chaos.rounds} rounds; {'; '.join(words)})"
+
+
+def _list(counts: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {n}" for kind, n in counts.items()) or "none"
+
+
+def main() -> int:
+    options = arguments()
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        print(f"{sys.executable} has no {', '.join(absent)}: `make venv`, then .venv/bin/python tests/chaos.py")
+        return EXIT_USAGE
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="gpas-chaos-", dir="/tmp"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"seed {options.seed}, {options.minutes:g} minutes, in {folder}")
+    chaos = Chaos(options, folder)
+    whole = False
+    try:
+        broken = chaos.run()
+        whole = not broken
+    finally:
+        chaos.close()
+        if whole and not options.keep:
+            shutil.rmtree(folder)
+    for violation in broken:
+        print(violation)
+    if broken:
+        print(f"The evidence is in {folder}; faults-*.jsonl can be replayed.")
+    print(verdict(broken, chaos))
+    return EXIT_BROKEN if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

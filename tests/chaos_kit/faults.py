@@ -1,0 +1,241 @@
+"""The faults of one machine, and the commands. Each says what it hit, or "" when there was nothing to hit."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from disks import full
+
+from chaos_kit.plan import Step
+from chaos_kit.processes import ELEMENT, Process, all_processes, in_folder, jobs_of, look_at
+from chaos_kit.project import Command, Project
+
+T = TypeVar("T")
+Hit = tuple[str, str]  # what was hit, by a name that a replay finds again; and in words
+NOTHING: Hit = ("", "")
+PATIENCE = 8.0  # seconds to wait for something to hit
+RUNNERS = ("run", "retry")
+
+
+@dataclass
+class Field:
+    """What faults act on. Faults that last are undone by `tick`, and all of them by `calm`."""
+
+    project: Project
+    names: dict[str, str]  # stage key -> cell
+    most_runners: int = 4
+    most_commands: int = 8
+    _lasting: list[tuple[float, str, ExitStack]] = field(default_factory=list)
+
+    def lasting(self, seconds: float, what: str = "") -> ExitStack:
+        """A stack that is unwound in so many seconds."""
+        stack = ExitStack()
+        self._lasting.append((time.monotonic() + seconds, what, stack))
+        return stack
+
+    def lasts(self, what: str) -> bool:
+        """Whether a fault of that name has not been undone yet."""
+        return any(name == what for _, name, _ in self._lasting)
+
+    def tick(self) -> None:
+        """Undo what has lasted long enough."""
+        for item in [item for item in self._lasting if time.monotonic() >= item[0]]:
+            self._lasting.remove(item)
+            item[2].close()
+
+    def calm(self) -> None:
+        """Undo everything."""
+        while self._lasting:
+            self._lasting.pop()[2].close()
+
+    def name(self, process: Process) -> str:
+        """The stage that a process works at."""
+        key = Path(process.directory).parent.name
+        return self.names.get(key, key)
+
+    def jobs(self) -> list[Process]:
+        """The processes of jobs that were started from outside of them."""
+        everything = jobs_of(self.project.folder)
+        return [p for p in everything if (parent := look_at(p.parent)) is None or parent.directory != p.directory]
+
+    def children(self) -> list[Process]:
+        """The processes of jobs that a process of the same job started."""
+        outer = {process.pid for process in self.jobs()}
+        return [process for process in jobs_of(self.project.folder) if process.pid not in outer]
+
+
+Fault = Callable[[Field, Step], Hit]
+
+
+def choose(items: Sequence[T], draw: float) -> T:
+    return items[int(draw * len(items))]
+
+
+def aim(field: Field, step: Step, find: Callable[[], list[Process]]) -> Process | None:
+    """One of the processes that `find` returns; waits for one. A replay prefers the stage that was hit before."""
+    until = time.monotonic() + PATIENCE
+    if not find() and not field.project.running(*RUNNERS):
+        field.project.give(*field.project.run_words())
+    while not (found := find()):
+        if time.monotonic() > until:
+            return None
+        field.tick()
+        time.sleep(0.1)
+    return choose([p for p in found if field.name(p) == step.target] or found, step.draws[0])
+
+
+def delay(step: Step, most: float) -> None:
+    """Wait a little, so that a process is hit at any moment of its life."""
+    time.sleep(step.draws[1] * most)
+
+
+def _signal_job(number: int, find: Callable[[Field], list[Process]]) -> Fault:
+    def fault(field: Field, step: Step) -> Hit:
+        process = aim(field, step, lambda: find(field))
+        if process is None:
+            return NOTHING
+        delay(step, 1.0)
+        word = signal.Signals(number).name
+        return (field.name(process), _told(field, process, word)) if process.send(number) else NOTHING
+
+    return fault
+
+
+def _told(field: Field, process: Process, word: str) -> str:
+    return f"{word} to process {process.pid} of {field.name(process)}, attempt {Path(process.directory).name}"
+
+
+def runner(field: Field, step: Step) -> Command | None:
+    """A living command that runs cells; where there is none (SLURM's end soon), one is started."""
+    alive = field.project.running(*RUNNERS)
+    if alive:
+        delay(step, 1.0)
+        return choose(alive, step.draws[0])
+    command = field.project.give(*field.project.run_words())
+    delay(step, 4.0)
+    return command if command.alive else None
+
+
+def kill_command(field: Field, step: Step) -> Hit:
+    command = runner(field, step)
+    if command is None:
+        return NOTHING
+    command.killed = True
+    command.process.kill()
+    return command.words[0], f"SIGKILL to process {command.process.pid}: gpas {' '.join(command.words)}"
+
+
+def interrupt_command(field: Field, step: Step) -> Hit:
+    """What Ctrl-C or closing the terminal sends; the jobs are asked to save and leave."""
+    command = runner(field, step)
+    if command is None:
+        return NOTHING
+    number = choose((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), step.draws[2])
+    command.killed = True
+    command.process.send_signal(number)
+    return command.words[0], f"{number.name} to process {command.process.pid}: gpas {' '.join(command.words)}"
+
+
+def kill_both(field: Field, step: Step) -> Hit:
+    """A job and who watches over it: the command here, the supervisor on SLURM."""
+    process = aim(field, step, field.jobs)
+    if process is None:
+        return NOTHING
+    delay(step, 1.0)
+    above = look_at(process.parent)
+    told = _told(field, process, "SIGKILL")
+    if above is not None and in_folder(above, field.project.folder):
+        _mark(field, above.pid)
+        above.kill()
+        told += f" and to its parent {above.pid}"
+    process.kill()
+    return field.name(process), told
+
+
+def kill_all(field: Field, step: Step) -> Hit:
+    """Every command and every process of every job, as a loss of power would."""
+    commands = field.project.running(*RUNNERS)
+    processes = jobs_of(field.project.folder)
+    for command in commands:
+        command.killed = True
+        command.process.kill()
+    for process in processes:
+        process.kill()
+    if not commands and not processes:
+        return NOTHING
+    return "all", f"SIGKILL to {len(commands)} commands and {len(processes)} processes of jobs"
+
+
+def freeze_job(field: Field, step: Step) -> Hit:
+    process = aim(field, step, field.jobs)
+    if process is None or not process.send(signal.SIGSTOP):
+        return NOTHING
+    seconds = 1 + 6 * step.draws[2]
+    field.lasting(seconds).callback(process.send, signal.SIGCONT)
+    return field.name(process), f"{_told(field, process, 'SIGSTOP')}, for {seconds:.1f} s"
+
+
+def disk_full(field: Field, step: Step) -> Hit:
+    folder = field.project.folder
+    if (folder / "filler").exists():
+        return NOTHING
+    leaving = int(choose((0, 0, 512, 4096, 20000), step.draws[1]))
+    seconds = 1 + 4 * step.draws[2]
+    field.lasting(seconds).enter_context(full(folder, leaving))
+    return "disk", f"{leaving} bytes are left on the disk, for {seconds:.1f} s"
+
+
+def supervisors(field: Field) -> Iterator[Process]:
+    """The processes of SLURM's array elements that watch over jobs."""
+    found = (p for p in all_processes() if ELEMENT in p.words and in_folder(p, field.project.folder))
+    return (p for p in found if "python" in Path(p.words[0]).name)
+
+
+def _mark(field: Field, pid: int) -> None:
+    for command in field.project.running(*RUNNERS):
+        command.killed = command.killed or command.process.pid == pid
+
+
+def give(field: Field, step: Step) -> Hit:
+    """Start the command of the step, unless too many are under way."""
+    project, alive = field.project, field.project.running()
+    too_many = len(alive) >= field.most_commands
+    if step.kind in (*RUNNERS, "run-wait"):
+        too_many = too_many or len(project.running(*RUNNERS)) >= field.most_runners
+    if too_many:
+        return NOTHING
+    cells = sorted(project.stages())
+    cell = step.target if step.target in cells else choose(cells, step.draws[0])
+    words = {
+        "run": project.run_words(),
+        "run-wait": project.run_words(wait=True),
+        "retry": ("retry", "--yes", "--executor", project.executor),
+        "cancel": ("cancel", cell, "--yes"),
+        "status": ("status", "--all"),
+        "table": ("table", choose(("chaos", "layers", "pair"), step.draws[0]), "--paper"),
+        "sync": ("sync",),
+        "top": ("top",),
+        "db-check": ("db", "check"),
+    }[step.kind]
+    command = project.give(*words, shift=step.shift)
+    wrong = f", its clock {step.shift:+.0f} s wrong" if step.shift else ""
+    return cell if step.kind == "cancel" else "", f"process {command.process.pid}: gpas {' '.join(words)}{wrong}"
+
+
+FAULTS: dict[str, Fault] = {
+    "kill-job": _signal_job(signal.SIGKILL, Field.jobs),
+    "kill-child": _signal_job(signal.SIGKILL, Field.children),
+    "term-job": _signal_job(signal.SIGTERM, Field.jobs),
+    "kill-command": kill_command,
+    "kill-both": kill_both,
+    "kill-all": kill_all,
+    "interrupt-command": interrupt_command,
+    "freeze-job": freeze_job,
+    "disk-full": disk_full,
+}

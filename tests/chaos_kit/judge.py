@@ -1,0 +1,273 @@
+"""The invariants of a chaos run: what was seen -> what was violated. Nothing here reads a file or asks a process."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any
+
+from chaos_kit.processes import Life
+from chaos_kit.records import DECISIVE, Attempt, Place
+
+UNDECIDED = ("missing", "interrupted", "failed", "cancelled")
+ALIVE = ("queued", "running")
+SAMPLED = 1.0  # seconds between two samples above which the time between them counts as unseen
+# What a storm may do to a cell until it waits for `gpas retry`.
+EXCUSES = re.compile(r"came no further|No space left|disk|could not be started", re.IGNORECASE)
+# A command that is told to leave says so with one of these, beside the documented 0, 2, 3 and 4.
+EXIT_CODES = (0, 2, 3, 4, 130, 143)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """`verdict` is lost, doubled or wrong; `where` names the cell, command or process."""
+
+    verdict: str
+    invariant: str
+    where: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict.upper()} {self.where}: {self.invariant}\n    {self.evidence}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One cell in one answer of `gpas status --json`; `key` is that of the stage it speaks of."""
+
+    cell: str
+    key: str
+    state: str
+    evidence: str
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Poll:
+    """One answer of `gpas status --json`, asked at `began` and given by `ended` (unix time).
+
+    `waiting` are the stages whose job was in squeue as pending or running, the same one before and after.
+    """
+
+    began: float
+    ended: float
+    shown: Sequence[Shown]
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; `code` is None where it was still running."""
+
+    words: str
+    code: int | None
+    output: str
+    killed: bool = False
+
+
+def each_cell_once(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
+    """Every stage has exactly one outcome that decides."""
+    for key, name in names.items():
+        decided = [attempt for attempt in attempts if attempt.key == key and attempt.decided()]
+        told = ", ".join(f"{attempt.directory}: {attempt.decided()}" for attempt in decided)
+        if not decided:
+            tried = [f"{a.directory}: {a.outcome['outcome'] if a.outcome else 'no outcome'}" for a in of(attempts, key)]
+            yield Violation("lost", "no attempt has a result", name, "; ".join(tried) or "there is no attempt")
+        elif len(decided) > 1:
+            yield Violation("doubled", "several attempts have a result", name, told)
+
+
+def same_bits(
+    names: Mapping[str, str], found: Iterable[tuple[Place, Any, str]], reference: Mapping[Place, Any]
+) -> Iterator[Violation]:
+    """Every value is that of the reference, to the bit; of each stage and kind, the first that differs is told."""
+    told = set[tuple[str, str]]()
+    for place, value, directory in sorted(found, key=lambda item: item[0]):
+        key, kind, step, name = place
+        ours, theirs = repr(value), repr(reference.get(place))
+        # Statistics of layers are also made at the first update after a resumption.
+        if ours == theirs or (kind == "layers" and place not in reference) or (key, kind) in told:
+            continue
+        told.add((key, kind))
+        where = f"{kind} {name} at update {step}"
+        evidence = f"{where} is {ours[:200]}, in the reference {theirs[:200]} ({directory})"
+        yield Violation("wrong", "a value differs from the undisturbed run", names.get(key, key), evidence)
+
+
+def same_weights(
+    names: Mapping[str, str], found: Mapping[str, str], reference: Mapping[str, str]
+) -> Iterator[Violation]:
+    """The last checkpoint of every stage has the tensors of the reference."""
+    for key, digest in reference.items():
+        if found.get(key) != digest:
+            evidence = f"{found.get(key, 'no checkpoint')[:16]}, in the reference {digest[:16]}"
+            yield Violation("wrong", "the final weights differ", names.get(key, key), evidence)
+
+
+def one_at_a_time(names: Mapping[str, str], attempts: Sequence[Attempt], lives: Iterable[Life]) -> Iterator[Violation]:
+    """No two attempts at a stage lived at once, as processes or as their journals tell."""
+    by_key: dict[str, list[Life]] = {}
+    for life in lives:
+        by_key.setdefault(life.key, []).append(life)
+    for key, alive in by_key.items():
+        for a, b in combinations(sorted(alive, key=lambda life: life.attempt), 2):
+            if a.attempt != b.attempt and a.first <= b.last and b.first <= a.last:
+                pids = f"attempt {a.attempt} as process {a.process.pid}, attempt {b.attempt} as {b.process.pid}"
+                seen = f"{pids}, from {max(a.first, b.first):.2f} to {min(a.last, b.last):.2f}"
+                yield Violation("doubled", "two attempts lived at the same time", names.get(key, key), seen)
+    for key in dict.fromkeys(attempt.key for attempt in attempts):
+        yield from _journals(names.get(key, key), of(attempts, key))
+
+
+def _journals(name: str, attempts: Sequence[Attempt]) -> Iterator[Violation]:
+    told = [attempt for attempt in attempts if attempt.events]
+    for a, b in pairwise(told):
+        last, first = a.events[-1]["t"], b.events[0]["t"]
+        if last > first:
+            evidence = f"{a.directory} until {last:.3f}, {b.directory} from {first:.3f}"
+            yield Violation("doubled", "two journals were written at the same time", name, evidence)
+    for attempt in told:
+        starts = [event for event in attempt.events if event["kind"] == "start"]
+        if len(starts) > 1:
+            pids = ", ".join(str(event.get("pid")) for event in starts)
+            yield Violation("doubled", "an attempt was started twice", name, f"{attempt.directory}: processes {pids}")
+
+
+def shown_truly(
+    polls: Sequence[Poll],
+    attempts: Sequence[Attempt],
+    lives: Sequence[Life],
+    commands: Sequence[tuple[float, float]] | None = None,
+    samples: Sequence[float] = (),
+) -> Iterator[Violation]:
+    """No status said what was not so, from its question to its answer; each falsehood about a cell is told once.
+
+    `commands` are the times over which `gpas run` and `gpas retry` processes lived, `samples` those of the samples
+    they were seen in. Where they are given, a stage that nobody has must not be shown as queued or running.
+    """
+    told = set[tuple[str, str]]()
+    for poll in polls:
+        watched = commands is not None and _watched(poll, samples)
+        for cell in poll.shown:
+            why = _untrue(poll, cell, of(attempts, cell.key), [life for life in lives if life.key == cell.key])
+            if not why and watched and cell.state in ALIVE and not _somebody(poll, cell, lives, commands or ()):
+                why = "shown as under way though neither a process of it nor a command lives"
+            if why and (cell.cell, why) not in told:
+                told.add((cell.cell, why))
+                shift = f"; asked with a clock {poll.shift:+.0f} s wrong" if poll.shift else ""
+                said = f"{cell.state}: {cell.evidence}{f': {cell.cause}' if cell.cause else ''}"
+                evidence = f"{said} (asked {poll.began:.2f}, answered {poll.ended:.2f}{shift})"
+                yield Violation("wrong", f"status: {why}", cell.cell, evidence)
+
+
+def _untrue(poll: Poll, cell: Shown, attempts: Sequence[Attempt], lives: Sequence[Life]) -> str:
+    """What is false about a cell in one answer, "" when nothing is known to be."""
+    before = next((word for a in attempts if (word := a.decided(poll.began))), "")
+    after = next((word for a in attempts if (word := a.decided(poll.ended))), "")
+    if cell.state in DECISIVE:
+        return "" if cell.state == after else f"shown as {cell.state} before that outcome"
+    if before:
+        return f"shown as {cell.state} after its outcome, {before}"
+    if cell.state not in UNDECIDED:
+        return ""
+    through = [life for life in lives if life.first <= poll.began and life.last >= poll.ended]
+    silent = [life for life in through if not _told(attempts, life, poll.ended)]
+    if silent:
+        return f"shown as {cell.state} while its process {silent[0].process.pid} lived"
+    if cell.key in poll.waiting and not (cell.state == "cancelled" or after):
+        return f"shown as {cell.state} while SLURM had its job as {poll.waiting[cell.key]}"
+    if cell.state == "failed" and not EXCUSES.search(f"{cell.evidence} {cell.cause}"):
+        return "shown as failed for a reason that no fault explains"
+    return ""
+
+
+def _told(attempts: Sequence[Attempt], life: Life, until: float) -> bool:
+    """Whether the attempt that the process worked at had an outcome of whatever kind by then."""
+    mine = [attempt for attempt in attempts if attempt.number == life.attempt]
+    return any(event["kind"] == "outcome" and event["t"] <= until for a in mine for event in a.events)
+
+
+def _watched(poll: Poll, samples: Sequence[float]) -> bool:
+    """Whether processes were sampled often enough around the poll to say that none lived."""
+    first = max(0, bisect_left(samples, poll.began) - 1)
+    near = [*samples[first : bisect_left(samples, poll.ended) + 1]]
+    bounded = bool(near) and near[0] <= poll.began and near[-1] >= poll.ended
+    return bounded and all(b - a <= SAMPLED for a, b in pairwise(near))
+
+
+def _somebody(poll: Poll, cell: Shown, lives: Sequence[Life], commands: Sequence[tuple[float, float]]) -> bool:
+    spans = [*commands, *((life.first, life.last) for life in lives if life.key == cell.key)]
+    return any(first - SAMPLED <= poll.ended and last + SAMPLED >= poll.began for first, last in spans)
+
+
+def failures_excused(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
+    """No attempt failed for a reason of its own: nothing is wrong with any cell."""
+    for attempt in attempts:
+        told = attempt.outcome
+        if told and told["outcome"] in ("failed", "diverged") and not EXCUSES.search(str(told.get("cause"))):
+            evidence = f"{told['outcome']}: {told.get('cause')} ({attempt.directory})"
+            yield Violation("wrong", "an attempt failed by itself", names.get(attempt.key, attempt.key), evidence)
+
+
+def nothing_erased(seen: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Violation]:
+    """Every file of an attempt that was seen is still there and begins as it did then. Path -> digest."""
+    for path, digest in seen.items():
+        if path not in now:
+            yield Violation("lost", "a file of an attempt was removed", path, "it was there during the storm")
+        elif now[path] != digest:
+            yield Violation("lost", "a file of an attempt was rewritten", path, "it no longer begins as it did")
+
+
+def numbered_without_gaps(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
+    """The attempts at a stage are numbered 1, 2, 3, ..."""
+    for key in dict.fromkeys(attempt.key for attempt in attempts):
+        numbers = [attempt.number for attempt in of(attempts, key)]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield Violation("lost", "an attempt is missing", names.get(key, key), f"there are {numbers}")
+
+
+def commands_behaved(commands: Iterable[Ended]) -> Iterator[Violation]:
+    """No command ended with a traceback, hung, or left with an exit code that is not documented."""
+    for command in commands:
+        end = command.output.strip()[-1500:]
+        if "Traceback (most recent call last)" in command.output and not _before_main(command):
+            yield Violation("wrong", "a command ended with a traceback", command.words, end)
+        elif command.code is None:
+            yield Violation("wrong", "a command never ended", command.words, end)
+        elif command.code not in EXIT_CODES and not command.killed:
+            yield Violation("wrong", f"a command ended with exit code {command.code}", command.words, end)
+
+
+def _before_main(command: Ended) -> bool:
+    """Whether Ctrl-C came as Python was starting, before the program had a say."""
+    return (
+        command.killed and command.output.rstrip().endswith("KeyboardInterrupt") and "in main\n" not in command.output
+    )
+
+
+def database_agrees(before: Any, after: Any, what: str) -> Iterator[Violation]:
+    """The same from the database that grew during the storm and from the one rebuilt after it."""
+    if before != after:
+        evidence = f"{_difference(before, after)}"
+        yield Violation("wrong", f"{what} after `gpas db rebuild` differs", "the database", evidence)
+
+
+def _difference(before: Any, after: Any) -> str:
+    """The first place in which two values of JSON differ."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        key = next(k for k in [*before, *after] if before.get(k) != after.get(k))
+        return f"{key}: {_difference(before.get(key), after.get(key))}"
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return _difference(*next((a, b) for a, b in zip(before, after, strict=True) if a != b))
+    if isinstance(before, list) and isinstance(after, list):
+        return f"{[x for x in before if x not in after][:3]} against {[x for x in after if x not in before][:3]}"
+    return f"{str(before)[:300]} against {str(after)[:300]}"
+
+
+def of(attempts: Sequence[Attempt], key: str) -> list[Attempt]:
+    """The attempts at a stage, in the order they were made."""
+    return sorted((attempt for attempt in attempts if attempt.key == key), key=lambda attempt: attempt.number)

@@ -1,0 +1,149 @@
+"""The toy project of a chaos run: its grids, the commands given in it, and a reference that nothing disturbs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from end_to_end import Toy
+
+from gpas_cli.data.corpora import UNSETTLED_SECONDS
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+
+if TYPE_CHECKING:
+    from cluster import Cluster
+
+KIT = Path(__file__).parent
+GRIDS = ("chaos", "layers", "pair")
+# Every update is logged, so that each can be compared. `layers` shares a training with `chaos` and has a second stage;
+# the jobs of `pair` have two processes.
+DECLARED = """\
+version: 1
+default: chaos
+sizes:
+  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 4, vocab: 280}}
+corpora:
+  notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
+recipes:
+  toy: {{lr: 0.01, warmup: 3, steps: {steps}, batch: 4}}
+{resources}
+grids:
+  chaos:
+    base: &base {{size: toy, data: notes}}
+    axes: {{norm: [pre], gate: [none, gpas], seed: [1, 2]}}
+    cadence: &often {{log_every: 1, stats_every: 20, eval_every: 100, checkpoint_every: 20}}
+    table: {{title: Chaos, rows: [norm, gate], columns: size, against: {{gate: none}}}}
+  layers:
+    base: {{<<: *base, importance: {{}}}}
+    axes: {{norm: [pre], gate: [gpas], seed: [1]}}
+    cadence: *often
+    table: {{title: Importance, rows: [norm, gate], columns: size, value: mean_importance}}
+  pair:
+    base: *base
+    axes: {{norm: [pre], gate: [gpas], seed: [3]}}
+    cadence: *often
+    resources: {pair}
+    table: {{title: Pair, rows: [norm, gate], columns: size}}
+"""
+ON_SLURM = "mem: 1000M, time: '0:10:00', notice: 20"
+KEPT_OUTPUT = 20_000  # characters of what a command printed
+
+
+@dataclass
+class Command:
+    """A `gpas` command that was started; `killed` when a fault hit it."""
+
+    words: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    log: Path
+    shift: float = 0.0
+    killed: bool = False
+    began: float = field(default_factory=time.time)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        """The end of what it printed."""
+        return self.log.read_text(errors="replace")[-KEPT_OUTPUT:]
+
+
+class Project(Toy):
+    """A project folder in `folder`, with the text of `text`; its commands see `cluster` if there is one."""
+
+    def __init__(self, folder: Path, text: Path, logs: Path, *, steps: int, cluster: Cluster | None = None):
+        self.folder = folder
+        self.cluster = cluster
+        self._logs = logs
+        logs.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "text").symlink_to(text)
+        asked = f"resources:\n  toy: {{{ON_SLURM}}}" if cluster else ""
+        pair = f"{{ranks: 2, cpus: 2{f', {ON_SLURM}' if cluster else ''}}}"
+        (folder / "experiments.yaml").write_text(DECLARED.format(steps=steps, resources=asked, pair=pair))
+        self.commands: list[Command] = []
+        self._starting = threading.Lock()
+
+    def environment(self) -> dict[str, str]:
+        """What commands see: this checkout, one thread, the cluster."""
+        here = {**super().environment(), "PYTHONPATH": f"{KIT / 'shifted'}:{KIT.parents[1]}"}
+        return {**here, **self.cluster.environment} if self.cluster else here
+
+    def give(self, *words: str, shift: float = 0.0) -> Command:
+        """Start a command and leave it running; its clock is `shift` seconds wrong."""
+        with self._starting:
+            log = self._logs / f"{len(self.commands):04d}-{words[0]}.txt"
+            environment = {**self.environment(), **({"CHAOS_SHIFT": str(shift)} if shift else {})}
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    self.command(*words), cwd=self.folder, env=environment, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+            command = Command(words, process, log, shift)
+            self.commands.append(command)
+            return command
+
+    def running(self, *names: str) -> list[Command]:
+        """The living commands of these names, all living ones without names."""
+        return [command for command in self.commands if (not names or command.words[0] in names) and command.alive]
+
+    def run_words(self, *, wait: bool = False) -> tuple[str, ...]:
+        """The command that runs every grid."""
+        return ("run", "grid", *GRIDS, "--yes", "--executor", self.executor, *(["--wait"] if wait else []))
+
+    @property
+    def executor(self) -> str:
+        return "slurm" if self.cluster else "local"
+
+    def states(self) -> dict[str, str]:
+        """Cell -> state, as `gpas status` says it."""
+        cells = json.loads(self.gpas("status", "--json", *GRIDS).stdout)["cells"]
+        return {f"{cell['grid']}/{cell['name']}": cell["state"] for cell in cells}
+
+    def stages(self) -> dict[str, dict[str, str]]:
+        """Cell -> kind of stage -> key, of every cell declared."""
+        entries = expand(load(self.folder / "experiments.yaml"), list(GRIDS))
+        return {entry.id: {stage.kind: stage.key for stage in entry.cell.stages} for entry in entries}
+
+
+def write_text(folder: Path) -> Path:
+    """The text of all projects of a chaos run, old enough to be tokenised once for all."""
+    Toy(folder, steps=1)
+    time.sleep(UNSETTLED_SECONDS)
+    return folder / "text"
+
+
+def names_of(stages: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Stage key -> what to call it."""
+    named: dict[str, str] = {}
+    for cell, kinds in stages.items():
+        for kind, key in kinds.items():
+            named.setdefault(key, cell if kind == "pretrain" else f"{cell} ({kind})")
+    return named

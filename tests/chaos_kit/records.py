@@ -1,0 +1,103 @@
+"""What the run directories say: the events of every attempt, and the values in them that a fault must not change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from gpas_cli.errors import GpasError
+from gpas_cli.store import journal
+from gpas_cli.store.rundir import AttemptDir, all_attempts, checkpoints_of, read_json
+
+DECISIVE = ("done", "diverged")
+TOKENISE = "tokenise"
+# Per kind of event, the fields that are the same in every run of a cell; of the other kinds none is compared.
+EXACT = {
+    "step": ("loss", "lr", "grad_norm", "tokens"),
+    "layers": ("values",),
+    "evaluation": ("loss", "perplexity", "bits_per_byte", "tokens", "loss_batch_mean", "loss_reference"),
+    "data": ("fingerprint", "validation_fingerprint", "tokenizer", "train_tokens", "first_batch"),
+}
+
+Place = tuple[str, str, int, str]  # stage key, kind of event, update, field
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt as its directory describes it. `ended` is exit.json, None where nobody saw the end."""
+
+    key: str
+    number: int
+    directory: str
+    facts: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+    ended: Mapping[str, Any] | None = None
+
+    @property
+    def outcome(self) -> Mapping[str, Any] | None:
+        """The last outcome event."""
+        return next((event for event in reversed(self.events) if event["kind"] == "outcome"), None)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it tokenised text; that is no cell's result."""
+        return bool(self.facts.get("stage") == TOKENISE)
+
+    def decided(self, until: float = float("inf")) -> str:
+        """done or diverged if the journal says so before `until`, else ""."""
+        told = [event for event in self.events if event["kind"] == "outcome" and event["t"] <= until]
+        return next((str(event["outcome"]) for event in told if event["outcome"] in DECISIVE), "")
+
+
+def read_attempts(runs: Path) -> list[Attempt]:
+    """Every attempt under `runs`, by key and number."""
+    return [_read(directory) for directory in all_attempts(runs)]
+
+
+def _read(directory: AttemptDir) -> Attempt:
+    events, _, _ = journal.read(directory.journal_path)
+    try:
+        ended = read_json(directory.exit_path)
+    except (OSError, GpasError):
+        ended = None
+    facts = directory.read_attempt()
+    return Attempt(directory.key, directory.number, str(directory.path), facts, events, ended)
+
+
+def values(attempts: Sequence[Attempt]) -> list[tuple[Place, Any, str]]:
+    """Every value that must not depend on faults: where it belongs, itself, and the directory that has it."""
+    found: list[tuple[Place, Any, str]] = []
+    for attempt in attempts:
+        if attempt.is_text:
+            continue
+        for event in attempt.events:
+            step = int(event.get("step", 0))
+            for name in EXACT.get(event["kind"], ()):
+                if name in event:
+                    found.append(((attempt.key, event["kind"], step, name), event[name], attempt.directory))
+            if event["kind"] == "outcome" and event["outcome"] in DECISIVE:
+                metrics = {name: value for name, value in event["metrics"].items() if "seconds" not in name}
+                found += [((attempt.key, "outcome", step, n), v, attempt.directory) for n, v in metrics.items()]
+    return found
+
+
+def weights(runs: Path, keys: Sequence[str]) -> dict[str, str]:
+    """Stage key -> digest of the tensors of its newest checkpoint, of those that have one."""
+    found = {}
+    for key in keys:
+        for folder in checkpoints_of(runs, key)[:1]:
+            found[key] = _digest(folder)
+    return found
+
+
+def _digest(folder: Path) -> str:
+    tensors = {name: array for path in sorted(folder.glob("*.safetensors")) for name, array in load_file(path).items()}
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,215 @@
+"""One round: a storm over a project until its grids are done or time is up, then calm, then judgement."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos_kit import judge, records
+from chaos_kit.faults import FAULTS, Field, Hit, give
+from chaos_kit.judge import Ended, Violation
+from chaos_kit.plan import Step, append, is_fault
+from chaos_kit.processes import of_folder
+from chaos_kit.project import GRIDS, Command, Project, names_of
+from chaos_kit.witness import Witness
+from gpas_cli.store import maintenance, session
+
+STUCK = 600.0  # seconds without an event, an attempt or a change of the queue after which nothing more is expected
+ENDING = 120.0  # seconds in which processes that have nothing left to do end
+GOES = 12  # times that everything is run again before a cell that is not done counts as lost
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an undisturbed run of the same cells gave."""
+
+    values: Mapping[records.Place, Any]
+    weights: Mapping[str, str]
+
+
+def make_reference(project: Project) -> Reference:
+    """Run every grid undisturbed. Raises AssertionError when that fails."""
+    command = project.give(*project.run_words())
+    assert command.process.wait() == 0, command.output()
+    attempts, keys = records.read_attempts(project.runs), list(names_of(project.stages()))
+    found = {place: value for place, value, _ in records.values(attempts)}
+    return Reference(found, records.weights(project.runs, keys))
+
+
+class Round:
+    """One project in a storm. `done` counts what was thrown, by kind."""
+
+    def __init__(self, project: Project, reference: Reference, seed: str, say: Say, log: Path):
+        self.project, self.reference, self.say, self.log = project, reference, say, log
+        self.names = names_of(project.stages())
+        self.field = Field(project, self.names)
+        self.witness = Witness(project, seed)
+        self.done: Counter[str] = Counter()
+        self._hung: list[Command] = []
+
+    def storm(self, steps: Sequence[Step], seconds: float) -> float:
+        """Carry out the steps until they or the seconds are over, or every cell is done; the seconds it took."""
+        self.witness.start()
+        began = time.monotonic()
+        try:
+            for step in steps:
+                while (now := time.monotonic() - began) < min(step.at, seconds):
+                    self.field.tick()
+                    time.sleep(0.05)
+                if now >= seconds or self._complete():
+                    break
+                self.field.tick()
+                self._throw(step, now)
+        finally:
+            self.field.calm()
+        return time.monotonic() - began
+
+    def _complete(self) -> bool:
+        """Whether the last answer of `gpas status` was that every cell is done."""
+        polls = self.witness.polls
+        return bool(polls) and all(cell.state == "done" for cell in polls[-1].shown)
+
+    def _throw(self, step: Step, at: float) -> None:
+        target, words = self._carry_out(step)
+        self.say(f"[{at:6.1f} s] {step.kind:<18} {words or 'nothing to hit'}")
+        append(self.log, step, at, target)
+        if words:
+            self.done[step.kind] += 1
+            self.done["clock-shift"] += bool(step.shift)
+
+    def _carry_out(self, step: Step) -> Hit:
+        if not is_fault(step.kind):
+            return give(self.field, step)
+        if step.kind in FAULTS:
+            return FAULTS[step.kind](self.field, step)
+        from chaos_kit.slurm_faults import FAULTS as ON_SLURM
+
+        return ON_SLURM[step.kind](self.field, step)
+
+    def calm(self) -> None:
+        """Let everything finish: run the grids again, and retry what was cancelled, until all cells are done."""
+        if self.project.cluster:
+            from chaos_kit.slurm_faults import repair
+
+            repair(self.project.cluster)
+        for go in range(GOES):
+            self._wait_for(self.project.running())
+            self._wait_for([self.project.give(*self.project.run_words())])
+            self._wait_for_queue()
+            states = self.project.states()
+            self.say(f"  calm {go + 1}: {dict(Counter(states.values()))}")
+            if set(states.values()) == {"done"}:
+                break
+            if set(states.values()) & {"failed", "cancelled", "unknown"}:
+                self._wait_for([self.project.give("retry", "--yes", "--executor", self.project.executor)])
+        self._wait_for_queue()
+        self._until(lambda: not self._left(), ENDING)
+        self.witness.stop()
+
+    def _wait_for(self, commands: Sequence[Command]) -> None:
+        """Until the commands have ended; those that are stuck are killed and remembered."""
+        if not self._until(lambda: not any(command.alive for command in commands), STUCK):
+            self._hung += [command for command in commands if command.alive]
+            for command in self._hung:
+                command.process.kill()
+
+    def _wait_for_queue(self) -> None:
+        if self.project.cluster is None:
+            return
+        from chaos_kit.slurm_faults import release_held
+
+        cluster = self.project.cluster
+
+        def empty() -> bool:
+            release_held(cluster)
+            return not cluster.run("squeue", "-h", check=False).strip()
+
+        self._until(empty, STUCK)
+
+    def _until(self, condition: Callable[[], bool], patience: float) -> bool:
+        """Wait for `condition` while something moves; False after `patience` seconds without any movement."""
+        moved, last = time.monotonic(), ()
+        while not condition():
+            now = self._movement()
+            if now != last:
+                moved, last = time.monotonic(), now
+            if time.monotonic() - moved > patience:
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _movement(self) -> tuple[Any, ...]:
+        """What changes as long as something is done: attempts, journals, commands, the queue."""
+        runs = self.project.runs
+        sizes = sorted((str(path), path.stat().st_size) for path in runs.glob("??/*/*/journal.jsonl"))
+        queue = self.project.cluster.run("squeue", "-h", "-r", check=False) if self.project.cluster else ""
+        return (sizes, len(self.project.attempts()), len(self.project.running()), queue)
+
+    def _left(self) -> list[str]:
+        """The processes of this project, those of its witness excepted."""
+        asking = " ".join(self.project.command("status", "--json", *GRIDS))
+        found = [(process.pid, " ".join(process.words)) for process in of_folder(self.project.folder)]
+        return [f"{pid}: {words}" for pid, words in found if words != asking]
+
+    def end(self) -> None:
+        """Leave no process behind, whatever happened."""
+        self.field.calm()
+        self.witness.stop()
+        if self.project.cluster:
+            self.project.cluster.run("scancel", "-u", str(os.getuid()), check=False)
+        for process in of_folder(self.project.folder):
+            process.kill()
+
+    def verdict(self) -> list[Violation]:
+        """Everything that was violated."""
+        return list(self._violations())
+
+    def _violations(self) -> Iterator[Violation]:
+        project, witness, names = self.project, self.witness, self.names
+        for left in self._left():
+            yield Violation("wrong", "a process was left behind", "this machine", left)
+        yield from judge.commands_behaved([*map(self._ended, project.commands), *witness.refused])
+        yield from self._database()
+        attempts, lives = records.read_attempts(project.runs), list(witness.census.lives.values())
+        yield from judge.each_cell_once(names, attempts)
+        yield from judge.same_bits(names, records.values(attempts), self.reference.values)
+        yield from judge.same_weights(names, records.weights(project.runs, list(names)), self.reference.weights)
+        yield from judge.one_at_a_time(names, attempts, lives)
+        commands = None if project.cluster else list(witness.census.commands.values())
+        yield from judge.shown_truly(witness.polls, attempts, lives, commands, witness.census.times)
+        yield from judge.failures_excused(names, attempts)
+        yield from judge.nothing_erased(witness.seen(), witness.now())
+        yield from judge.numbered_without_gaps(names, attempts)
+
+    def _ended(self, command: Command) -> Ended:
+        code = None if command in self._hung else command.process.poll()
+        return Ended(f"gpas {' '.join(command.words)} ({command.log})", code, command.output(), command.killed)
+
+    def _database(self) -> Iterator[Violation]:
+        """Compare what the database has come to with the run directories, and with one rebuilt from them."""
+        project = self.project
+        project.gpas("sync")
+        checked = project.gpas("db", "check", expect=None)
+        if checked.returncode:
+            yield Violation("wrong", "`gpas db check` complains", "the database", checked.stdout + checked.stderr)
+        before, dumped = self._tables(), self._dump()
+        project.gpas("db", "rebuild", "--yes")
+        yield from judge.database_agrees(before, self._tables(), "the table")
+        yield from judge.database_agrees(dumped, self._dump(), "the content")
+
+    def _tables(self) -> list[Any]:
+        return [json.loads(self.project.gpas("table", grid, "--format", "json").stdout) for grid in GRIDS]
+
+    def _dump(self) -> Mapping[str, Any]:
+        engine = session.connect(f"sqlite:///{self.project.folder / 'gpas.db'}", create=False)
+        try:
+            return maintenance.dump(engine)
+        finally:
+            engine.dispose()
