@@ -24,13 +24,20 @@ DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
 @dataclass(frozen=True)
 class Columns:
     """Rows under dim headers, `title` above. Those named in `right` are set right, the last column wraps into the room
-    that is left. Where a terminal has too little, those in `spared` go, the first first, and then the first is cut."""
+    that is left, or is cut off there unless `wrapped`. Where a terminal has too little, those in `spared` go, the first
+    first, and then the first is cut."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     right: frozenset[str] = frozenset()
     spared: Sequence[str] = ()
+    wrapped: bool = True
+
+    @property
+    def lines(self) -> int:
+        """How many lines the table takes where no cell is wrapped."""
+        return len(self.rows) + (2 if self.title else 1)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
@@ -69,6 +76,8 @@ class Columns:
         *cells, last = row
         whole = _text(last)
         wrapped = [whole] if _width(whole) <= widths[-1] and "\n" not in whole else _wrap(console, whole, widths[-1])
+        if not self.wrapped and len(wrapped) > 1:
+            wrapped = [_fit(" ".join(whole.split()), widths[-1], False)]
         for i, text in enumerate(wrapped):
             for cell, width, header in zip(cells, widths, self.headers, strict=False):
                 shown = _fit(_text(cell) if i == 0 else "", width, header in self.right)

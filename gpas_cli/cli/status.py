@@ -1,80 +1,100 @@
-"""`gpas status`: the state of every cell, with the evidence it was concluded from."""
+"""`gpas status`: a summary of each grid, then the states of cells with the evidence they were concluded from."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, json_number, print_json, project
-from gpas_cli.cli.live import spike_mark
+from gpas_cli.cli.chosen import SORTS, Chosen, check_sort, check_states, rest
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, print_json, project
+from gpas_cli.cli.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
+from gpas_cli.grid.entry import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpas_cli.cli.columns import Cell
-    from gpas_cli.launch.room import Meter
-    from gpas_cli.launch.slurm.jobs import Job
+    from gpas_cli.cli.columns import Columns
+    from gpas_cli.launch.room import Meter, Use
     from gpas_cli.launch.text import Awaited
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 2.0
-WATCHED = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "missing", "done")
-COLOURS = {
-    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
-    "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
-}  # fmt: skip
+LISTED = 20  # cells that `gpas status` without names lists, unless --limit says otherwise
+LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # the states of those
+LEAST = 3  # cells that --watch shows on however small a screen
+
+State = Annotated[
+    str | None, typer.Option("--state", metavar="STATE,...", help="Only cells in these states, e.g. running,failed.")
+]
+Sort = Annotated[str | None, typer.Option("--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most so many cells.")]
 
 
 def status(
     names: Names = None,
     where: Where = None,
+    state: State = None,
+    sort: Sort = None,
+    limit: Limit = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every grid, also those never started.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List the cells of every grid.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
 
-    Without names: the default grid and every grid that has been started. Only reads; nothing is changed.
+    Without names: a summary of every grid, and the cells that run, wait or have failed. With names: every cell of these
+    grids. Only reads; nothing is changed.
 
-    Example: [bold]gpas status quickstart --where gate=gpas --watch[/bold]
+    Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
+
+    Example: [bold]gpas status --state failed,unknown --watch[/bold]
     """
-    if watch and not as_json:
-        _watch(names, where, every)
-        return
-    states = observed(names, where, every, jobs=as_json)
+    view = View(
+        brief=not (names or every) and len(experiments().grids) > 1,
+        chosen=Chosen(states=check_states(state) if state else None, sort=check_sort(sort), limit=limit),
+        narrowed=bool(state or where),
+    )
     if as_json:
-        texts = [_text_as_mapping(text) for text in _texts(states)]
-        print_json(cells=[as_mapping(state) for state in states], texts=texts)
+        print_json(**view.as_mapping(observed(names, where, jobs=True, started=False)))
+    elif watch:
+        _watch(view, names, where)
     else:
-        console().print(render(states))
-        for line in _text_lines(states):
-            console().print(line, markup=False)
+        for part in view.parts(observed(names, where, started=False)):
+            console().print(part)
 
 
 def observed(
-    names: Sequence[str] | None, where: Sequence[str] | None, every: bool = False, *, jobs: bool = False
+    names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
 ) -> list[CellState]:
-    """The states of the cells that are meant: of the grids named, else of the default and every grid started.
+    """The states of the cells of the grids named; of all grids if none is, or only of those `started`, and the default
+    one.
 
     `where` does not change which grids count as started; where none of their cells matches, those of all grids count.
     """
     from gpas_cli.grid.select import select
     from gpas_cli.launch.watch import look
 
-    if names or every:
+    if names or not started:
         return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs)
     everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs)
-    started = {state.entry.grid for state in everything if state.state != "missing"} | {experiments().default}
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
-    chosen = [state for state in everything if id(state.entry) in matching]
-    return [state for state in chosen if state.entry.grid in started] or chosen
+    chosen = [state for state in only_started(everything) if id(state.entry) in matching]
+    return chosen or [state for state in everything if id(state.entry) in matching]
 
 
-def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool) -> None:
+def only_started(states: Sequence[CellState]) -> list[CellState]:
+    """The states of the default grid and of those grids of which something was run."""
+    names = {state.entry.grid for state in states if state.state != "missing"} | {experiments().default}
+    return [state for state in states if state.entry.grid in names]
+
+
+def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
+    from rich.console import Group
     from rich.live import Live
 
     from gpas_cli.launch.room import Meter
@@ -83,20 +103,121 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None, every: bool
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_view(observed(names, where, every, jobs=True), meter), refresh=True)
+                states = observed(names, where, jobs=True, started=False)
+                live.update(Group(*view.screen(states, meter, console().height)), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
 
 
-def _view(states: Sequence[CellState], meter: Meter) -> RenderableType:
-    """Totals first, then what is going on: a short terminal cuts the quiet cells off."""
-    from rich.console import Group
-    from rich.text import Text
+@dataclass(frozen=True)
+class View:
+    """What is shown of the observed cells.
 
-    lively = sorted(states, key=lambda state: WATCHED.index(state.state))
-    parts = (Text.from_markup(totals(states)), *map(Text, _text_lines(states)), *_grid_tables(lively, meter))
-    return Group(*parts)
+    brief: no grid was named, so only the cells that need attention are listed. narrowed: `--where` or `--state` was
+    given.
+    """
+
+    brief: bool
+    chosen: Chosen
+    narrowed: bool = False
+
+    def parts(self, states: Sequence[CellState]) -> Iterator[RenderableType]:
+        """A summary of each grid, the cells, what is not listed, and the totals."""
+        from rich.text import Text
+
+        several = len({state.entry.grid for state in states}) > 1
+        if several:
+            yield grid_table(states, _ends(states))
+            yield Text("")
+        listed = self._picked(states)
+        shown = self._cut(listed)
+        if self.brief or self.chosen.sort:
+            none = f"no cell is {' or '.join(self._wanted().states or ('there',))}"
+            yield cell_table(shown) if shown else Text(none, style="dim")
+            yield Text("")
+        else:
+            yield from _by_grid(shown)
+        if len(listed) > len(shown):
+            yield Text(rest(listed[len(shown) :]), style="dim")
+        yield from map(Text, _text_lines(states))
+        yield Text.from_markup(headline(states, "" if several else _ends(states).get(states[0].entry.grid, "")))
+        if self.brief and several:
+            yield Text("`gpas status GRID` lists the cells of a grid", style="dim")
+
+    def screen(self, states: Sequence[CellState], meter: Meter, height: int) -> list[RenderableType]:
+        """What fits into `height` lines: the totals, a summary of each grid, and the cells that matter most."""
+        from rich.text import Text
+
+        several = len({state.entry.grid for state in states}) > 1
+        heads = [Text.from_markup(totals(states)), *map(Text, _text_lines(states))]
+        for head in heads:
+            head.no_wrap, head.overflow = True, "ellipsis"
+        parts: list[RenderableType] = [*heads]
+        room = height - len(parts) - 3  # the cursor, the heading of the cells, and the line on what is not shown
+        if several and (grids := grid_table(states, _ends(states, meter))).lines <= room - LEAST:
+            parts.append(grids)
+            room -= grids.lines
+        listed = self._picked(states, usual="state")
+        shown = self._cut(listed)[: max(LEAST, room)]
+        parts += [cell_table(shown, meter, wrapped=False)] if shown else []
+        return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
+
+    def as_mapping(self, states: Sequence[CellState]) -> dict[str, Any]:
+        """For `--json`: all grids; of the cells, unless it was said which, those of grids that were started."""
+        everything = self.narrowed or not self.brief
+        cells = self.chosen(states if everything else only_started(states))
+        return {
+            "grids": grid_mappings(states, _uses(states)),
+            "total": {
+                "cells": len(once(states)),
+                "rows": len(states),
+                "states": Counter(s.state for s in once(states)),
+            },
+            "cells": [as_mapping(state) for state in cells],
+            "texts": [_text_as_mapping(text) for text in _texts(states)],
+        }
+
+    def _picked(self, states: Sequence[CellState], usual: str | None = None) -> list[CellState]:
+        """The cells to list, each once where they are not under the name of their grid."""
+        wanted = self._wanted(usual)
+        return wanted.fitting(once(states) if wanted.sort else states)
+
+    def _wanted(self, usual: str | None = None) -> Chosen:
+        """What was asked for, and where nothing was: what needs attention, or everything by `usual`."""
+        states = self.chosen.states or (LIVELY if self.brief else None)
+        return replace(self.chosen, states=states, sort=self.chosen.sort or ("state" if self.brief else usual))
+
+    def _cut(self, listed: list[CellState]) -> list[CellState]:
+        limit = self.chosen.limit
+        return listed[: LISTED if limit is None and self.brief else limit]
+
+
+def headline(states: Sequence[CellState], ends: str) -> str:
+    """How many cells there are and in which states, as markup."""
+    cells = counted(state.entry for state in states)
+    return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
+
+
+def _by_grid(states: Sequence[CellState]) -> Iterator[Columns]:
+    names = dict.fromkeys(state.entry.grid for state in states)
+    for name in names:
+        yield cell_table([state for state in states if state.entry.grid == name], title=name)
+
+
+def _uses(states: Sequence[CellState], meter: Meter | None = None) -> dict[str, Use]:
+    """What is known of the end of each grid that has running cells."""
+    from gpas_cli.launch.room import Meter
+
+    lively = {state.entry.grid for state in states if state.state == "running"}
+    if not lively:
+        return {}
+    room = (meter or Meter(project().runs)).room([state for state in states if state.entry.grid in lively])
+    return {use.grid: use for use in room.grids}
+
+
+def _ends(states: Sequence[CellState], meter: Meter | None = None) -> dict[str, str]:
+    return {name: ends(use) for name, use in _uses(states, meter).items()}
 
 
 def _texts(states: Sequence[CellState]) -> list[Awaited]:
@@ -120,107 +241,3 @@ def _text_as_mapping(text: Awaited) -> dict[str, Any]:
         "cause": seen.cause or None, "job": seen.job.id if seen.job else None,
         "directory": str(seen.directory) if seen.directory else None,
     }  # fmt: skip
-
-
-def _doing(state: CellState, meter: Meter) -> str:
-    """Loss, time left, GPU-hours so far and node of what runs; when and why not yet, of what SLURM has queued."""
-    parts, seen, job = [], state.progress, state.job
-    if state.state == "running" and seen:
-        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
-        parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
-        parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
-    if state.state == "running" and job:
-        parts += [f"on {job.nodes}"] if job.nodes else []
-    if state.state == "queued" and job:
-        parts += [job.in_line] if job.in_line else []
-        parts += [f"starts about {begins}"] if (begins := starts(job)) else []
-        parts += [job.held or job.reason] if job.reason not in ("", "None") else []
-    return ", ".join(parts)
-
-
-def starts(job: Job) -> str:
-    """When SLURM expects to start a job, "" when it does not say."""
-    return time.strftime("%d %b %H:%M", time.localtime(job.start)) if job.start else ""
-
-
-def as_mapping(state: CellState) -> dict[str, Any]:
-    """A cell's state for `--json`; numbers that JSON cannot hold are written as words."""
-    entry, progress = state.entry, state.progress
-    return {
-        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
-        "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
-        "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
-        "directory": str(state.directory) if state.directory else None,
-        **job_mapping(state.job),
-        "step": progress.step if progress else None, "steps": progress.steps if progress else None,
-        "spikes": progress.spikes if progress else None,
-        "metrics": {name: json_number(value) for name, value in state.metrics.items()},
-    }  # fmt: skip
-
-
-def job_mapping(job: Job | None) -> dict[str, Any]:
-    """What SLURM says of a cell's job, nulls where it says nothing. `position` is that among `waiting` jobs."""
-    if job is None:
-        return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
-    from gpas_cli.launch.slurm.states import WAITING
-
-    waits = job.state in WAITING
-    return {
-        "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
-        "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
-        "expected_start": job.start or None if waits else None,
-    }  # fmt: skip
-
-
-def render(states: Sequence[CellState]) -> RenderableType:
-    """One table per grid and a line of totals."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(*_grid_tables(states), Text.from_markup(totals(states)))
-
-
-def totals(states: Sequence[CellState]) -> str:
-    """Counts by state, as markup. A cell that two grids share counts once."""
-    counts = Counter({state.entry.cell.key: state.state for state in states}.values())
-    parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
-    return ", ".join(parts) if parts else "no cells"
-
-
-def _grid_tables(states: Sequence[CellState], meter: Meter | None = None) -> list[RenderableType]:
-    """A table of each grid; with a meter, of what each cell is doing as well."""
-    from gpas_cli.cli.columns import Columns
-
-    headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
-    spared = ("evidence", "key", "perplexity") if meter else ()
-    by_grid: dict[str, list[tuple[Cell, ...]]] = {}
-    for state in states:
-        by_grid.setdefault(state.entry.grid, []).append(_row(state, meter))
-    return [Columns(headers, rows, grid, frozenset({"perplexity"}), spared) for grid, rows in by_grid.items()]
-
-
-def _row(state: CellState, meter: Meter | None) -> tuple[Cell, ...]:
-    perplexity = state.metrics.get("perplexity")
-    shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
-    why = f"{state.evidence}: {state.cause}" if state.cause else state.evidence
-    doing = [_doing(state, meter)] if meter else []
-    return (state.entry.name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
-            f"{why}{_ago(state.age)}")  # fmt: skip
-
-
-def _how_far(state: CellState) -> str:
-    progress = state.progress
-    if state.state == "running" and progress and progress.step and progress.steps:
-        return f"running {progress.step}/{progress.steps}{spike_mark(progress.spikes)}"
-    return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
-
-
-def _ago(seconds: float | None) -> str:
-    return "" if seconds is None else f", {span(seconds)} ago"
-
-
-def span(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

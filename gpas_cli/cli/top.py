@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
 from gpas_cli.cli.live import clock, sparkline, spike_mark
-from gpas_cli.cli.status import COLOURS, job_mapping, observed, span, starts
+from gpas_cli.cli.states import COLOURS, ends, job_mapping, starts
+from gpas_cli.cli.status import observed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -126,7 +127,7 @@ def _grids(room: Room) -> RenderableType:
         cells = {
             "grid": use.grid or "in all", "cells": f"{use.states.total()}", "done": f"{done}", "left": f"{use.left}",
             f"{unit} so far": _hours(use.spent, unit), f"{unit} to go": _hours(use.to_go, unit) if use.to_go else "",
-            "ends about": _ends(use),
+            "ends about": ends(use),
         }  # fmt: skip
         rows.append({name: (text, style) if style else text for name, text in cells.items()})
     return _table(rows, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
@@ -166,14 +167,6 @@ def _name(room: Room, state: CellState) -> str:
 
 def _bytes(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _ends(use: Use) -> str:
-    """When what runs and waits will have ended, at the pace of now."""
-    if use.ends is None:
-        return ""
-    at = time.localtime(time.time() + use.ends)
-    return f"{time.strftime('%a %d %b %H:%M' if use.ends > 43200 else '%H:%M', at)}, in {span(use.ends)}"
 
 
 def as_mapping(room: Room) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""States of cells as text and as plain data: what `gpas status`, `gpas top` and `gpas plan` say of a cell."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.columns import Columns
+from gpas_cli.cli.console import json_number
+from gpas_cli.cli.live import spike_mark
+
+if TYPE_CHECKING:
+    from gpas_cli.cli.columns import Cell
+    from gpas_cli.launch.room import Meter, Use
+    from gpas_cli.launch.slurm.jobs import Job
+    from gpas_cli.launch.watch import CellState
+
+COLOURS = {
+    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
+    "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
+}  # fmt: skip
+SPARED = ("evidence", "key", "perplexity")  # columns that a narrow terminal does without, the first to go first
+
+
+def once(states: Iterable[CellState]) -> list[CellState]:
+    """The states without the repetitions of cells that several grids have."""
+    found: dict[str, CellState] = {}
+    for state in states:
+        found.setdefault(state.entry.key, state)
+    return list(found.values())
+
+
+def totals(states: Iterable[CellState]) -> str:
+    """Counts by state, as markup. A cell that several grids share counts once."""
+    counts = Counter(state.state for state in once(states))
+    parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
+    return ", ".join(parts) if parts else "no cells"
+
+
+def grid_table(states: Sequence[CellState], ends: Mapping[str, str]) -> Columns:
+    """A row per grid: how many of its cells are in which state, and when what runs will have ended (`ends`)."""
+    by_grid: dict[str, Counter[str]] = {}
+    for state in states:
+        by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
+    occurring = [name for name in COLOURS if any(counts[name] for counts in by_grid.values())]
+    rows: list[tuple[Cell, ...]] = []
+    for grid, counts in by_grid.items():
+        numbers = [(str(counts[name]) if counts[name] else "", COLOURS[name]) for name in occurring]
+        rows.append((grid, str(counts.total()), *numbers, ends.get(grid, "")))
+    headers = ("grid", "cells", *occurring, "ends about" if ends else "")
+    return Columns(headers, rows, right=frozenset(("cells", *occurring)))
+
+
+def cell_table(
+    states: Sequence[CellState], meter: Meter | None = None, *, title: str = "", wrapped: bool = True
+) -> Columns:
+    """A row per cell; with a meter, also what each cell is doing. Cells are named with their grid unless it is the
+    title."""
+    headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
+    rows = [_row(state, meter, named=bool(title)) for state in states]
+    return Columns(headers, rows, title, frozenset({"perplexity"}), SPARED if meter else (), wrapped)
+
+
+def _row(state: CellState, meter: Meter | None, *, named: bool) -> tuple[Cell, ...]:
+    perplexity = state.metrics.get("perplexity")
+    shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
+    doing = [_doing(state, meter)] if meter else []
+    name = state.entry.name if named else state.entry.id
+    return (name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
+            evidence(state))  # fmt: skip
+
+
+def _how_far(state: CellState) -> str:
+    progress = state.progress
+    if state.state == "running" and progress and progress.step and progress.steps:
+        return f"running {progress.step}/{progress.steps}{spike_mark(progress.spikes)}"
+    return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
+
+
+def evidence(state: CellState) -> str:
+    """What a state was concluded from and when: "finished 15 min ago"."""
+    cause = f": {state.cause}" if state.cause else ""
+    ago = "" if state.age is None else f"{span(state.age)} ago"
+    if state.source == "outcome" and ago:
+        return f"{'finished' if state.state in ('done', 'diverged') else 'ended'} {ago}{cause}"
+    return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
+
+
+def _doing(state: CellState, meter: Meter) -> str:
+    """Loss, time left, GPU-hours so far and node of what runs; when and why not yet, of what SLURM has queued."""
+    parts, seen, job = [], state.progress, state.job
+    if state.state == "running" and seen:
+        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
+        parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
+    if state.state == "running" and job:
+        parts += [f"on {job.nodes}"] if job.nodes else []
+    if state.state == "queued" and job:
+        parts += [job.in_line] if job.in_line else []
+        parts += [f"starts about {begins}"] if (begins := starts(job)) else []
+        parts += [job.held or job.reason] if job.reason not in ("", "None") else []
+    return ", ".join(parts)
+
+
+def starts(job: Job) -> str:
+    """When SLURM expects to start a job, "" when it does not say."""
+    return time.strftime("%d %b %H:%M", time.localtime(job.start)) if job.start else ""
+
+
+def grid_mappings(states: Sequence[CellState], uses: Mapping[str, Use]) -> list[dict[str, Any]]:
+    """Each grid for `--json`; `ends` is unix time, null unless something runs."""
+    by_grid: dict[str, Counter[str]] = {}
+    for state in states:
+        by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
+    left = {grid: use.ends for grid, use in uses.items() if use.ends is not None}
+    return [
+        {"grid": grid, "cells": counts.total(), "states": counts,
+         "ends": time.time() + left[grid] if grid in left else None}
+        for grid, counts in by_grid.items()
+    ]  # fmt: skip
+
+
+def ends(use: Use) -> str:
+    """When what runs and waits will have ended, at the pace of now; "" when that is not known."""
+    if use.ends is None:
+        return ""
+    at = time.localtime(time.time() + use.ends)
+    return f"{time.strftime('%a %d %b %H:%M' if use.ends > 43200 else '%H:%M', at)}, in {span(use.ends)}"
+
+
+def as_mapping(state: CellState) -> dict[str, Any]:
+    """A cell's state for `--json`; numbers that JSON cannot hold are written as words."""
+    entry, progress = state.entry, state.progress
+    return {
+        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
+        "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
+        "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
+        "directory": str(state.directory) if state.directory else None,
+        **job_mapping(state.job),
+        "step": progress.step if progress else None, "steps": progress.steps if progress else None,
+        "spikes": progress.spikes if progress else None,
+        "metrics": {name: json_number(value) for name, value in state.metrics.items()},
+    }  # fmt: skip
+
+
+def job_mapping(job: Job | None) -> dict[str, Any]:
+    """What SLURM says of a cell's job, nulls where it says nothing. `position` is that among `waiting` jobs."""
+    if job is None:
+        return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
+    from gpas_cli.launch.slurm.states import WAITING
+
+    waits = job.state in WAITING
+    return {
+        "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
+        "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
+        "expected_start": job.start or None if waits else None,
+    }  # fmt: skip
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest unit: "3 h"."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
