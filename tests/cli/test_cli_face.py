@@ -84,7 +84,7 @@ def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project:
 
     assert "quickstart-lr/pre-lr0.001-s1" in found("status", "--where", "optim.lr=0.001")
     assert found("status", "--where", "lr=1e-3") == found("status", "--where", "optim.lr=0.001")
-    assert len(found("status", "--where", "optim.lr=1.5e-3")) == 22
+    assert len(found("status", "quickstart", "--where", "optim.lr=1.5e-3")) == 22
     assert len(found("plan", "--where", "optim.steps=6e2", "--where", "gate.activation=silu")) == 10
     assert found("status", "--where", "size=350m", "--where", "optim.batch=512", "--where", "seed=42")
 
