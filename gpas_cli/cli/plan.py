@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from gpas_cli.cli.console import AsJson, Executor, Names, Where, console, entries, print_json, project
+from gpas_cli.errors import GpasError
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gpas_cli.cli.columns import Columns
+    from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.estimate import Estimate
     from gpas_cli.launch.plan import Plan
 
@@ -16,54 +22,130 @@ COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "invalid": "red", "new": "bold",
 }  # fmt: skip
+WORDS = {"invalid": "cannot run here"}
+
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="Estimate for these GPUs, which need not be here: H100, or H100:8 for eight in all."),
+]
+Mfu = Annotated[
+    float | None,
+    typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the share of its peak that a training reaches."),
+]
+Price = Annotated[
+    float | None, typer.Option("--price", min=0.0, help="What a GPU-hour costs; the plan's cost follows.")
+]
 
 
-def plan(names: Names = None, where: Where = None, executor: Executor = "auto", as_json: AsJson = False) -> None:
+def plan(
+    names: Names = None,
+    where: Where = None,
+    executor: Executor = "auto",
+    gpu: Gpu = None,
+    mfu: Mfu = None,
+    price: Price = None,
+    as_json: AsJson = False,
+) -> None:
     """Show which cells are new, done, running or cannot run here, and what they would cost. Changes nothing.
 
-    Example: [bold]gpas plan table2 --where size=71m[/bold]
+    With --gpu it estimates hours, and with --price cost, on GPUs that this machine need not have, from the peak of
+    their data sheet and an assumed share of it.
+
+    Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
+    chosen = entries(names, where)
+    planned = _planned(chosen, executor, gpu, mfu)
+    if as_json:
+        print_json(**_as_mapping(planned, price))
+    else:
+        console().print(render(planned, price, cells=gpu is None))
+
+
+def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
     from gpas_cli.cli import slurm
     from gpas_cli.launch.executor import choose
+    from gpas_cli.launch.gpus import ASSUMED_MFU, named_gpus
     from gpas_cli.launch.plan import plan as make_plan
 
-    chosen, on_slurm = entries(names, where), choose(executor).name == "slurm"
-    planned = slurm.make_plan(chosen) if on_slurm else make_plan(project().runs, chosen)
-    if as_json:
-        print_json(**_as_mapping(planned))
-    else:
-        console().print(render(planned))
+    if gpu is not None:
+        return make_plan(project().runs, chosen, machine=named_gpus(gpu, mfu or ASSUMED_MFU))
+    if mfu is not None:
+        raise GpasError("--mfu is the share of the peak of --gpu; name a GPU as well, for example --gpu H100")
+    return slurm.make_plan(chosen) if choose(executor).name == "slurm" else make_plan(project().runs, chosen)
 
 
-def _as_mapping(planned: Plan) -> dict[str, Any]:
+def _as_mapping(planned: Plan, price: float | None) -> dict[str, Any]:
     rows = [
         {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
          "action": row.action, "detail": row.detail, "will_run": row.will_run}
         for row in planned.rows
     ]  # fmt: skip
+    guess = {name: value for name, value in vars(planned.estimate).items() if name != "works"}
     return {
         "cells": rows,
         "jobs": len(planned.jobs),
         "texts": [job.name for job in planned.texts],
         "stages": dict(planned.stages),
-        "estimate": vars(planned.estimate),
+        "estimate": guess,
+        "sizes": [vars(size) for size in planned.sizes],
+        "cost": None if price is None else price * planned.estimate.gpu_hours,
     }
 
 
-def render(planned: Plan) -> RenderableType:
-    """A row per cell, then the totals and the estimate with what it rests on."""
+def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> RenderableType:
+    """The totals, why cells cannot run, the cost by size and what it rests on, then a row per cell."""
     from rich.console import Group
     from rich.text import Text
 
+    basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
+    parts: list[RenderableType] = [Text(line) for line in _refused(planned)]
+    parts += [Text(money(planned.estimate, price))] if price is not None else []
+    parts += [_by_size(planned)]
+    parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
+    parts += [_cells(planned)] if cells else []
+    return Group(Text(headline(planned), style="bold"), *parts)
+
+
+def _refused(planned: Plan) -> list[str]:
+    """Why cells cannot run here, each reason once."""
+    lines = [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in planned.refused.items()]
+    if any("GPU" in line for line in lines) and not any("--gpu" in line for line in lines):
+        grids = " ".join(dict.fromkeys(row.entry.grid for row in planned.rows))
+        lines.append(f"what they cost elsewhere: gpas plan {grids} --gpu H100")
+    return lines
+
+
+def _by_size(planned: Plan) -> Columns:
+    """What a cell of each size reads, and what its jobs cost."""
+    from gpas_cli.cli.columns import Columns
+
+    headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "in all")
+    rows = [
+        (one.size, _short(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
+         _short(one.tokens), f"{one.jobs}", duration(one.hours) if one.jobs else "",
+         occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
+        for one in planned.sizes
+    ]  # fmt: skip
+    return Columns(headers, rows, right=frozenset(headers[1:-1]), spared=("parameters", "updates", "longest"))
+
+
+def _cells(planned: Plan) -> Columns:
     from gpas_cli.cli.columns import Columns
 
     rows = []
     for row in planned.rows:
-        notes = "; ".join(part for part in (row.detail, *row.entry.notes) if part)
-        rows.append((row.entry.id, row.entry.key[:8], (row.action, COLOURS[row.action]), notes))
-    table = Columns(("cell", "key", "action", "detail"), rows)
-    basis = Text("\n".join(f"  {line}" for line in (*planned.estimate.basis, *_texts(planned))), style="dim")
-    return Group(table, Text(headline(planned), style="bold"), basis)
+        detail = "" if row.action == "invalid" else row.detail  # `_refused` says it once for all
+        notes = "; ".join(part for part in (detail, *row.entry.notes) if part)
+        rows.append((row.entry.id, row.entry.key[:8], (WORDS.get(row.action, row.action), COLOURS[row.action]), notes))
+    return Columns(("cell", "key", "action", "detail"), rows)
+
+
+def _short(number: float) -> str:
+    """A large number with its prefix: 1.3B, 71M, 307k."""
+    for power, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= power:
+            return f"{number / power:.3g}{letter}"
+    return f"{number:g}"
 
 
 def _texts(planned: Plan) -> list[str]:
@@ -73,24 +155,46 @@ def _texts(planned: Plan) -> list[str]:
 
 def headline(planned: Plan) -> str:
     """The plan in a sentence."""
-    counts = ", ".join(f"{planned.actions[name]} {name}" for name in COLOURS if planned.actions[name])
+    counts = ", ".join(f"{planned.actions[name]} {WORDS.get(name, name)}" for name in COLOURS if planned.actions[name])
+    cells = count(len(planned.rows), "cell")
     if not planned.jobs:
-        return f"{len(planned.rows)} cells: {counts}; no job to start"
+        return f"{cells}: {counts}; no job to start"
     guess = planned.estimate
-    if guess.wall_hours is None:
-        clock = f"the longest takes {duration(guess.longest_hours)} from its start, and the starts are SLURM's"
-    else:
-        clock = f"{duration(guess.wall_hours)} on {guess.slots} slots here"
     shared = planned.uses - sum(planned.stages.values())
-    saved = f" ({shared} trainings shared)" if shared else ""
-    return (
-        f"{len(planned.rows)} cells: {counts}; {len(planned.jobs)} jobs to start{saved}, about {cost(guess)}; {clock}"
-    )
+    saved = f" ({count(shared, 'training')} shared)" if shared else ""
+    jobs = count(len(planned.jobs), "job")
+    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_clock(planned)}"
+
+
+def _clock(planned: Plan) -> str:
+    """When the jobs will have ended, as far as it can be told."""
+    from gpas_cli.launch.gpus import NamedGpus
+
+    guess, gpus = planned.estimate, planned.machine
+    if isinstance(gpus, NamedGpus):
+        if not gpus.number:
+            return f"the longest takes {duration(guess.longest_hours)}"
+        return f"{duration(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
+    if guess.wall_hours is None:
+        return f"the longest takes {duration(guess.longest_hours)} from its start, and the starts are SLURM's"
+    return f"{duration(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
+
+
+def money(guess: Estimate, price: float) -> str:
+    """What the GPU-hours cost, in the currency of `price`."""
+    if not guess.gpu_hours:
+        return "no GPU-hours to pay for; --gpu estimates them for a GPU that is not here"
+    return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
 
 
 def cost(guess: Estimate) -> str:
     """What jobs occupy: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
-    parts = [(guess.gpu_hours, "GPU"), (guess.core_hours, "core")]
+    return occupied(guess.gpu_hours, guess.core_hours)
+
+
+def occupied(gpu_hours: float, core_hours: float) -> str:
+    """`cost` from the two numbers."""
+    parts = [(gpu_hours, "GPU"), (core_hours, "core")]
     return " and ".join(_occupied(hours, unit) for hours, unit in parts if hours) or "nothing"
 
 

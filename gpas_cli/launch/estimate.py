@@ -14,6 +14,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.bench import Shape, measured, shape
+from gpas_cli.launch.gpus import NamedGpus
 from gpas_cli.launch.progress import number
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import StageJob
@@ -44,8 +45,8 @@ class Estimate:
     """Hours of one GPU, and of one core for the jobs without; however many a job has, it occupies them all.
 
     `longest_hours`: the longest job with those that it builds on. `wall_hours` until all have ended on `slots` slots;
-    None behind a scheduler, where nobody knows how many run at once. `basis` says where the speeds come from, one
-    sentence each.
+    None where nobody knows how many run at once: behind a scheduler. `basis` says where the speeds come from, one
+    sentence each. `works` are the jobs one by one.
     """
 
     gpu_hours: float
@@ -55,13 +56,16 @@ class Estimate:
     slots: int
     tokens: float
     basis: tuple[str, ...]
+    works: tuple[Work, ...]
 
 
 def estimate(
     runs: Path, jobs: Iterable[StageJob], machine: Machine, resume: Mapping[str, int] | None = None
 ) -> Estimate:
     """The cost of `jobs` on `machine`; `resume` has the step from which a key's stage goes on."""
-    resume, speeds = resume or {}, measured_speeds(runs)
+    resume = resume or {}
+    # What was measured here says nothing about GPUs that are elsewhere.
+    speeds = {} if isinstance(machine, NamedGpus) else measured_speeds(runs)
     works = [_work(job, machine, speeds, resume.get(job.key, 0)) for job in jobs]
     needs = [(work.hours, work.devices) for work in works]
     return Estimate(
@@ -71,7 +75,8 @@ def estimate(
         wall_hours=makespan(needs, machine.slots) if machine.slots else None,
         slots=machine.slots,
         tokens=sum(work.tokens for work in works),
-        basis=_basis(works),
+        basis=_basis(works, machine),
+        works=tuple(works),
     )
 
 
@@ -119,7 +124,10 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
     tokens = equivalent_tokens(job, resumed)
     device, devices = machine.device(job.resources), machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
-    each = ASSUMED_GPU[job.cell.precision] if device == "cuda" else ASSUMED_THREAD
+    if isinstance(machine, NamedGpus):
+        each = machine.flops(job.cell.precision)
+    else:
+        each = ASSUMED_GPU[job.cell.precision] if device == "cuda" else ASSUMED_THREAD
     seconds = tokens / (speed or devices * each / flops_per_token(job.cell))
     return Work(job, tokens, seconds / 3600, device, devices, measured=speed is not None)
 
@@ -132,7 +140,9 @@ def _longest(works: Sequence[Work]) -> float:
     return max(ends.values(), default=0.0)
 
 
-def _basis(works: Sequence[Work]) -> tuple[str, ...]:
+def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
+    if isinstance(machine, NamedGpus):
+        return (machine.basis({work.job.cell.precision for work in works}),) if works else ()
     measured = sum(work.measured for work in works)
     lines = [f"{measured} of {len(works)} jobs: the measured speed of that shape"] if measured else []
     guessed = [work for work in works if not work.measured]

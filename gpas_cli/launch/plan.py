@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from gpas_cli.launch import slots
 from gpas_cli.launch.claims import CLAIMABLE
 from gpas_cli.launch.estimate import Estimate, estimate
+from gpas_cli.launch.gpus import NamedGpus, too_large
+from gpas_cli.launch.sizes import SizeCost, by_size
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
 from gpas_cli.launch.submitters import Liveness
@@ -44,6 +46,7 @@ class Plan:
     """`stages` counts the states of unique stages, `uses` how often cells refer to them, teachers included.
 
     `jobs` are the stages that a run would start, parents first, and before them those that tokenise what they read.
+    `machine` is where they would run, or what the estimate is for.
     """
 
     rows: tuple[PlanRow, ...]
@@ -51,6 +54,12 @@ class Plan:
     uses: int
     jobs: tuple[StageJob, ...]
     estimate: Estimate
+    machine: Machine
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is likely to go wrong although the jobs can start."""
+        return too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
 
     @property
     def texts(self) -> tuple[StageJob, ...]:
@@ -60,6 +69,16 @@ class Plan:
     @property
     def actions(self) -> Counter[str]:
         return Counter(row.action for row in self.rows)
+
+    @property
+    def sizes(self) -> list[SizeCost]:
+        """The cells and the cost of their jobs, by size."""
+        return by_size((row.entry.cell for row in self.rows), self.estimate.works)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Why cells cannot run here, and how many for each reason."""
+        return Counter(row.detail for row in self.rows if row.action == "invalid")
 
 
 def plan(
@@ -91,6 +110,7 @@ def plan(
         uses=sum(len(stage_jobs([entry], kinds)) for entry in entries),
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume),
+        machine=machine,
     )
 
 
@@ -107,7 +127,7 @@ def _row(
     kinds: frozenset[str],
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
-    reasons = [reason for reason in (_beyond(state, kinds), machine.check(state.entry.resources, "it")) if reason]
+    reasons = [reason for reason in (_beyond(state, kinds), machine.check(state.entry.resources, "the job")) if reason]
     if reasons and state.state not in ("done", "diverged"):
         return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
     action = "new" if state.state == "missing" else state.state

@@ -20,6 +20,7 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.spec.run import Resources
+from gpas_cli.words import count
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -51,12 +52,13 @@ class Machine:
 
     def check(self, resources: Resources, who: str) -> str:
         """Why a job can never run here, "" when it can."""
+        asked = count(max(1, resources.gpus), "GPU")
         if self.gpus and resources.processes > max(1, resources.gpus):
-            return f"{who} asks for {resources.processes} ranks on {max(1, resources.gpus)} GPUs: each needs its own"
+            return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
         if resources.gpus <= len(self.gpus):
             return ""
         have = f"{len(self.gpus)} can be seen" if self.gpus else "none can be seen"
-        return f"{who} asks for {resources.gpus} GPUs, and {have} on {socket.gethostname()}"
+        return f"{who} asks for {asked}, and {have} on {socket.gethostname()}"
 
 
 class Cluster(Machine):

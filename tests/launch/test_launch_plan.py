@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 from launching import FOUR_CORES, entry, key
 
+from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.launch import locks
 from gpas_cli.launch.estimate import equivalent_tokens, estimate, flops_per_token, makespan, measured_speeds
+from gpas_cli.launch.gpus import MEMORY, named_gpus
 from gpas_cli.launch.plan import Plan, plan
 from gpas_cli.launch.slots import Cluster, Machine
 from gpas_cli.launch.stages import stage_jobs
 from gpas_cli.launch.submitters import Submitter, write_claim
 from gpas_cli.launch.watch import alive_path
+from gpas_cli.model.llama import build
+from gpas_cli.spec.flops import PEAKS, parameters
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, create_attempt
@@ -181,6 +185,58 @@ def test_behind_a_scheduler_each_job_has_what_it_asks_for(runs: Path) -> None:
     assert found.core_hours == third.core_hours == third.longest_hours
     assert found.longest_hours == pytest.approx(max(first.longest_hours + second.longest_hours, third.longest_hours))
     assert "TFLOP/s per GPU and 20 GFLOP/s per CPU thread" in found.basis[0]
+
+
+def test_gpus_that_are_not_here_are_estimated_from_their_data_sheet(runs: Path) -> None:
+    """What was measured here does not count, and one GPU more makes the same work no cheaper."""
+    cells = [replace(entry(seed=seed, precision="bf16"), resources=Resources(gpus=2)) for seed in (1, 2)]
+    attempt(runs, replace(cells[0], cell=entry(seed=9, precision="bf16").cell), "done", speed=1.0, device="cuda")
+    found = made_plan(runs, *cells, machine=named_gpus("h100:2")).estimate
+    tokens = 2 * equivalent_tokens(stage_jobs(cells[:1])[key(cells[0])])
+    assert found.gpu_hours == pytest.approx(tokens * flops_per_token(cells[0].cell) / (0.4 * 989.5e12) / 3600)
+    assert found.wall_hours == pytest.approx(found.gpu_hours / 2)  # one job after the other, on two GPUs each
+    assert made_plan(runs, *cells, machine=named_gpus("H100", mfu=0.2)).estimate.wall_hours is None
+    assert "40 % of the peak of one H100, 989.5 TFLOP/s in bf16" in found.basis[0]
+    refused = made_plan(runs, *cells, machine=named_gpus("H100:1"))
+    assert (refused.jobs, dict(refused.refused)) == ((), {"the job asks for 2 GPUs, and --gpu names 1": 2})
+
+
+@pytest.mark.parametrize("words", ["H1000", "H100:0", "H100:x", "H100:", "", ":2", "H100:-1", "H100:²"])
+def test_other_words_for_gpus_are_refused(words: str) -> None:
+    with pytest.raises(GpasError, match="--gpu: "):
+        named_gpus(words)
+
+
+def test_every_gpu_has_a_memory_and_a_peak() -> None:
+    assert set(MEMORY) == set(PEAKS)
+    assert {named_gpus(word).name for word in ("rtx4090", "RTX 4090", "rtx-4090", "4090")} == {"RTX 4090"}
+
+
+def test_a_network_that_does_not_fit_is_named(runs: Path) -> None:
+    one = entry(size="7b", precision="bf16", optim={"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8})
+    (warning,) = made_plan(runs, one, machine=named_gpus("H100")).warnings
+    assert "take 108 GB, 108 GB on each of 1 GPU; a H100 has 80 GB" in warning
+    shared = replace(one, resources=Resources(gpus=2))
+    assert made_plan(runs, shared, machine=named_gpus("H100")).warnings == []
+    whole = replace(one, resources=Resources(gpus=2, strategy="ddp"))
+    assert "108 GB on each of 2 GPUs" in made_plan(runs, whole, machine=named_gpus("H100")).warnings[0]
+
+
+def test_sizes_show_what_a_cell_reads(runs: Path) -> None:
+    cells = [entry(seed=1), entry(seed=2), entry(seed=3, size="9m"), entry(seed=4)]
+    attempt(runs, cells[3], "done")
+    small, large = made_plan(runs, *cells).sizes
+    assert (small.size, small.cells, small.jobs, small.batch, small.tokens) == ("quickstart", 3, 2, 2, 3 * 2 * 64)
+    assert (large.size, large.cells, large.jobs) == ("9m", 1, 1)
+    assert small.core_hours + large.core_hours == pytest.approx(made_plan(runs, *cells).estimate.core_hours)
+
+
+@pytest.mark.parametrize("size", ["71m", "1b"])
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_parameters_are_those_of_the_network(size: str, family: str) -> None:
+    cell = entry(size=size, family=family).cell
+    built = sum(tensor.numel() for tensor in build(cell.model, device="meta").parameters())
+    assert parameters(cell) == pytest.approx(built, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_gpus_are_taken_by_name_whatever_the_mask(tmp_path: Path) -> None:
 
 def test_impossible_jobs_are_told_of_together() -> None:
     wanted = {"g/a": Resources(gpus=1), "g/b": Resources(), "g/c": Resources(gpus=4)}
-    with pytest.raises(GpasError, match=r"g/a asks for 1 GPUs.*\n.*g/c asks for 4") as raised:
+    with pytest.raises(GpasError, match=r"g/a asks for 1 GPU,.*\n.*g/c asks for 4") as raised:
         slots.require(CORES, wanted)
     assert "g/b" not in str(raised.value)
     slots.require(Machine(("0", "1", "2", "3"), (0,)), wanted)

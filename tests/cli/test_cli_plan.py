@@ -1,0 +1,60 @@
+"""`gpas plan`: the summary first, each reason once, and estimates for GPUs that are not here."""
+
+from __future__ import annotations
+
+from face import Face
+
+LARGE = """\
+version: 1
+default: large
+resources:
+  71m: {gpus: 1, cpus: 2}
+  130m: {gpus: 2, cpus: 4}
+grids:
+  large:
+    base: {optim: {lr: 1e-3, warmup: 10, steps: 1000}, precision: bf16}
+    axes:
+      size: [71m, 130m]
+      norm: [pre, post]
+      seed: [1, 2]
+"""
+
+
+def test_what_cannot_run_here_is_said_once_for_each_reason(face: Face) -> None:
+    face.declare(LARGE)
+    lines = face("plan").out.splitlines()
+    assert lines[0] == "8 cells: 8 cannot run here; no job to start"
+    assert lines[1].startswith("4 cells cannot run here: the job asks for 1 GPU, and none can be seen on ")
+    assert lines[2].startswith("4 cells cannot run here: the job asks for 2 GPUs, ")
+    assert "gpas plan large --gpu H100" in lines[3]
+    assert "invalid" not in "\n".join(lines)
+    assert sum("none can be seen" in line for line in lines) == 2
+    table = next(line for line in lines if line.startswith("71m "))
+    assert "512 x 256" in table
+    assert "131M" in table  # 1000 updates of 512 rows of 256 tokens
+    assert sum(line.startswith("large/") for line in lines) == 8
+
+
+def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
+    face.declare(LARGE)
+    said = face("plan", "--gpu", "H100:4", "--price", "2.5", "--json").json
+    assert {cell["action"] for cell in said["cells"]} == {"new"}
+    hours = said["estimate"]["gpu_hours"]
+    assert hours > 0
+    assert said["cost"] == 2.5 * hours
+    assert [(size["size"], size["batch"], size["tokens"]) for size in said["sizes"]] == [
+        ("71m", 512, 131_072_000), ("130m", 512, 131_072_000),
+    ]  # fmt: skip
+    assert sum(size["gpu_hours"] for size in said["sizes"]) == hours
+    text = face("plan", "--gpu", "H100:4", "--price", "2.5").out
+    assert "on 4 x H100" in text
+    assert f"at 2.5 per GPU-hour: about {2.5 * hours:,.0f}" in text
+    assert "assumed, not measured: 40 % of the peak of one H100" in text
+    half = face("plan", "--gpu", "H100", "--mfu", "0.2", "--json").json
+    assert half["estimate"]["gpu_hours"] > 1.99 * hours
+
+
+def test_an_unknown_gpu_is_a_mistake(face: Face) -> None:
+    assert "did you mean 'H100'?" in face("plan", "--gpu", "H100s", expect=2).err
+    assert "--gpu H100" in face("plan", "--mfu", "0.3", expect=2).err
+    assert "--gpu estimates them" in face("plan", "--price", "2").out
