@@ -77,20 +77,34 @@ def check_database(toy: Toy) -> None:
     assert toy.gpas("sync", "--json").stdout == toy.gpas("sync", "--json").stdout
 
 
+def why_ended(toy: Toy) -> list[int | None]:
+    """The signal that ended each attempt, as `gpas why` tells it in text and in JSON."""
+    signals = []
+    for name in toy.states():
+        told = json.loads(toy.gpas("why", name, "--json").stdout)["stages"][0]["attempts"]
+        signals += [attempt["signal"] for attempt in told]
+        text = " ".join(toy.gpas("why", name).stdout.split())
+        assert text.count("without an outcome (signal 9, exit.json)") == sum(t["signal"] == 9 for t in told)
+        assert [t["state"] for t in told] == ["interrupted" if t["signal"] else "done" for t in told]
+    return signals
+
+
 def test_sigkill_of_a_job_then_the_same_bits(tmp_path: Path) -> None:
     straight, broken = (Toy(tmp_path / name, steps=LONG) for name in ("straight", "broken"))
     straight.gpas("run", "grid")
     chooser = random.Random(3)
-    for _ in range(3):
-        running = broken.start("run", "grid")
+    running = broken.start("run", "grid")
+    for _ in range(2):
         wait(lambda: bool(broken.stepping()))
         time.sleep(chooser.random())
-        os.kill(broken.stepping()[0], signal.SIGKILL)
-        assert running.wait(120) == 3
-    assert sorted(broken.states().values()) == ["done", "interrupted"]
-    broken.gpas("run", "grid")
+        victim = broken.stepping()[0]
+        os.kill(victim, signal.SIGKILL)
+        wait(lambda victim=victim: not alive(victim))
+    assert running.wait(240) == 0
+    assert (broken.folder / "said.txt").read_text().count("was killed (signal 9); it starts again") == 2
     assert set(broken.states().values()) == {"done"}
-    assert len(broken.attempts()) == 2 + 3
+    assert len(broken.attempts()) == 2 + 2
+    assert why_ended(broken).count(9) == 2
     assert final_checkpoints(broken) == final_checkpoints(straight)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.launch.watch import Sighting
     from gpas_cli.report.why import Provenance, Try
 
 
@@ -72,9 +73,10 @@ def _print(stage: Provenance) -> None:
 def _print_try(attempt: Try, *, decisive: bool) -> None:
     facts, say = attempt.facts, console().print
     mark = "  <- the number in tables" if decisive else ""
-    cause = f": {attempt.cause}" if attempt.cause else ""
+    seen = _standing(attempt)
     killed = f", ended by {_signal(attempt.signal)}" if attempt.signal else ""
-    say(f"  attempt {attempt.number}: {attempt.outcome or 'no outcome'}{killed}{cause}{mark}", markup=False)
+    cause = attempt.cause or ("" if attempt.outcome else seen.evidence)
+    say(f"  attempt {attempt.number}: {seen.state}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {facts['threads']} threads, {facts['precision']}"
     retry = attempt.retry
@@ -107,6 +109,16 @@ def _computed(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _standing(attempt: Try) -> Sighting:
+    """The state of an attempt now; of one without an outcome, how its process ended or that it runs."""
+    from gpas_cli.launch.watch import Sighting, conclude_or_unknown
+    from gpas_cli.store.rundir import AttemptDir
+
+    if attempt.outcome:
+        return Sighting(state=attempt.outcome, evidence="outcome in the journal")
+    return conclude_or_unknown(AttemptDir(attempt.directory))
+
+
 def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
     """The first few in words."""
     words = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -126,15 +138,27 @@ def _clock(moment: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "?"
 
 
+def _try_as_mapping(attempt: Try) -> dict[str, Any]:
+    seen = _standing(attempt)
+    return {
+        "number": attempt.number,
+        "outcome": attempt.outcome,
+        "cause": attempt.cause,
+        "state": seen.state,
+        "evidence": seen.evidence,
+        "signal": attempt.signal,
+        "retry": dict(attempt.retry) if attempt.retry else None,
+        "computed": dict(attempt.computed),
+        "facts": dict(attempt.facts),
+        "log": str(attempt.log),
+        "metrics": {name: json_number(value) for name, value in attempt.metrics.items()},
+        "directory": str(attempt.directory),
+        "checkpoint": str(attempt.checkpoint) if attempt.checkpoint else None,
+    }
+
+
 def _as_mapping(stage: Provenance) -> dict[str, Any]:
-    tries = [
-        {"number": t.number, "outcome": t.outcome, "cause": t.cause, "facts": dict(t.facts), "log": str(t.log),
-         "computed": dict(t.computed),
-         "metrics": {name: json_number(value) for name, value in t.metrics.items()},
-         "directory": str(t.directory), "checkpoint": str(t.checkpoint) if t.checkpoint else None,
-         "signal": t.signal, "retry": dict(t.retry) if t.retry else None}
-        for t in stage.tries
-    ]  # fmt: skip
+    tries = [_try_as_mapping(attempt) for attempt in stage.tries]
     return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
             "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
             "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],

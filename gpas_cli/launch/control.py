@@ -14,9 +14,9 @@ from gpas_cli.launch import locks
 from gpas_cli.launch.cancellation import request
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.slurm import cancel as slurm
-from gpas_cli.launch.spawn import process_path, token
+from gpas_cli.launch.spawn import token
 from gpas_cli.launch.submitters import Liveness, read_claim
-from gpas_cli.launch.watch import ALIVE, CellState, alive_path
+from gpas_cli.launch.watch import ALIVE, CellState, alive_path, process_path
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
 

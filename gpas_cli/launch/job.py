@@ -141,7 +141,7 @@ def _blamed(run: Run, error: Exception) -> dict[str, Any]:
         return {"outcome": "failed", "cause": cause}
     if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=2)):
         return {"outcome": "failed", "cause": told}
-    return {"outcome": "interrupted", "cause": "another process of the job was killed"}
+    return {"outcome": "interrupted", "cause": ranks.LOST_PEER}
 
 
 def _no_disk(error: BaseException | None) -> bool:

@@ -19,7 +19,9 @@ from gpas_cli.launch import slots, spawn
 from gpas_cli.launch.cancellation import request, request_path, requested
 from gpas_cli.launch.claims import CLAIMABLE, Claims
 from gpas_cli.launch.libraries import require_libraries
+from gpas_cli.launch.ranks import LOST_PEER
 from gpas_cli.launch.slots import Machine, Slots
+from gpas_cli.launch.slurm.failures import fruitless
 from gpas_cli.launch.snapshot import snapshot
 from gpas_cli.launch.spawn import Process, Spawner
 from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
@@ -45,6 +47,7 @@ class Task:
     phase: str
     sighting: Sighting
     process: Process | None = None
+    attempts: int = 0  # made by this run
     told: bool = False  # its process has been asked to leave
     before: bool = False  # it had ended when this run began
     skipped: bool = False  # this run gave it up without trying
@@ -156,9 +159,24 @@ class LocalScheduler:
         ended = [task for task in self._in("running") if task.process and task.process.ended()]
         for task in ended:
             assert task.process is not None
-            self._end(task, conclude_or_unknown(task.process.attempt))
+            sighting = conclude_or_unknown(task.process.attempt)
+            if _was_killed(sighting) and not (task.told or self._stops):
+                self._start_again(task, sighting)
+            else:
+                self._end(task, sighting)
         if ended:
             self._refresh()
+
+    def _start_again(self, task: Task, sighting: Sighting) -> None:
+        """Queue a job that was killed again, unless its last `retries` attempts in this run came no further."""
+        in_vain = min(task.attempts, fruitless(self.project.runs, task.job.key))
+        if in_vain >= task.job.resources.retries:
+            cause = f"{in_vain} attempts in a row came no further; {sighting.cause or sighting.evidence}"
+            self._end(task, replace(sighting, cause=cause))
+            return
+        task.phase, task.sighting, task.process = "waiting", sighting, None
+        how = f"signal {sighting.signal}" if sighting.signal else sighting.cause
+        self._reporter.notice(f"{task.job.id}: attempt {sighting.attempt} was killed ({how}); it starts again")
 
     def _end(self, task: Task, sighting: Sighting, *, skipped: bool = False) -> None:
         task.phase, task.sighting, task.process, task.skipped = "ended", sighting, None, skipped
@@ -223,6 +241,7 @@ class LocalScheduler:
         finally:
             lease.close()
         task.phase = "running"
+        task.attempts += 1
         self._reporter.started(task.job, task.process.attempt)
         return True
 
@@ -297,6 +316,11 @@ def _reason(task: Task) -> str:
         return why
     number = f" in attempt {seen.attempt}" if seen.attempt else ""
     return f"already {seen.state}{number}{': ' if why else ''}{why}"
+
+
+def _was_killed(sighting: Sighting) -> bool:
+    """Whether a job ended by no decision of its own, so that it is worth starting again at once."""
+    return sighting.state == "interrupted" and (sighting.signal is not None or sighting.cause == LOST_PEER)
 
 
 def _asked_to_signal(directory: Path) -> bool:

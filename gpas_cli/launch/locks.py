@@ -14,8 +14,15 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
+import psutil
+
 from gpas_cli.errors import GpasError
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Those that are known to keep their locks in the kernel that mounts them.
+LOCAL_FILE_SYSTEMS = frozenset(
+    ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "apfs", "hfs"]
+)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -45,6 +52,34 @@ def probe(path: Path) -> Lock:
     finally:
         os.close(fd)
     return Lock.FREE
+
+
+def boot_id(path: Path = BOOT_ID) -> str:
+    """The id of the running kernel since it started, the same in its containers; "" where the system has none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def seen_from_here(path: Path, boot: str) -> bool:
+    """Whether a lock on `path` that is held by a process of the kernel `boot` is seen as held here, whatever the host
+    names: the kernel is this one, and it keeps the locks of the file system itself.
+
+    A container has a host name and process ids of its own, but neither a kernel nor locks.
+    """
+    return bool(boot) and boot == boot_id() and _file_system(path) in LOCAL_FILE_SYSTEMS
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system `path` is on, "" where that cannot be told."""
+    try:
+        resolved = path.resolve()
+        mounts = [m for m in psutil.disk_partitions(all=True) if resolved.is_relative_to(m.mountpoint)]
+    except (OSError, psutil.Error):
+        return ""
+    # Of several mounts on one folder the last is seen.
+    return max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
 
 
 def hold(path: Path, *, patience: float = 5.0) -> int:

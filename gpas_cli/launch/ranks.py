@@ -28,6 +28,7 @@ from gpas_cli.store.rundir import AttemptDir, read_json, write_json
 
 GRACE = 20.0  # seconds between the end of the first process and the end of all
 POLL = 0.05
+LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
 def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], signals: Sequence[int]) -> int:

@@ -16,17 +16,18 @@ from typing import Any
 import psutil
 
 from gpas_cli.launch import locks
+from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.slots import Lease
 from gpas_cli.launch.snapshot import Snapshot
 from gpas_cli.launch.stages import StageJob
 from gpas_cli.launch.submitters import Submitter
-from gpas_cli.launch.watch import alive_path
+from gpas_cli.launch.watch import alive_path, process_path
 from gpas_cli.project import Project
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
 
 JOB = (sys.executable, "-P", "-m", "gpas_cli.launch.job")  # -P: the folder it runs in is not searched for modules
+GRACE = 30.0  # seconds in which the processes of a job whose first one was killed save and leave
 NOT_STARTED = 127  # the shell's exit code for a command that could not be run
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass
@@ -35,14 +36,29 @@ class Process:
 
     attempt: AttemptDir
     child: subprocess.Popen[bytes]
+    _died: float | None = None
 
     def ended(self) -> bool:
-        """Whether the process has ended; the first time that it has, exit.json is written."""
-        if self.child.poll() is None:
+        """Whether the process has ended; the first time that it has, exit.json is written.
+
+        Where it was killed, the other processes of its job have GRACE seconds to save and leave.
+        """
+        if self.child.poll() is None or self._others_live():
             return False
         if not self.attempt.exit_path.exists():
             code = self.child.returncode
             record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None)
+        return True
+
+    def _others_live(self) -> bool:
+        """Whether processes that the job started still hold its lock. Those that hold it for too long are killed."""
+        if locks.probe(alive_path(self.attempt)) is not Lock.HELD:
+            return False
+        self._died = self._died or time.monotonic()
+        if time.monotonic() - self._died > GRACE:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+            return False
         return True
 
     def terminate(self) -> None:
@@ -128,17 +144,12 @@ class Spawner:
         }
 
 
-def process_path(attempt: AttemptDir) -> Path:
-    """{host, pid, token} of the attempt's process."""
-    return attempt.path / "process.json"
-
-
 def token(pid: int) -> str:
     """What tells a process from a later one with the same id; "" when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         # After the name, which may hold anything and ends with the last bracket, the start time is the 20th word.
-        return f"{BOOT_ID.read_text().strip()}/{stat.rpartition(')')[2].split()[19]}"
+        return f"{locks.boot_id()}/{stat.rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         pass
     try:

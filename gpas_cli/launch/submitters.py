@@ -1,7 +1,7 @@
 """Which `gpas run` processes live, and which stages they have claimed.
 
 runs/.submitters/<id>.lock   flock held for the life of the process; its time stamp is a heartbeat for other hosts
-runs/.submitters/<id>.json   {id, host, pid, time}
+runs/.submitters/<id>.json   {id, host, pid, time, boot}
 runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage;
                                   with {submission, index, after} as well, that element of a SLURM job array is
 """
@@ -100,7 +100,7 @@ class Liveness:
     def _ask(self, claim: Claim) -> bool:
         path = folder(self.runs) / f"{claim.submitter}.lock"
         found = locks.probe(path)
-        if found in (Lock.HELD, Lock.ABSENT) or (found is Lock.FREE and claim.host == socket.gethostname()):
+        if found in (Lock.HELD, Lock.ABSENT) or (found is Lock.FREE and _of_here(path, claim.host)):
             return found is Lock.HELD
         try:  # some network file systems keep locks to one host; the heartbeat crosses hosts
             return time.time() - path.stat().st_mtime < SILENCE
@@ -118,7 +118,8 @@ class Submitter:
         with locks.locked(claims_lock(runs)):  # or `sweep` might take the file for one left over, before it is locked
             self._fd = locks.hold(self._path("lock"))
         self._beaten = time.monotonic()
-        write_json(self._path("json"), {"id": self.id, "host": self.host, "pid": self.pid, "time": self.since})
+        about = {"id": self.id, "host": self.host, "pid": self.pid, "time": self.since, "boot": locks.boot_id()}
+        write_json(self._path("json"), about)
 
     def beat(self) -> None:
         """Show other hosts that this process lives; cheap to call often. Raises GpasError when it no longer can."""
@@ -187,6 +188,16 @@ def sweep(runs: Path) -> None:
     """Remove what dead submitters of this host left; call it with `claims_lock` held."""
     for lock in folder(runs).glob("*.lock"):
         host = lock.name.rsplit("-", 2)[0]
-        if host == socket.gethostname() and locks.probe(lock) is Lock.FREE:
-            lock.with_name(f"{lock.name.removesuffix('.lock')}.json").unlink(missing_ok=True)
+        if locks.probe(lock) is Lock.FREE and _of_here(lock, host):
+            lock.with_suffix(".json").unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
+
+
+def _of_here(lock: Path, host: str) -> bool:
+    """Whether the free lock of a submitter of `host` proves that it is dead: it would be seen here to be held."""
+    if host == socket.gethostname():
+        return True
+    try:
+        return locks.seen_from_here(lock, str(read_json(lock.with_suffix(".json")).get("boot", "")))
+    except (OSError, StoreError):
+        return False

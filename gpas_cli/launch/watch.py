@@ -6,7 +6,7 @@ What counts, strongest first:
  2. exit.json: somebody saw the process end
  3. alive.lock: the job's process holds it for exactly as long as it lives
  4. a claim whose submitter lives, or whose SLURM job the scheduler has (`launch.slurm.judge`)
- 5. where locks tell nothing (another host), the age of the last event
+ 5. where locks tell nothing (another host, unless it is a container of this one), the age of the last event
 
 Absence of evidence never ends a stage: what cannot be told is `unknown`, with the reason.
 """
@@ -54,7 +54,7 @@ class Sighting:
     a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is
     what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made an
     attempt without a result, `job` what SLURM says of it. `blocker` is the key of the stage for whose failure it was
-    not started.
+    not started. `signal` is the number of the signal that ended the process, where somebody saw that.
     """
 
     state: str
@@ -71,6 +71,7 @@ class Sighting:
     submission: str = ""
     job: Job | None = None
     blocker: str = ""
+    signal: int | None = None
 
     @property
     def fraction(self) -> float | None:
@@ -239,7 +240,7 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> Sighting:
         doing = "" if events else ", no event yet"
         evidence = f"its process holds alive.lock{doing}"
         return Sighting(state="running", evidence=evidence, source="lock", age=_since_created(attempt))
-    here = host(attempt, events) == socket.gethostname()
+    here = host(attempt, events) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
     if here and held is not Lock.UNKNOWABLE:
         return _ended(attempt, "the process ended without an outcome; nobody saw how", "lock")
     return _from_silence(attempt, events)
@@ -247,13 +248,14 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> Sighting:
 
 def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> Sighting:
     """The process ended without telling an outcome: only an exit code of its own choice can say that it failed."""
-    code, signal = seen.get("code"), seen.get("signal")
+    code = seen.get("code")
+    signal = number if isinstance(number := seen.get("signal"), int) else None
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
     if code == EXIT_NODE:
         return replace(_ended(attempt, evidence, "exit"), cause=_said(attempt, seen))
     if signal or code in (0, None, EXIT_INTERRUPTED):
-        return _ended(attempt, evidence, "exit")
+        return replace(_ended(attempt, evidence, "exit"), signal=signal)
     if code == EXIT_CANCELLED:
         return Sighting(state="cancelled", evidence=evidence, source="exit")
     return Sighting(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")
@@ -283,6 +285,19 @@ def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
     started = [str(event["host"]) for event in events if event.get("kind") == "start" and event.get("host")]
     submitter = attempt.read_attempt().get("submitter")
     return started[-1] if started else str(submitter.get("host", "")) if isinstance(submitter, Mapping) else ""
+
+
+def _boot(attempt: AttemptDir) -> str:
+    """The boot of the kernel that the attempt's process runs under, "" where that is not recorded."""
+    try:
+        return str(read_json(process_path(attempt)).get("token", "")).rpartition("/")[0]
+    except (OSError, GpasError):
+        return ""
+
+
+def process_path(attempt: AttemptDir) -> Path:
+    """{host, pid, token} of the attempt's process; the token is BOOT/START where the kernel tells both."""
+    return attempt.path / "process.json"
 
 
 def alive_path(attempt: AttemptDir) -> Path:

@@ -1,6 +1,7 @@
 """A stand-in for the job of a stage: journals as one does, needs no torch, and does what its cell's label `act` says.
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
+killed (by a SIGKILL, once it has begun), progressing (the same after a checkpoint, until the third attempt),
 wait (until the file `go` lies in the working directory), stubborn (waits and ignores SIGTERM).
 """
 
@@ -41,6 +42,12 @@ def leave(outcome: str, code: int, cause: str = "") -> None:
     journal.close()
     sys.exit(code)
 
+
+if act == "progressing":
+    journal("checkpoint", step=attempt["number"])
+if act == "killed" or (act == "progressing" and attempt["number"] < 3):
+    journal.close()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 step = 0
 while act in ("wait", "stubborn") and not Path("go").exists():

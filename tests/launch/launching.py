@@ -16,7 +16,7 @@ from typing import Any
 from gpas_cli.grid import Entry
 from gpas_cli.launch.local import LocalScheduler
 from gpas_cli.launch.slots import Machine
-from gpas_cli.launch.summary import Summary
+from gpas_cli.launch.summary import Silent, Summary
 from gpas_cli.launch.watch import Sighting, observe
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import cell_from
@@ -69,6 +69,16 @@ class Background:
         self._thread.join(10)
         assert not self._thread.is_alive()
         return self.summary
+
+
+class Notices(Silent):
+    """A reporter that keeps what the user should know."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def notice(self, message: str) -> None:
+        self.heard.append(message)
 
 
 def states(summary: Summary) -> dict[str, list[str]]:

@@ -33,8 +33,8 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.launch.control import Cancelling, cancel
 from gpas_cli.launch.executor import choose
-from gpas_cli.launch.spawn import process_path, token
-from gpas_cli.launch.watch import look, observe
+from gpas_cli.launch.spawn import token
+from gpas_cli.launch.watch import look, observe, process_path
 from gpas_cli.project import Project
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 

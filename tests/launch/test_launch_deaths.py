@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from dataclasses import replace
 
+import pytest
 from launching import (
     Background,
+    Notices,
     entry,
     go,
     job_pid,
@@ -22,23 +26,43 @@ from launching import (
     working,
 )  # fmt: skip
 
+from gpas_cli.grid import Entry
+from gpas_cli.launch import locks, submitters
 from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.submitters import SILENCE
 from gpas_cli.launch.summary import exit_code
 from gpas_cli.launch.watch import observe
 from gpas_cli.project import Project
 
 
-def test_a_killed_job_is_interrupted_and_the_next_run_makes_attempt_two(project: Project) -> None:
-    cell = entry("wait", 1)
-    first = Background(scheduler(project, cell))
+def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None:
+    cell, notices = entry("wait", 1), Notices()
+    first = Background(scheduler(project, cell, reporter=notices))
     kill(job_pid(until(working(project, cell))))
-    summary = first.result()
-    assert states(summary) == {"interrupted": ["wait-1"]}
-    assert "signal 9, exit.json" in summary.interrupted[0].reason
-    assert exit_code(summary) == 3
+    until(lambda: ran(project) == ["wait-1 1", "wait-1 2"])
     go(project)
-    assert states(run(project, cell)) == {"done": ["wait-1"]}
-    assert ran(project) == ["wait-1 1", "wait-1 2"]
+    assert states(first.result()) == {"done": ["wait-1"]}
+    assert notices.heard == ["g/wait-1: attempt 1 was killed (signal 9); it starts again"]
+
+
+def test_a_job_that_is_killed_again_and_again_is_interrupted(project: Project) -> None:
+    """As many attempts as `retries` allows, each of which comes no further than the one before."""
+    killed = entry("killed", 1)
+    cells = [replace(killed, resources=replace(killed.resources, retries=2)), entry("done", 2)]
+    summary = run(project, *cells)
+    assert states(summary) == {"interrupted": ["killed-1"], "done": ["done-2"]}
+    assert summary.interrupted[0].reason.startswith("2 attempts in a row came no further; ")
+    assert "signal 9, exit.json" in summary.interrupted[0].reason
+    assert summary.interrupted[0].sighting.signal == 9
+    assert exit_code(summary) == 3
+    assert [line for line in ran(project) if "killed" in line] == ["killed-1 1", "killed-1 2"]
+
+
+def test_a_job_that_is_killed_after_each_checkpoint_gets_to_its_end(project: Project) -> None:
+    cell = entry("progressing", 1)
+    cell = replace(cell, resources=replace(cell.resources, retries=1))
+    assert states(run(project, cell)) == {"done": ["progressing-1"]}
+    assert ran(project) == [f"progressing-1 {number}" for number in (1, 2, 3)]
 
 
 def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
@@ -128,6 +152,51 @@ def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
     go(project)
     assert states(run(project, cell)) == {"done": ["wait-1"]}
     assert ran(project) == ["wait-1 1", "wait-1 2"]
+
+
+@pytest.fixture
+def local_disk(project: Project) -> None:
+    if locks._file_system(project.config) not in locks.LOCAL_FILE_SYSTEMS or not locks.boot_id():
+        pytest.skip("the folder for tests is on a file system that may be shared, or there is no boot id")
+
+
+def killed_with_its_run(project: Project, cell: Entry) -> None:
+    """Leave what a container leaves that is killed with a `gpas run` and its job in it."""
+    with other_run(project, "wait:1") as other:
+        sighting = until(working(project, cell))
+        kill(other.pid)
+        kill(job_pid(sighting))
+        other.wait()
+    until(seen(project, cell, "interrupted"))
+
+
+@pytest.mark.usefixtures("local_disk")
+def test_the_dead_are_known_in_a_container_with_another_host_name(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = entry("wait", 1)
+    killed_with_its_run(project, cell)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
+    assert observe(project.runs, key(cell)).state == "interrupted"
+    go(project)
+    began = time.monotonic()
+    assert states(run(project, cell)) == {"done": ["wait-1"]}
+    assert time.monotonic() - began < SILENCE / 4
+    assert not list(submitters.folder(project.runs).iterdir())
+
+
+@pytest.mark.parametrize("elsewhere", ["another kernel", "a shared file system"])
+def test_a_free_lock_proves_nothing_about_another_host(
+    project: Project, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    cell = entry("wait", 1)
+    killed_with_its_run(project, cell)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    if elsewhere == "another kernel":
+        monkeypatch.setattr(locks, "boot_id", lambda: "another-boot")
+    else:
+        monkeypatch.setattr(locks, "_file_system", lambda _path: "nfs4")
+    assert observe(project.runs, key(cell)).source == "silence"
 
 
 def test_a_queue_whose_owner_dies_is_taken_over(project: Project) -> None:

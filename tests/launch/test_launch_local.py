@@ -10,6 +10,7 @@ import pytest
 from launching import (
     COMMAND,
     Background,
+    Notices,
     entry,
     go,
     job_pid,
@@ -165,7 +166,7 @@ def test_a_stage_that_has_no_job_yet_is_skipped_with_the_reason(project: Project
 
 
 def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:
-    cell = entry("wait", 1)
+    cell = replace(entry("wait", 1), resources=Resources(retries=1))
     first = Background(scheduler(project, cell))
     kill(job_pid(until(working(project, cell))))
     first.result()
@@ -182,22 +183,15 @@ def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:
 @pytest.mark.parametrize("answer", ["", "the database is locked"])
 def test_the_store_is_asked_and_its_trouble_only_noticed(project: Project, answer: str) -> None:
     asked: list[int] = []
-    notices: list[str] = []
-
-    class Notices:
-        def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
-        def finished(self, job: StageJob, sighting: Sighting) -> None: ...
-        def tick(self, board: Board) -> None: ...
-        def notice(self, message: str) -> None:
-            notices.append(message)
+    notices = Notices()
 
     def ingest() -> str:
         asked.append(1)
         return answer
 
-    assert exit_code(run(project, entry("done", 1), ingest=ingest, reporter=Notices())) == 0
+    assert exit_code(run(project, entry("done", 1), ingest=ingest, reporter=notices)) == 0
     assert asked
-    assert set(notices) == ({answer} if answer else set())
+    assert set(notices.heard) == ({answer} if answer else set())
 
 
 def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
