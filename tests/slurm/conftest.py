@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import Cluster, lacking
-from fake_slurm import Programs, programs_alone
+from face import Face
+from fake_slurm import Programs, Site, programs_alone
 from slurm_toy import SlurmToy
 
 
@@ -60,10 +62,17 @@ def accounted(full_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def toy(cluster: Cluster, tmp_path: Path) -> SlurmToy:
     """A project of two short cells on the cluster, in a folder with an awkward name."""
-    return SlurmToy(tmp_path / "a project", cluster)
+    return SlurmToy(tmp_path / "50%j of 'a' project", cluster)
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """SLURM's programs to be made up, and none else on the PATH."""
     return programs_alone(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+    """A project, the `gpas` command in it, and a cluster that takes every job and starts none."""
+    face = Face(tmp_path / "project", monkeypatch, capsys)
+    return Site(face, programs_alone(tmp_path, monkeypatch))

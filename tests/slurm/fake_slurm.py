@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from face import Face, Said
 
 from gpas_cli.launch.slurm import sources
 
@@ -43,6 +44,37 @@ def programs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
         (folder / name).symlink_to(shutil.which(name) or name)
     monkeypatch.setenv("PATH", str(folder))
     return Programs(folder)
+
+
+@dataclass
+class Site:
+    """A project and a cluster that is made up: sbatch hands out the job ids 7, 8, ... and nothing ever starts."""
+
+    gpas: Face
+    programs: Programs
+
+    def __post_init__(self) -> None:
+        self.programs.put("squeue", "")
+        self.programs.put("scontrol", "MaxArraySize = 1001")
+        self.sbatch("echo $id")
+
+    def sbatch(self, text: str) -> None:
+        """What sbatch does with its $n-th call, in shell; $id is the job id that is due. Its environment is kept."""
+        count = "n=1; while [ -e $0.env.$n ]; do n=$((n + 1)); done; env > $0.env.$n; id=$((n + 6))"
+        self.programs.script("sbatch", f"{count}\n{text}")
+
+    def environment(self, call: int) -> dict[str, str]:
+        """The environment of a call of sbatch, the first being 1."""
+        lines = (self.programs.folder / f"sbatch.env.{call}").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def submit(self, *words: str, expect: int | None = 0) -> Said:
+        return self.gpas("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect)
+
+    def names(self) -> list[str]:
+        """The names of all submissions, oldest first."""
+        found = sorted(self.gpas.runs.glob(".slurm/gpas-*/submission.sh"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.parent.name for path in found]
 
 
 def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:

@@ -89,6 +89,20 @@ def test_a_wrong_profile_is_refused_before_anything_is_submitted(
         sbatch_text(tmp_path, **resources)
 
 
+def test_a_step_has_the_jobs_environment_whatever_sbatch_passes_on(tmp_path: Path) -> None:
+    (step,) = [line for line in sbatch_text(tmp_path, sbatch=("--export=NONE",)).splitlines() if "srun " in line]
+    assert step.startswith("srun --unbuffered --output=")
+    assert " --export=ALL " in step
+
+
+def test_percent_signs_of_a_folder_are_no_pattern(tmp_path: Path) -> None:
+    made = sbatch_text(tmp_path / "50%j_%t")
+    logs = tmp_path / "50%%j_%%t/runs/.slurm/gpas-g-1"
+    assert f"#SBATCH --output={logs}/%A_%a_0_log.out\n" in made
+    assert f"--output={logs}/%A_%a_%t_log.out " in made
+    assert f"{tmp_path}/50%j_%t/a b" in made
+
+
 def test_values_reach_no_shell_unquoted(tmp_path: Path) -> None:
     made = sbatch_text(tmp_path, partition="a; touch x", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
     assert "#SBATCH --partition='a; touch x'" in made

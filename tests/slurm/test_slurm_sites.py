@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from slurm_toy import one_cell
+from slurm_toy import SlurmToy, one_cell
 
 pytestmark = pytest.mark.long
 
@@ -27,3 +27,24 @@ def test_a_cell_that_asked_for_gpus_leaves_nodes_without_them_and_trains_nowhere
     toy.gpas("retry", "--executor", "slurm", "--yes")
     (script,) = [path for path in toy.runs.glob(".slurm/*/submission.sh") if "--exclude" in path.read_text()]
     assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()
+
+
+def test_defaults_of_sites_and_users_for_slurms_programs_change_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = {"SBATCH_EXPORT": "NONE", "SBATCH_JOB_NAME": "mine", "SBATCH_ARRAY_INX": "9", "SBATCH_OPEN_MODE": "t",
+              "SQUEUE_STATES": "COMPLETING", "SQUEUE_PARTITION": "high", "SCANCEL_PARTITION": "high",
+              "SCANCEL_STATE": "RUNNING"}  # fmt: skip
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: ['--comment=it''s a \"test\"']", norms="pre, post")
+    cluster.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    assert "already queued" in toy.submit()
+    toy.gpas("cancel", "post-s1")
+    states = toy.states()
+    assert (states["post-s1"], states["pre-s1"]) == ("cancelled", "queued")
+    cluster.run("scontrol", "update", "partitionname=low", "state=up")
+    toy.until(
+        lambda states: set(states.values()) == {"done", "cancelled"}, allowed=("queued", "running", "done", "cancelled")
+    )

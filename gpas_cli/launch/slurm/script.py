@@ -22,6 +22,19 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.sbatch import option
 
 MODULE = "gpas_cli.launch.slurm.element"
+# Environment variables by which users change sbatch's options even where the script has them, by option; those of
+# other options are named like theirs.
+VARIABLES = {
+    "time": ("TIMELIMIT",),
+    "array": ("ARRAY_INX",),
+    "mem": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"),
+    "cpus-per-task": ("CPUS_PER_TASK", "CPUS_PER_GPU"),
+    "gpus-per-node": ("GPUS_PER_NODE", "GPUS", "GPUS_PER_TASK", "GRES"),
+    "requeue": ("REQUEUE", "NO_REQUEUE"),
+    "output": ("OUTPUT", "ERROR"),
+}
+# sbatch would wait for the end of the job, or for its start.
+NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
 
 @cache
@@ -77,7 +90,14 @@ def text(
 
     chosen = dict(profile)
     environment, python = chosen.pop("environment"), chosen.pop("python") or shlex.quote(sys.executable)
-    more = {"array": array, "requeue": True, "chdir": str(project.config.parent), **chosen["additional_parameters"]}
+    log = str(place).replace("%", "%%") + "/%A_%a_"  # the only percent signs that SLURM replaces
+    more = {
+        "array": array,
+        "requeue": True,
+        "chdir": str(project.config.parent),
+        "output": f"{log}0_log.out",
+        **chosen["additional_parameters"],
+    }
     if dependency:
         more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
     if exclude:
@@ -89,13 +109,28 @@ def text(
         "additional_parameters": more,
         "setup": [*chosen["setup"], *_exports(project, code, environment)],
         "stderr_to_stdout": True,
-        # From SLURM 22.05 on srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
-        "srun_args": [f"--cpus-per-task={profile['cpus_per_task']}", "--kill-on-bad-exit=1"],
+        "use_srun": False,  # submitit's has the folder in the name of the log as it is
     }
     executor = Script(place)
     executor.update_parameters(**chosen)
-    made = executor._make_submission_file_text(_command(python, place), "")
-    return str(made).replace("%j_", "%A_%a_")
+    step = [
+        "srun",
+        "--unbuffered",
+        f"--output={log}%t_log.out",
+        "--export=ALL",  # the job's environment, also where the site or the user lets sbatch pass none on
+        # From SLURM 22.05 on srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
+        f"--cpus-per-task={profile['cpus_per_task']}",
+        "--kill-on-bad-exit=1",
+    ]
+    return str(executor._make_submission_file_text(f"{shlex.join(step)} {_command(python, place)}", ""))
+
+
+def overriding(script: str) -> set[str]:
+    """The environment variables by which sbatch would use other options than those that the script has."""
+    lines = (line for line in script.splitlines() if line.startswith("#SBATCH --"))
+    options = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
+    names = [VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]
+    return {*NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
 
 
 def _command(python: str, place: Path) -> str:

@@ -6,6 +6,7 @@ those of a recorded submission stand for as long as the queue has, or may yet ha
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,12 +29,15 @@ from gpas_cli.launch.submitters import Liveness, claim_path, read_claim, write_c
 from gpas_cli.launch.text import how_far, with_texts
 from gpas_cli.launch.watch import ALIVE, Sighting, observe
 from gpas_cli.project import Project
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.run import Resources
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
 FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
+JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
 DOUBT = 12.0  # seconds for which an array is looked for whose sbatch was not answered
 
 
@@ -131,7 +135,9 @@ class SlurmScheduler:
             with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
                 file.write(alone)
                 file.flush()
-                yield array, commands.run("sbatch", "--test-only", file.name, errors=True).strip()
+                drop = script.overriding(alone)
+                told = commands.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
+                yield array, told.strip()
 
     def _submit_all(self, mine: Sequence[StageJob], claims: Claims, done: Submitted) -> None:
         code, largest = snapshot(self.project.runs), limit()
@@ -145,7 +151,7 @@ class SlurmScheduler:
                     made, job = self._submit(array, code, claims, done.seen)
                 except SlurmError as error:
                     if not _full(error):
-                        raise
+                        raise _refused(error, array, done) from error
                     pending = self._smaller(array, pending, error, done)
                     continue
                 done.arrays.append((made, job, len(array.indices)))
@@ -215,7 +221,7 @@ class SlurmScheduler:
                     write_claim(
                         self.project.runs, job.key, claims.submitter, submission=name, index=index, after=job.after
                     )
-            job_id = self._sbatch(made, path)
+            job_id = self._sbatch(made, path, array.spec(self._at_once or array.first.resources.at_once))
         except BaseException as error:
             if not isinstance(error, SlurmError) or error.answered:
                 self._withdraw(made, array)
@@ -235,15 +241,22 @@ class SlurmScheduler:
         profile = script.parameters(resources)
         return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
 
-    def _sbatch(self, made: Submission, path: Path) -> str:
+    def _sbatch(self, made: Submission, path: Path, indices: str) -> str:
+        """The job id, "" where it is not known. Raises SlurmError for a refusal.
+
+        What identifies the array is on the command line, where no environment variable can change it.
+        """
+        words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
         try:
-            told = commands.run("sbatch", "--parsable", str(path), patience=90.0)
-            return told.strip().splitlines()[-1].split(";")[0]
+            told = commands.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
         except SlurmError as error:
             if error.answered:
                 raise
             self._notify(f"{error}; looking for the array in the queue")
-        return _look_for(made.name)
+            return _look_for(made.name)
+        # A site's wrapper around sbatch may print lines of its own before and after the job id.
+        found = JOB_ID.findall(told)
+        return found[0] if len(found) == 1 else _look_for(made.name)
 
     def _withdraw(self, made: Submission, array: Array) -> None:
         """Leave nothing behind. The claims go first: an array that exists after all finds nothing to do."""
@@ -271,6 +284,24 @@ def _look_for(name: str) -> str:
                 return told[0]
         time.sleep(1.0)
     return ""
+
+
+def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
+    """The error for an array that the scheduler refused: its cells, what they ask for, and what is submitted already.
+
+    SLURM's reason has all its lines.
+    """
+    usual = plain(Resources())
+    asked = {name: value for name, value in plain(array.first.resources).items() if value != usual[name]}
+    words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"
+    count, first = len(array.jobs), array.first.id
+    more = f" and {count - 1} more" if count > 1 else ""
+    lines = [str(error), f"refused: {first}{more}, which asks for {{{words}}}; nothing of it was submitted"]
+    lines += [
+        f"submitted before it, and still queued: {made.name}, SLURM job {job or '(unknown)'}, {elements} elements"
+        for made, job, elements in done.arrays
+    ]
+    return GpasError("\n".join(lines))
 
 
 def _full(error: SlurmError) -> bool:
