@@ -2,31 +2,69 @@
 
 from __future__ import annotations
 
-from gpas_cli.cli.console import Cells, Yes, confirm, console, find_cells, project
-from gpas_cli.errors import GpasError
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-ASK_ABOVE = 10
+import typer
+
+from gpas_cli.cli.console import AsJson, CellsOrGrids, Where, Yes, cells_or_grids, confirm, console, print_json, project
+from gpas_cli.errors import Exit, GpasError
+from gpas_cli.words import count
+
+if TYPE_CHECKING:
+    from gpas_cli.launch.control import Cancelling
+    from gpas_cli.launch.watch import CellState
+
+ASK_ABOVE = 3  # cells
 
 
-def cancel(cells: Cells, yes: Yes = False) -> None:
-    """Cancel queued or running cells. A running job saves a checkpoint first; `gpas retry` goes on from it.
+def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Cancel queued and running cells, of a grid all of them. A running job saves a checkpoint first; `gpas retry`
+    resumes from it. Asks before it cancels more than three cells.
 
     Example: [bold]gpas cancel pre-gpas-s1[/bold]
+
+    Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
+    from gpas_cli.cli.states import once
     from gpas_cli.launch.control import cancel as request
     from gpas_cli.launch.text import awaited
     from gpas_cli.launch.watch import ALIVE, look
 
-    states = look(project().runs, find_cells(cells))
-    alive = [state for state in states if state.state in ALIVE]
+    if not words and not where:
+        raise GpasError("name cells or a grid, or choose cells with --where")
+    states = look(project().runs, cells_or_grids(words, where))
+    alive = [state for state in once(states) if state.state in ALIVE]
+    if not alive:
+        raise GpasError(f"nothing was cancelled: {_standing(states)}")
     if len(alive) > ASK_ABOVE:
-        confirm(f"Cancel {len(alive)} cells?", yes)
-    waited_for = awaited(project().runs, states)
-    texts = [(text.name, job.id) for text in waited_for if text.sighting.state in ALIVE and (job := text.sighting.job)]
-    results = request(project().runs, states)
+        confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
+    texts = [text for text in awaited(project().runs, states) if text.sighting.state in ALIVE]
+    results = request(project().runs, alive)
     for result in results:
         console().print(f"{result.state.entry.id}: {result.what}", markup=False)
-    for name, job_id in texts:
-        console().print(f"tokenising {name} goes on for whoever reads it; `scancel {job_id}` ends it", markup=False)
-    if not any(result.asked for result in results):
-        raise GpasError("nothing was cancelled")
+    for name, job in ((text.name, text.sighting.job) for text in texts):
+        if job:
+            console().print(f"tokenising {name} continues for other cells; `scancel {job.id}` ends it", markup=False)
+    if as_json:
+        print_json(cells=[_as_mapping(result) for result in results])
+    if not all(result.asked for result in results):
+        raise typer.Exit(Exit.INCOMPLETE)
+
+
+def _standing(states: Sequence[CellState]) -> str:
+    """Why there is nothing to cancel: the states by name if they are few, else in numbers."""
+    if len(states) > ASK_ABOVE:
+        return f"no cell is running or queued ({_counts(states)})"
+    return ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+
+
+def _counts(states: Sequence[CellState]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
+
+
+def _as_mapping(result: Cancelling) -> dict[str, Any]:
+    entry = result.state.entry
+    return {"key": entry.key, "grid": entry.grid, "name": entry.name, "state": result.state.state,
+            "asked": result.asked, "what": result.what}  # fmt: skip

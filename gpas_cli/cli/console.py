@@ -30,6 +30,7 @@ class _State:
     """What the top-level options said."""
 
     config: Path | None = None
+    as_json: bool = False  # standard output is for one JSON document: text goes to standard error
 
 
 STATE = _State()
@@ -56,6 +57,16 @@ def complete_cell(incomplete: str) -> list[str]:
     return [word for word in (*usual, *everything) if word.startswith(incomplete)]
 
 
+def complete_cell_or_grid(incomplete: str) -> list[str]:
+    """Grids, then cells, that begin so."""
+    return [*complete_grid(incomplete), *complete_cell(incomplete)]
+
+
+def _json_alone(asked: bool) -> bool:
+    STATE.as_json = asked
+    return asked
+
+
 Names = Annotated[
     list[str] | None,
     typer.Argument(help="Grids of experiments.yaml; none means its default grid.", autocompletion=complete_grid),
@@ -67,12 +78,21 @@ Cells = Annotated[
     list[str],
     typer.Argument(help="Cells: grid/name, a unique name, or the start of a key.", autocompletion=complete_cell),
 ]
+CellsOrGrids = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Cells (grid/name, a unique name, or the start of a key), or grids for all of their cells.",
+        autocompletion=complete_cell_or_grid,
+    ),
+]
 Where = Annotated[
     list[str] | None,
     typer.Option("--where", "-w", help="Only these cells: gate=gpas, seed!=2 or optim.lr=1e-3; repeat to narrow."),
 ]
 Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with a schema number instead of text.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON with a schema number instead of text.", callback=_json_alone)
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -114,12 +134,27 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     return [find(usual if word in named else everything, word) for word in words]
 
 
-@cache
+def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
+    """The cells that `words` name, a grid's name standing for all of its cells; without words, those of every grid."""
+    from gpas_cli.grid.select import select
+
+    grids = experiments().grids
+    found = [entry for word in words or grids for entry in (entries([word]) if word in grids else find_cells([word]))]
+    return select(list({entry.id: entry for entry in found}.values()), where or [])
+
+
 def console() -> Console:
-    """The terminal, for text. Wide when nobody looks, so that piped tables are not cut."""
+    """The terminal, for text: standard output, or standard error where standard output is for JSON."""
+    return _console(STATE.as_json)
+
+
+@cache
+def _console(stderr: bool) -> Console:
+    """Wide when nobody looks, so that piped tables are not cut."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
+    seen = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(width=None if seen else 160, soft_wrap=not seen, highlight=False, stderr=stderr)
 
 
 def print_json(**fields: Any) -> None:
@@ -138,6 +173,6 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{question} Nobody can answer here; add --yes.")
-    if not typer.confirm(question):
+    if not typer.confirm(question, err=STATE.as_json):
         console().print("Nothing was done.")
         raise typer.Exit(Exit.INCOMPLETE)

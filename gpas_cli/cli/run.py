@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gpas_cli.cli import slurm
 from gpas_cli.cli.console import Executor, Names, Where, Yes, confirm, console, entries, project
@@ -15,7 +16,17 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.summary import Item, Summary
 
-app = typer.Typer(help="Run cells.", no_args_is_help=True)
+
+class RunGroup(TyperGroup):
+    """Understands `gpas run GRID` as `gpas run grid GRID`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["grid", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=RunGroup, no_args_is_help=True)
 
 ASK_ABOVE_HOURS = 1.0
 NAMED = 3  # cells named in one line of the conclusion

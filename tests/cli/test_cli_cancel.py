@@ -1,0 +1,57 @@
+"""`gpas cancel`: cells, whole grids and selections, and a question before many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from face import START, Face, step
+
+from gpas_cli.errors import Exit
+from gpas_cli.launch import locks
+from gpas_cli.launch.claims import Claims
+from gpas_cli.launch.watch import alive_path
+
+
+@pytest.fixture
+def queued(face: Face) -> Iterator[Face]:
+    """The eight cells of the grid are claimed by a `gpas run` that lives, and one of them runs."""
+    face.runs.mkdir()
+    running = face.attempt("pre-s1", ("start", START), ("step", step(1)))
+    lock = locks.hold(alive_path(running))
+    with Claims(face.runs) as claims:
+        claims.take([entry.key for entry in face.entries()])
+        yield face
+    os.close(lock)
+
+
+def asked(face: Face) -> set[str]:
+    """The cells that are to be cancelled before they start."""
+    return {e.name for e in face.entries() if (face.runs / e.key[:2] / e.key / "cancel.json").exists()}
+
+
+def test_one_cell(queued: Face) -> None:
+    assert "small/post-s1: " in queued("cancel", "post-s1").out
+    assert asked(queued) == {"post-s1"}
+
+
+def test_a_selection_of_a_grid(queued: Face) -> None:
+    queued("cancel", "small", "--where", "norm=post", "--where", "seed=1")
+    assert asked(queued) == {"post-s1", "post-gpas-s1"}
+
+
+def test_many_are_not_cancelled_without_an_answer(queued: Face) -> None:
+    said = queued("cancel", "small", "--where", "norm=post", expect=Exit.USAGE)
+    assert "Cancel 4 cells (4 queued)?" in " ".join(said.err.replace("│", " ").split())
+    assert asked(queued) == set()
+    told = queued("cancel", "--where", "norm=post", "--yes", "--json").json
+    assert {cell["name"] for cell in told["cells"]} == asked(queued)
+    assert len(told["cells"]) == 4
+
+
+def test_what_cannot_be_reached_is_incomplete(face: Face) -> None:
+    lock = locks.hold(alive_path(face.attempt("pre-s1", ("start", START), ("step", step(1)))))
+    said = face("cancel", "pre-s1", expect=Exit.INCOMPLETE)
+    os.close(lock)
+    assert "its process cannot be reached from here" in said.out
