@@ -158,7 +158,8 @@ def check_counts(counts: dict[str, int]) -> None:
             raise DataError(
                 f"the corpus has {sum(counts.values())} documents and none of them falls on the {split} side of the "
                 f"split (about {VALIDATION_PERCENT} in 100 are validation, chosen by a hash of the id); give more, "
-                "smaller documents, for example one per line of a .jsonl file"
+                "smaller documents, for example one per line of a .jsonl file, or validation text of its own with "
+                "data.validation"
             )
 
 

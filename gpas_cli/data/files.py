@@ -1,4 +1,7 @@
-"""The user's own text: files under a glob. A document is a whole .txt file, a line of a .jsonl, a row of a .parquet."""
+"""The user's own text: files under a glob. A document is a line of a .jsonl, a row of a .parquet, or a .txt file.
+
+A .txt file of more than 1 MB, or the only file of a corpus, is divided at blank lines into documents (divide.py).
+"""
 
 from __future__ import annotations
 
@@ -11,42 +14,89 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.data.corpora import Document, Parser, Record, Source, Survey, file_stamp, parsed, side, skip_to, survey_of
+from gpas_cli.data.corpora import (
+    SPLITS,
+    Document,
+    Parser,
+    Record,
+    Source,
+    Survey,
+    file_stamp,
+    parsed,
+    side,
+    skip_to,
+    survey_of,
+)
+from gpas_cli.data.divide import ALONE_FROM, DIVIDED_FROM, LONGEST, PIECES, SHORTEST, divided, pieces_of
 from gpas_cli.errors import DataError, nearest
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _BATCH = 1024  # rows of a Parquet file read at a time
-_EXAMPLE = "data.path is a glob, for example texts/**/*.txt"
+_EXAMPLE = "it is a glob, for example texts/**/*.txt"
 
 
 class Files(Source):
-    """Documents by ascending file name, then line or row, counted from 1. Ids (`a/b.txt`, `a/b.jsonl:7`) start where
-    the glob's wildcards do, so that a corpus keeps its split when its folder is moved."""
+    """Documents by ascending file name, then line, row or piece, counted from 1. Ids (`a/b.txt`, `a/b.jsonl:7`) start
+    where the glob's wildcards do, so that a corpus keeps its split when its folder is moved.
+
+    The files that `validation` matches, where it is given, are the validation text, and all of the others training
+    text; else documents are split by their ids.
+    """
 
     name = "files"
 
-    def __init__(self, pattern: str, text_field: str, root: Path):
+    def __init__(self, pattern: str, text_field: str, root: Path, validation: str = ""):
         self.pattern = pattern
         self.text_field = text_field
         self.root = root
+        self.validation = validation
 
     @property
     def parser(self) -> Parser:
         return TextField(self.text_field)
 
     def records(self, split: str, after: str = "") -> Iterator[Record]:
-        return skip_to((r for r in self._all() if side(r.id) == split), after)
+        if self.validation:
+            return skip_to(self._read(self.files()[split]), after)
+        return skip_to((r for r in self._read(self.files()["train"]) if side(r.id) == split), after)
 
     def survey(self) -> Survey:
-        return survey_of((side(d.id), d) for d in parsed(self._all(), self.parser))
+        if self.validation:
+            return survey_of((split, document) for split in SPLITS for document in self.documents(split))
+        return survey_of((side(d.id), d) for d in parsed(self._read(self.files()["train"]), self.parser))
 
     def stamp(self) -> Any:
-        stamp = file_stamp(iter(self._named().values()))
-        return {"field": self.text_field, "pattern": self.pattern, "files": stamp} if stamp else None
+        files = self.files()
+        stamp = file_stamp(path for named in files.values() for path in named.values())
+        if not stamp:
+            return None
+        facts: dict[str, Any] = {"field": self.text_field, "pattern": self.pattern, "files": stamp}
+        if self.validation:
+            facts["validation"] = [self.validation, sorted(map(str, files["validation"].values()))]
+        if any(_is_divided(named, name) for named in files.values() for name in named):
+            facts["divided"] = [DIVIDED_FROM, ALONE_FROM, PIECES, SHORTEST, LONGEST]
+        return facts
 
-    def _all(self) -> Iterator[Record]:
-        for name, path in self._named().items():
-            if name.endswith(".txt"):
+    def files(self) -> dict[str, dict[str, Path]]:
+        """Split -> name -> file, in order; all under `train` where documents are split by their ids.
+
+        Raises DataError when a glob matches nothing, or a file of no known kind, or both globs match one file.
+        """
+        found = {"train": self._named(self.pattern, "data.path")}
+        if self.validation:
+            found["validation"] = self._named(self.validation, "data.validation")
+            if both := set(found["train"].values()) & set(found["validation"].values()):
+                raise DataError(
+                    f"{min(both)} is matched by data.path and by data.validation, so it would be both training and "
+                    "validation text; narrow one of them, or move the file"
+                )
+        return found
+
+    def _read(self, files: dict[str, Path]) -> Iterator[Record]:
+        for name, path in files.items():
+            if _is_divided(files, name):
+                yield from (Record(f"{name}:{n}", text) for n, text in enumerate(pieces_of(path), start=1))
+            elif name.endswith(".txt"):
                 yield Record(name, _whole(path))
             elif name.endswith(".parquet"):
                 yield from (Record(f"{name}:{n}", text) for n, text in _column(path, self.text_field))
@@ -54,18 +104,19 @@ class Files(Source):
                 for number, line in enumerate(read_lines(path), start=1):
                     yield Record(f"{name}:{number}", line, f"{path}:{number}")
 
-    def _named(self) -> dict[str, Path]:
-        """The files by name, in order. Raises DataError when there are none, or one is of no known kind."""
-        pattern = Path(self.pattern).expanduser()
+    def _named(self, words: str, setting: str) -> dict[str, Path]:
+        """The files that a glob matches by name, in order. Raises DataError when there are none, or one is of no known
+        kind."""
+        pattern = Path(words).expanduser()
         found = [Path(p) for p in glob.glob(str(_rooted(self.root, pattern)), recursive=True)]  # noqa: PTH207
         base = _rooted_base(self.root, pattern)
         files = {path.relative_to(base).as_posix(): path for path in found if path.is_file()}
         if not files:
-            raise DataError(f"data.path: no file matches '{self.pattern}' in {self.root}; {_EXAMPLE}")
+            raise DataError(f"{setting}: no file matches '{words}' in {self.root}; {_EXAMPLE}")
         for name, path in files.items():
             if not name.endswith(SUFFIXES):
                 raise DataError(
-                    f"data.path: {path} is none of {', '.join(SUFFIXES)}; narrow the glob, or use data.source: hf "
+                    f"{setting}: {path} is none of {', '.join(SUFFIXES)}; narrow the glob, or use data.source: hf "
                     "for .json and .csv files"
                 )
         return dict(sorted(files.items()))
@@ -89,6 +140,10 @@ class TextField:
                 return None
             raw = field_of(raw, self.field, record.where)
         return Document(record.id, raw) if self.keep_blank or raw.strip() else None
+
+
+def _is_divided(files: dict[str, Path], name: str) -> bool:
+    return name.endswith(".txt") and divided(files[name], alone=len(files) == 1)
 
 
 def _whole(path: Path) -> str:

@@ -14,7 +14,7 @@ from gpas_cli.spec.data import Data
 def open_source(data: Data, cache: Path, root: Path) -> Source:
     """The `Source` that `data` names; relative paths start from `root`. Reads nothing yet."""
     if data.source == "files":
-        return Files(data.path, data.text_field, root)
+        return Files(data.path, data.text_field, root, data.validation)
     if data.source == "hf":
         return HfDataset(data.path, data.text_field, root)
     return C4(cache) if data.source == "c4" else Stdlib()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import corpora, stdlib
 from gpas_cli.data.corpora import cached_survey, side
+from gpas_cli.data.divide import pieces
 from gpas_cli.data.files import Files
 from gpas_cli.data.sources import open_source
 from gpas_cli.data.stdlib import Stdlib
@@ -175,7 +178,7 @@ def test_wildcards_in_the_name_of_the_project_folder_are_no_wildcards(tmp_path: 
     root = tmp_path / "run[1]"
     root.mkdir()
     (root / "a.txt").write_text("text")
-    assert [r.id for r in Files("*.txt", "text", root)._all()] == ["a.txt"]
+    assert list(Files("*.txt", "text", root).files()["train"]) == ["a.txt"]
 
 
 def test_after_continues_behind_a_document(source: Files):
@@ -213,11 +216,81 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
 
 
 def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"no file matches 'none/\*\.txt' in .*data\.path is a glob"):
+    with pytest.raises(DataError, match=r"data\.path: no file matches 'none/\*\.txt' in .*it is a glob"):
         Files("none/*.txt", "text", tmp_path).survey()
     (tmp_path / "book.txt").write_text("one long book")
     with pytest.raises(DataError, match=r"has 1 documents and none of them falls on the \w+ side.*\.jsonl"):
         Files("*.txt", "text", tmp_path).survey()
+
+
+def test_validation_files_are_apart_from_the_training_text(tmp_path: Path):
+    write_jsonl(tmp_path / "train/a.jsonl", sentences(50))
+    write_jsonl(tmp_path / "held/b.jsonl", sentences(20, seed=1))
+    source = Files("train/*.jsonl", "text", tmp_path, "held/*.jsonl")
+    assert [d.text for d in source.documents("train")] == sentences(50)
+    assert [d.text for d in source.documents("validation")] == sentences(20, seed=1)
+    before = source.survey()
+    write_jsonl(tmp_path / "held/b.jsonl", sentences(21, seed=1))
+    after = source.survey()
+    assert before.fingerprint != after.fingerprint
+    assert before.validation_fingerprint != after.validation_fingerprint
+    train = list(source.documents("train"))
+    assert list(source.documents("train", after=train[7].id)) == train[8:]
+
+
+def test_text_is_not_both_trained_on_and_held_out(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    with pytest.raises(DataError, match=r"a\.txt is matched by data\.path and by data\.validation"):
+        Files("*.txt", "text", tmp_path, "a.txt").survey()
+    with pytest.raises(DataError, match=r"data\.validation: no file matches 'c\*\.txt'"):
+        Files("*.txt", "text", tmp_path, "c*.txt").survey()
+
+
+def test_a_stamp_tells_which_files_are_held_out(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    stamps = [
+        Files("a.txt", "text", tmp_path, "b.txt").stamp(),
+        Files("b.txt", "text", tmp_path, "a.txt").stamp(),
+        Files("*.txt", "text", tmp_path).stamp(),
+    ]
+    assert len({json.dumps(stamp) for stamp in stamps}) == 3
+
+
+def book(characters: int) -> str:
+    draw, text = random.Random(3), ""
+    while len(text) < characters:
+        text += draw.choice(["chapter", "gate", "épsilon", "norm", "loss"])
+        text += draw.choice([" ", " ", "\n", "\n\n", "\r\n\r\n"])
+    return text
+
+
+def test_one_large_text_is_divided_at_blank_lines(tmp_path: Path):
+    text = book(200_000)
+    (tmp_path / "book.txt").write_text(text, newline="")
+    source = Files("book.txt", "text", tmp_path)
+    train, validation = both(source)
+    assert (len(train) > 50, len(validation) > 2) == (True, True)
+    numbered = sorted([*train, *validation], key=lambda d: int(d.id.removeprefix("book.txt:")))
+    assert "".join(d.text for d in numbered) == text
+    assert all(d.text.rstrip(" \t").endswith("\n") for d in numbered[:-1])
+    (tmp_path / "more.txt").write_text("beside it")
+    assert {d.id for part in both(Files("*.txt", "text", tmp_path)) for d in part} == {"book.txt", "more.txt"}
+    (tmp_path / "book.txt").write_text(book(1_100_000), newline="")  # large enough beside others as well
+    assert len([d for part in both(Files("*.txt", "text", tmp_path)) for d in part]) > 60
+
+
+@pytest.mark.parametrize("between", ["\n\n", "\n", " ", ""])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_pieces_do_not_depend_on_how_a_text_is_read(between: str, chunk: int):
+    text = between.join(["word"] * 2_000)
+    found = list(pieces(iter([text[i : i + chunk] for i in range(0, len(text), chunk)]), 100))
+    assert "".join(found) == text
+    assert all(100 <= len(piece) <= 200 for piece in found[:-1])
+    assert all(piece.endswith(between) for piece in found[:-1])
+    assert found == list(pieces(iter([text]), 100))
 
 
 def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source: Files, tmp_path: Path, monkeypatch):
@@ -241,6 +314,6 @@ def test_files_just_written_are_not_trusted(source: Files, tmp_path: Path):
     cached_survey(source, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
     old = time.time() - 100
-    for path in source._named().values():
+    for path in source.files()["train"].values():
         os.utime(path, (old, old))
     assert source.stamp() is None  # the inode itself was changed just now
