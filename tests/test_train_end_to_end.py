@@ -50,12 +50,31 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:
     assert not alive(job)
     said = (toy.folder / "said.txt").read_text()
     assert "saved" in said
-    assert "`gpas train small/pre-s1` goes on from the last checkpoint" in said
+    assert "`gpas train pre-s1` resumes from the last checkpoint" in said
     assert "Traceback" not in said
     assert toy.states()["pre-s1"] == "interrupted"
     assert "training from update" in toy.gpas("train", "pre-s1").stdout
     assert toy.states()["pre-s1"] == "done"
     assert len(toy.attempts()) == 2
+
+
+def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None:
+    told = json.loads(toy.gpas("explain", "pre-s1", "optim.lr=3e-3", "--json").stdout)["cells"][0]
+    assert (told["name"], told["cell"]["optim"]["lr"]) == ("pre-s1+lr0.003", 0.003)
+    said = toy.gpas("train", "pre-s1", "optim.lr=3e-3").stdout
+    assert "pre-s1+lr0.003" in said
+    (attempt,) = toy.attempts()
+    recorded = json.loads((attempt / "attempt.json").read_text())
+    assert recorded["key"] == told["key"]
+    assert recorded["cell"] == told["cell"]
+    assert (recorded["grid"], recorded["name"], recorded["axes"]["optim.lr"]) == ("small", "pre-s1+lr0.003", 0.003)
+    assert toy.states()["pre-s1"] == "missing"
+    assert "is done in attempt 1" in toy.gpas("train", "pre-s1", "optim.lr=0.003", expect=2).stderr
+    assert "pre-s1+lr0.003" in toy.gpas("why", "pre-s1", "optim.lr=3e-3").stdout
+    refused = toy.gpas("train", "pre-s1", "optim.lrr=3e-3", "optim.steps=many", expect=2).stderr
+    assert "gpas: optim.lrr=3e-3: optim.lrr: unknown key 'lrr'; did you mean 'lr'?" in refused
+    assert "optim.steps=many: optim.steps: 'many' is not a whole number" in refused
+    assert toy.attempts() == [attempt]
 
 
 def test_a_failed_cell_is_tried_again(toy: Toy) -> None:

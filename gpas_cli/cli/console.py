@@ -76,7 +76,21 @@ Cell = Annotated[
 ]
 Cells = Annotated[
     list[str],
-    typer.Argument(help="Cells: grid/name, a unique name, or the start of a key.", autocompletion=complete_cell),
+    typer.Argument(
+        help="Cells: grid/name, a unique name, or the start of a key; settings of all of them: optim.lr=3e-3.",
+        autocompletion=complete_cell,
+    ),
+]
+NamesAndSettings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Grids of experiments.yaml; none means its default grid. Settings of every cell: optim.lr=3e-3.",
+        autocompletion=complete_grid,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings that make another cell of it, as in experiments.yaml: optim.lr=3e-3 gate=gpas."),
 ]
 CellsOrGrids = Annotated[
     list[str] | None,
@@ -123,15 +137,34 @@ def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> 
     return select(expand(experiments(), names or [experiments().default]), where or [])
 
 
+def varied_entries(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
+    """`entries` of the words that name grids, with the other words, NAME=VALUE, as settings of every cell."""
+    names, settings = _split(words or [])
+    return _varied(entries(names, where), settings)
+
+
 def find_cells(words: Sequence[str]) -> list[Entry]:
-    """The cells that `words` name: those of the default grid first, then those of any grid."""
+    """The cells that `words` name: those of the default grid first, then those of any grid. Words of the form
+    NAME=VALUE are settings of all of them."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.select import find
 
+    names, settings = _split(words)
     usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
     named = {entry.name for entry in usual}
-    return [find(usual if word in named else everything, word) for word in words]
+    return _varied([find(usual if word in named else everything, word) for word in names], settings)
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without and with an equals sign, which no name of a grid or cell has."""
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
+    from gpas_cli.grid.variant import vary
+
+    return vary(experiments(), found, settings) if settings else found
 
 
 def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:

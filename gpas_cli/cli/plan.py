@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Executor, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.console import AsJson, Executor, NamesAndSettings, Where, console, print_json, project, varied_entries
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count
 
@@ -38,7 +38,7 @@ Price = Annotated[
 
 
 def plan(
-    names: Names = None,
+    names: NamesAndSettings = None,
     where: Where = None,
     executor: Executor = "auto",
     gpu: Gpu = None,
@@ -53,7 +53,7 @@ def plan(
 
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
-    chosen = entries(names, where)
+    chosen = varied_entries(names, where)
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
         print_json(**_as_mapping(planned, price))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import Cell, console, find_cells, project
+from gpas_cli.cli.console import Cell, Settings, console, find_cells, project
 from gpas_cli.cli.retry import RETRIED
 from gpas_cli.errors import GpasError
 
@@ -22,6 +24,7 @@ PROFILED = 5  # updates under the profiler
 
 def train(
     cell: Cell,
+    settings: Settings = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few updates: a Chrome trace and a table of operators.")
     ] = False,
@@ -35,14 +38,17 @@ def train(
     Goes on from the last checkpoint where there is one, also after a failure. What the cell builds on is run first.
     Ctrl-C saves and leaves, a second one ends the job at once. Refuses a cell that has a result or runs elsewhere.
 
+    With settings such as optim.lr=3e-3 it is a cell of its own, with its own key; `gpas explain` takes them as well.
+
     Ends with 0 when the cell has a result, 3 when it was interrupted, 4 when it failed.
 
-    Example: [bold]gpas train pre-gpas-s1 --profile[/bold]
+    Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
     from gpas_cli.launch.summary import exit_code
     from gpas_cli.launch.watch import look
 
-    (entry,) = find_cells([cell])
+    words = [cell, *_settings(settings or [])]
+    (entry,) = find_cells(words)
     _refuse(look(project().runs, [entry])[0])
     watch = replace(
         entry.watch,
@@ -51,8 +57,15 @@ def train(
         wandb=wandb or entry.watch.wandb,
     )
     summary = _run(replace(entry, watch=watch))
-    _conclude(summary)
+    _conclude(summary, again=shlex.join(["gpas", "train", *words]))
     raise typer.Exit(exit_code(summary))
+
+
+def _settings(words: Sequence[str]) -> Sequence[str]:
+    for word in words:
+        if "=" not in word:
+            raise typer.BadParameter(f"one cell is trained, and '{word}' is no setting such as optim.lr=3e-3")
+    return words
 
 
 def _refuse(state: CellState) -> None:
@@ -84,11 +97,11 @@ def _run(entry: Entry) -> Summary:
             return scheduler.follow()
 
 
-def _conclude(summary: Summary) -> None:
+def _conclude(summary: Summary, again: str) -> None:
     from gpas_cli.launch.summary import ENDINGS
 
     for name in (*ENDINGS[1:], "skipped"):
         for item in getattr(summary, name):
             console().print(f"{name}: {item.reason or item.sighting.evidence}", markup=False)
             if name in ("interrupted", "skipped"):
-                console().print(f"`gpas train {item.entry.id}` goes on from the last checkpoint.", markup=False)
+                console().print(f"`{again}` resumes from the last checkpoint.", markup=False)

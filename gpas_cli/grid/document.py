@@ -26,14 +26,14 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Mark(NamedTuple):
-    """A place in a file; lines and columns count from 1."""
+    """A place in a file; lines and columns count from 1. Line 0: the whole of what `file` names."""
 
     file: str
     line: int
     column: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 @dataclass(frozen=True, slots=True, eq=False)

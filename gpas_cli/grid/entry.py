@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpas_cli.grid.document import Node
 from gpas_cli.grid.scalar import Label
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.words import count, verb
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Where a cell comes from: the grid that declares it, which another may include, and its settings."""
+
+    grid: str
+    settings: Node
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,7 @@ class Entry:
     axes: the label of every axis, and of `size`, `norm`, `gate`, `seed` also where the grid does not vary them.
     text_resources: what a job that tokenises the cell's text asks for.
     notes: why a declared override changed this cell, one sentence each.
+    declared: what the cell was made of; None for one that no grid declares.
     """
 
     cell: Cell
@@ -29,6 +39,7 @@ class Entry:
     text_resources: Resources = field(default_factory=Resources)
     watch: Watch = field(default_factory=Watch)
     notes: tuple[str, ...] = ()
+    declared: Declared | None = field(default=None, compare=False, repr=False)
 
     @property
     def id(self) -> str:

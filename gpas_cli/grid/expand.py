@@ -9,7 +9,7 @@ from itertools import product
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Axis, Experiments, Grid, Override, Value, Where
 from gpas_cli.grid.document import Node, mapping
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.names import cell_name
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.scalar import Label
@@ -29,7 +29,7 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
     for name in wanted:
         if name not in experiments.grids:
             raise GpasError(f"no grid '{name}' in {experiments.path.name}; {nearest(name, experiments.grids)}")
-    expansion = _Expansion(experiments)
+    expansion = Expansion(experiments)
     entries = [entry for name in wanted for entry in expansion.grid(name)]
     if expansion.problems:
         raise InvalidExperiments(expansion.problems)
@@ -38,7 +38,7 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
 
 def cell_problems(experiments: Experiments) -> list[Problem]:
     """Everything wrong with the cells of all grids."""
-    expansion = _Expansion(experiments)
+    expansion = Expansion(experiments)
     for name in experiments.grids:
         expansion.grid(name)
     return expansion.problems
@@ -49,7 +49,7 @@ def cell_names(experiments: Experiments, grid: str) -> list[str]:
 
     Raises InvalidExperiments if a condition matches no cell.
     """
-    expansion = _Expansion(experiments)
+    expansion = Expansion(experiments)
     names = list(expansion.names(experiments.grids[grid]))
     if expansion.problems:
         raise InvalidExperiments(expansion.problems)
@@ -57,7 +57,7 @@ def cell_names(experiments: Experiments, grid: str) -> list[str]:
 
 
 @dataclass
-class _Draft:
+class Draft:
     """A cell in the making: its labels and its layers of settings so far."""
 
     labels: dict[str, Label]
@@ -66,7 +66,7 @@ class _Draft:
 
 
 @dataclass
-class _Expansion:
+class Expansion:
     """Expands each grid once, also when several include it, and collects problems."""
 
     experiments: Experiments
@@ -93,16 +93,16 @@ class _Expansion:
                     found[name if name not in found else f"{include.grid}-{name}"] = labels
         return found
 
-    def own(self, grid: Grid) -> list[tuple[_Draft, Cell]]:
+    def own(self, grid: Grid) -> list[tuple[Draft, Cell]]:
         drafts = self.drafts(grid)
         for override in grid.override:
             self.override(grid, override, drafts)
         cells = [(draft, self.cell(grid, draft)) for draft in drafts]
         return [(draft, cell) for draft, cell in cells if cell is not None]
 
-    def drafts(self, grid: Grid) -> list[_Draft]:
+    def drafts(self, grid: Grid) -> list[Draft]:
         """Product of the axes, then the conditional ones, then the exclusions."""
-        drafts = _product([_Draft(fixed_labels(grid.base), grid.base)], grid.axes)
+        drafts = _product([Draft(fixed_labels(grid.base), grid.base)], grid.axes)
         for step in grid.when:
             matching = self.matching(step.where, drafts, "when", grid)
             drafts = [new for d in drafts for new in (_product([d], step.axes) if id(d) in matching else [d])]
@@ -114,20 +114,20 @@ class _Expansion:
             fault(self.problems, ("grids", grid.name), "every cell is excluded", grid.mark)
         return left
 
-    def matching(self, where: Where, drafts: Iterable[_Draft], part: str, grid: Grid) -> set[int]:
+    def matching(self, where: Where, drafts: Iterable[Draft], part: str, grid: Grid) -> set[int]:
         found = {id(draft) for draft in drafts if where.matches(draft.labels)}
         if not found:
             fault(self.problems, ("grids", grid.name, part), "the condition matches no cell", where.mark)
         return found
 
-    def override(self, grid: Grid, override: Override, drafts: Iterable[_Draft]) -> None:
+    def override(self, grid: Grid, override: Override, drafts: Iterable[Draft]) -> None:
         matching = self.matching(override.where, drafts, "override", grid)
         for draft in drafts:
             if id(draft) in matching:
                 draft.settings = merge(draft.settings, override.settings)
                 draft.notes = (*draft.notes, override.why)
 
-    def cell(self, grid: Grid, draft: _Draft) -> Cell | None:
+    def cell(self, grid: Grid, draft: Draft) -> Cell | None:
         recipe = self.experiments.recipes.get(_size_word(draft.settings))
         settings = draft.settings
         if recipe is not None:
@@ -155,7 +155,7 @@ class _Expansion:
             self.seen.add((problem.where, problem.message))
             self.problems.append(problem)
 
-    def named(self, grid: Grid, cells: Iterable[tuple[_Draft, Cell]]) -> list[Entry]:
+    def named(self, grid: Grid, cells: Iterable[tuple[Draft, Cell]]) -> list[Entry]:
         axes = [name for axis in grid.all_axes for name in axis.names]
         entries: dict[str, Entry] = {}
         for draft, cell in cells:
@@ -163,22 +163,26 @@ class _Expansion:
             if name in entries:
                 message = f"two cells would be called '{name}'; give a value another name: {{name: ..., ...}}"
                 self.report(Problem(("grids", grid.name), message, str(grid.mark)))
-            asked = self.resources(grid, draft.settings)
-            if uneven := cell.optim.shared(asked.processes):
-                at = grid.resources_node or grid
-                self.report(Problem(("grids", grid.name, "resources"), uneven, str(at.mark)))
-            entries[name] = Entry(
-                cell=cell,
-                grid=grid.name,
-                name=name,
-                axes=draft.labels,
-                cadence=grid.cadence,
-                watch=grid.watch,
-                resources=asked,
-                text_resources=self.text_resources(asked),
-                notes=draft.notes,
-            )
+            entries[name] = self.entry(grid, name, draft, cell)
         return list(entries.values())
+
+    def entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
+        asked = self.resources(grid, draft.settings)
+        if uneven := cell.optim.shared(asked.processes):
+            at = grid.resources_node or grid
+            self.report(Problem(("grids", grid.name, "resources"), uneven, str(at.mark)))
+        return Entry(
+            cell=cell,
+            grid=grid.name,
+            name=name,
+            axes=draft.labels,
+            cadence=grid.cadence,
+            watch=grid.watch,
+            resources=asked,
+            text_resources=self.text_resources(asked),
+            notes=draft.notes,
+            declared=Declared(grid.name, draft.settings),
+        )
 
     def resources(self, grid: Grid, settings: Node) -> Resources:
         size = _size_word(settings)
@@ -225,19 +229,19 @@ class _Expansion:
         return {name for name, entries in self.done.items() if not entries}
 
 
-def _product(drafts: Iterable[_Draft], axes: Sequence[Axis]) -> list[_Draft]:
+def _product(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
     """Each draft with each combination of values, the last axis varying fastest."""
     return [_with(draft, axes, points) for draft in drafts for points in product(*(axis.points for axis in axes))]
 
 
-def _with(draft: _Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> _Draft:
+def _with(draft: Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> Draft:
     chosen = [pair for axis, point in zip(axes, points, strict=True) for pair in zip(axis.names, point, strict=True)]
     settings, labels = draft.settings, dict(draft.labels)
     # Whole sections first, so that `gate.activation` refines the `gate` of the same cell whatever the order.
     for name, value in sorted(chosen, key=lambda pair: pair[0].count(".")):
         settings = put(settings, name.split("."), value.setting)
     labels.update((name, value.label) for name, value in chosen)
-    return _Draft(labels, settings, draft.notes)
+    return Draft(labels, settings, draft.notes)
 
 
 def _size_word(settings: Node) -> str:

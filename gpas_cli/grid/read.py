@@ -64,7 +64,7 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
 def _read_base(parts: Mapping[str, Node], path: Path, problems: list[Problem], mark: Mark) -> Node:
     base = parts.get("base", mapping({}, mark))
     for name, node in entries(base, (*path, "base"), problems).items():
-        _check_setting(name, (*path, "base", name), node.key or node.mark, problems)
+        check_setting(name, (*path, "base", name), node.key or node.mark, problems)
     tree = nested(base, problems, ("grids", str(path[1]), "base"))
     stages = _read_stages(parts.get("stages"), (*path, "stages"), problems)
     return merge(stages, tree) if stages else tree
@@ -84,7 +84,8 @@ def _read_stages(node: Node | None, path: Path, problems: list[Problem]) -> Node
     return mapping(chosen, node.mark)
 
 
-def _check_setting(name: str, path: Path, mark: Mark, problems: list[Problem]) -> bool:
+def check_setting(name: str, path: Path, mark: Mark, problems: list[Problem]) -> bool:
+    """Whether `name` is a setting or a dotted path into one; if not, a problem is added."""
     top = name.split(".")[0]
     if top not in SETTINGS:
         fault(problems, path, f"unknown setting '{top}'; {nearest(top, SETTINGS)}", mark)
@@ -101,7 +102,7 @@ def _read_axes(node: Node | None, path: Path, problems: list[Problem]) -> tuple[
         if name == "zip":
             groups = values.value if isinstance(values.value, tuple) else (values,)
             axes.extend(axis for group in groups if (axis := _read_zip(group, (*path, name), problems)))
-        elif _check_setting(name, (*path, name), values.key or values.mark, problems):
+        elif check_setting(name, (*path, name), values.key or values.mark, problems):
             points = tuple((value,) for value in _read_values(name, values, (*path, name), problems))
             axes.extend([Axis((name,), points)] if points else [])
     seen: set[str] = set()
@@ -115,7 +116,7 @@ def _read_axes(node: Node | None, path: Path, problems: list[Problem]) -> tuple[
 def _read_zip(node: Node, path: Path, problems: list[Problem]) -> Axis | None:
     columns = {}
     for name, values in entries(node, path, problems).items():
-        if _check_setting(name, (*path, name), values.key or values.mark, problems):
+        if check_setting(name, (*path, name), values.key or values.mark, problems):
             columns[name] = _read_values(name, values, (*path, name), problems, distinct=False)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -239,7 +240,7 @@ def _read_override(node: Node | None, path: Path, labels: Labels, problems: list
                 fault(problems, path, f"needs '{name}': {what}", item)
         changes = parts.get("set", mapping({}, item.mark))
         for name, child in entries(changes, (*path, "set"), problems).items():
-            _check_setting(name, (*path, "set", name), child.key or child.mark, problems)
+            check_setting(name, (*path, "set", name), child.key or child.mark, problems)
         where = read_where(parts.get("where"), (*path, "where"), labels, problems, item.mark)
         settings = nested(changes, problems, ("grids", str(path[1]), "override", "set"))
         found.append(Override(where, settings, sentence(parts.get("why"), (*path, "why"), problems)))

@@ -1,0 +1,99 @@
+"""Cells that the command line makes of declared ones: `gpas train pre-s1 optim.lr=3e-3 gate=gpas`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem
+from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.document import Mark, Node, mapping, parse_document
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import Draft, Expansion
+from gpas_cli.grid.names import safe
+from gpas_cli.grid.read import check_setting
+from gpas_cli.grid.scalar import Label, resolve, spelled
+from gpas_cli.grid.settings import label, merge, nested, short
+
+
+def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str]) -> list[Entry]:
+    """The entries with the settings `NAME=VALUE` laid over theirs, each a cell with a key and a name of its own.
+
+    Names and values are those of experiments.yaml: `optim.lr=3e-3`, `norm=lns`, `gate={like: gpas, activation: tanh}`.
+    A cell that some grid declares is returned as declared there. Raises InvalidExperiments with every problem of the
+    settings, and GpasError for a cell that was recorded and is declared no more.
+    """
+    problems: list[Problem] = []
+    nodes = _read(words, problems)
+    settings = nested(mapping(nodes, Mark("settings", 0, 0)), problems, ())
+    expansion = Expansion(experiments)
+    varied = [_variant(expansion, entry, settings, nodes) for entry in entries]
+    problems.extend(expansion.problems)
+    if problems:
+        raise InvalidExperiments(problems)
+    known = _declared(experiments)
+    return [known.get(entry.key, entry) for entry in varied if entry is not None]
+
+
+def _read(words: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
+    """The settings by name; their place in messages is the word as it was typed."""
+    nodes: dict[str, Node] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        mark = Mark(word, 0, 0)
+        if name in nodes:
+            problems.append(Problem((), "is set twice", word))
+        elif check_setting(name, (), mark, problems):
+            nodes[name] = _value(text, mark, problems)
+    return nodes
+
+
+def _value(text: str, mark: Mark, problems: list[Problem]) -> Node:
+    """The value as experiments.yaml would read it; what is no list, mapping or quoted word needs no quotes."""
+    try:
+        if text.startswith(("[", "{", "'", '"')):
+            return _placed(parse_document(text, mark.file), mark)
+        return Node(resolve(text), mark, mark)
+    except InvalidExperiments as error:
+        problems.extend(replace(problem, where=str(mark)) for problem in error.problems)
+    except ValueError as error:
+        problems.append(Problem((), str(error), str(mark)))
+    return Node(None, mark, mark)
+
+
+def _placed(node: Node, mark: Mark) -> Node:
+    if isinstance(node.value, dict):
+        return mapping({name: _placed(child, mark) for name, child in node.value.items()}, mark, mark)
+    value = tuple(_placed(item, mark) for item in node.value) if isinstance(node.value, tuple) else node.value
+    return replace(node, value=value, mark=mark, key=mark)
+
+
+def _variant(expansion: Expansion, entry: Entry, settings: Node, nodes: Mapping[str, Node]) -> Entry | None:
+    if entry.declared is None:
+        raise GpasError(f"{entry.id} is not declared in {expansion.experiments.path.name}, so it cannot be varied")
+    grid = expansion.experiments.grids[entry.declared.grid]
+    labels = {name: label(node, name) for name, node in nodes.items()}
+    told = ", ".join(f"{name}={spelled(value)}" for name, value in labels.items())
+    notes = (*entry.notes, f"{told} on the command line")
+    draft = Draft({**entry.axes, **labels}, merge(entry.declared.settings, settings), notes)
+    cell = expansion.cell(grid, draft)
+    if cell is None:
+        return None
+    name = "+".join([entry.name, *(safe(_part(name, value)) for name, value in labels.items())])
+    return replace(expansion.entry(grid, name, draft, cell), grid=entry.grid)
+
+
+def _part(name: str, value: Label) -> str:
+    """How a setting shows in the cell's name: `lr0.003`, `activation-tanh`, `lns`."""
+    dotted = "." in name and isinstance(value, str)
+    return f"{name.rpartition('.')[2].replace('_', '-')}-{value}" if dotted else short(name, value)
+
+
+def _declared(experiments: Experiments) -> dict[str, Entry]:
+    """The cells of all grids by key, those of the first grid that has them."""
+    expansion = Expansion(experiments)
+    found: dict[str, Entry] = {}
+    for grid in experiments.grids:
+        for entry in expansion.grid(grid):
+            found.setdefault(entry.key, entry)
+    return found

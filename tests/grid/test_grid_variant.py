@@ -1,0 +1,95 @@
+"""Cells that the command line makes of declared ones."""
+
+from __future__ import annotations
+
+import pytest
+from grids import HEAD, cells, read, whole
+
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.grid.select import find
+from gpas_cli.grid.variant import vary
+from gpas_cli.packaged import packaged
+
+SHIPPED = load(packaged("experiments.yaml"))
+EVERYTHING = expand(SHIPPED, list(SHIPPED.grids))
+
+
+def varied(name: str, *words: str) -> Entry:
+    (entry,) = vary(SHIPPED, [find(EVERYTHING, name)], words)
+    return entry
+
+
+def complaints(name: str, *words: str) -> list[str]:
+    with pytest.raises(InvalidExperiments) as caught:
+        varied(name, *words)
+    return str(caught.value).splitlines()
+
+
+def test_a_setting_makes_a_cell_with_its_own_key_and_name() -> None:
+    plain = find(EVERYTHING, "quickstart/pre-gpas-s1")
+    other = varied("quickstart/pre-gpas-s1", "optim.lr=4e-3", "gate.activation=tanh", "gate.stop_gradient=false")
+    assert other.id == "quickstart/pre-gpas-s1+lr0.004+activation-tanh+no-stop-gradient"
+    assert other.key not in {entry.key for entry in EVERYTHING}
+    assert (other.cell.optim.lr, other.cell.model.gate.activation) == (0.004, "tanh")
+    assert (other.axes["optim.lr"], other.axes["seed"], other.axes["norm"]) == (0.004, 1, "pre")
+    assert (other.cadence, other.resources) == (plain.cadence, plain.resources)
+    assert other.notes == ("optim.lr=0.004, gate.activation=tanh, gate.stop_gradient=false on the command line",)
+
+
+def test_a_cell_that_some_grid_declares_is_that_cell() -> None:
+    assert varied("quickstart/pre-s1", "seed=2").id == "quickstart/pre-s2"
+    assert varied("quickstart/pre-s1", "optim.lr=1.5e-3").id == "quickstart/pre-s1"
+    assert varied("quickstart/pre-s1", "optim.lr=0.001").id == "quickstart-lr/pre-lr0.001-s1"
+    assert varied("quickstart/pre-s1", "gate={like: gpas, activation: tanh}").id == "quickstart-ablations/pre-tanh-s1"
+
+
+def test_what_depends_on_the_size_follows_it() -> None:
+    small = varied("table2/350m-pre", "size=71m", "norm=peri")
+    assert (small.cell.optim.steps, small.resources.gpus) == (10_000, 1)
+    assert small.name == "350m-pre+71m+peri"
+    included = varied("table4-activation/350m-pre", "seed=7")
+    assert included.id == "table4-activation/350m-pre+s7"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sede=2", "sede=2: unknown setting 'sede'; did you mean 'seed'?"),
+        ("optim.lrr=2", "optim.lrr=2: optim.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+        ("optim.lr=fast", "optim.lr=fast: optim.lr: 'fast' is not a number"),
+        ("optim.lr=", "optim.lr=: optim.lr: None is not a number"),
+        ("gate={like: gpas, activation: tahn}", "gate.activation: unknown value 'tahn'; did you mean 'tanh'?"),
+        ("norm={", "norm={: is not YAML: "),
+        ("seed=" + "9" * 50, "a number of 50 digits is too long"),
+        ("data.path=*.txt", "data.path=*.txt: data.path: has no effect with source: stdlib"),
+        ("data.path=a\nb", "is more than one line"),
+        ("size=9m", "size=9m: optim.lr: is required: size 9m has no entry under 'recipes'"),
+        ("=2", "unknown setting ''"),
+    ],
+)
+def test_a_wrong_setting_is_told_as_it_was_typed(word: str, message: str) -> None:
+    assert message in "\n".join(complaints("quickstart/pre-s1", word))
+
+
+def test_a_contradiction_is_told_where_the_other_value_stands_and_all_at_once() -> None:
+    assert complaints("quickstart/pre-s1", "optim.steps=10")[0].endswith("60 is not shorter than the 10 steps")
+    assert "experiments.yaml:" in complaints("quickstart/pre-s1", "optim.steps=10")[0]
+    assert len(complaints("quickstart/pre-s1", "sede=2", "optim.lr=-1", "optim.lr=2")) == 3
+
+
+def test_resources_that_no_longer_fit_are_told() -> None:
+    text = whole(cells(seed="[1]") + "\nresources: {gpus: 4}")
+    experiments = read(text)
+    with pytest.raises(InvalidExperiments, match="6 rows cannot be shared evenly by 4 processes"):
+        vary(experiments, expand(experiments), ["optim.batch=6"])
+
+
+def test_a_cell_that_no_grid_declares_cannot_be_varied() -> None:
+    experiments = read(HEAD + "  g: {base: {size: quickstart, data: quickstart}}\n")
+    (entry,) = expand(experiments)
+    recorded = Entry(cell=entry.cell, grid="g", name="old", axes=entry.axes)
+    with pytest.raises(GpasError, match=r"g/old is not declared in e\.yaml"):
+        vary(experiments, [recorded], ["seed=3"])
