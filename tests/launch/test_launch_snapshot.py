@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_python_runs_the_copy_and_not_what_it_was_made_from(tmp_path: Path) -> N
     assert Path(found.strip()) == copy.path / "gpas_cli" / "store" / "journal.py"
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_git_facts_of_a_checkout(package: Path) -> None:
     def git(*words: str) -> str:
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(package.parent), *words]
