@@ -37,6 +37,17 @@ def test_one_cell_in_the_foreground_is_known_to_all(toy: Toy) -> None:
         assert "pre-gpas-s1" in (toy.folder / f"{what}.svg").read_text()
 
 
+def test_a_cell_that_is_run_again_starts_at_the_first_update(toy: Toy) -> None:
+    toy.gpas("run", "small", "--where", "gate=none")
+    toy.gpas("rerun", "pre-s1", "--yes")
+    first, second = toy.attempts()
+    journals = [(path / "journal.jsonl").read_text().splitlines() for path in (first, second)]
+    events = [[json.loads(line[9:]) for line in journal] for journal in journals]
+    assert [next(event["step"] for event in journal if event["kind"] == "step") for journal in events] == [1, 1]
+    results = [journal[-1]["metrics"]["perplexity"] for journal in events]
+    assert results[0] == results[1]  # bit for bit, also without the checkpoints of the first
+
+
 def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("train", "pre-s1")

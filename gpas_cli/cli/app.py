@@ -20,6 +20,7 @@ from gpas_cli.cli import (
     init,
     logs,
     plan,
+    rerun,
     retry,
     run,
     status,
@@ -77,6 +78,7 @@ app.command("top")(top.top)
 app.command("logs")(logs.logs)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
+app.command("rerun")(rerun.rerun)
 app.command("why")(why.why)
 app.command("explain")(explain.explain)
 app.command("table")(table.table)

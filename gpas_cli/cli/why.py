@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Cells, console, experiments, find_cells, json_number, print_json, project
 from gpas_cli.errors import GpasError
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,18 +68,21 @@ def _print(stage: Provenance) -> None:
     if stage.spikes:
         say(f"  {_spikes(stage.spikes)}", markup=False)
     for attempt in stage.tries:
-        _print_try(attempt, decisive=attempt.number == stage.decisive)
+        _print_try(attempt, stage.decisive)
 
 
-def _print_try(attempt: Try, *, decisive: bool) -> None:
+def _print_try(attempt: Try, decisive: int | None) -> None:
     facts, say = attempt.facts, console().print
-    mark = "  <- the number in tables" if decisive else ""
+    mark = "  <- the number in tables" if attempt.number == decisive else ""
+    if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
+        mark = f" (superseded by attempt {decisive})"
     seen = _standing(attempt)
     killed = f", ended by {_signal(attempt.signal)}" if attempt.signal else ""
     cause = attempt.cause or ("" if attempt.outcome else seen.evidence)
     say(f"  attempt {attempt.number}: {seen.state}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
-    where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {facts['threads']} threads, {facts['precision']}"
+    threads = count(facts["threads"] or 0, "thread")
+    where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
     retry = attempt.retry
     lines = {
         "retry": f"after attempt {retry.get('of')}: {retry.get('why')}" if retry else "",

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.launch import locks
+from gpas_cli.launch import locks, rerun
 from gpas_cli.launch.cancellation import requested, withdraw
 from gpas_cli.launch.submitters import (
     Liveness,
@@ -23,10 +23,37 @@ from gpas_cli.launch.submitters import (
     sweep,
     write_claim,
 )
-from gpas_cli.launch.watch import Sighting, observe
+from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, observe
 
 CLAIMABLE = frozenset({"missing", "interrupted"})
 RETRIABLE = frozenset({"failed", "cancelled", "unknown"})
+
+
+def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
+    """Ask that stages be run again which have a result. Returns those of `keys` that were asked for: of the others
+    somebody else has done so meanwhile, or their result is gone. Raises OSError when a request cannot be written.
+    """
+    asked = []
+    with locks.locked(claims_lock(runs)):
+        alive = Liveness(runs)
+        for key in keys:
+            if observe(runs, key, alive).state in RESULTS:
+                rerun.request(runs, key)
+                # A scheduler may still know the job that came to the present result; it is not the one asked for now.
+                claim_path(runs, key).unlink(missing_ok=True)
+                asked.append(key)
+    return asked
+
+
+def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
+    """Withdraw requests to run stages again that nobody is running. Returns those of `keys` that were withdrawn."""
+    withdrawn = []
+    with locks.locked(claims_lock(runs)):
+        alive = Liveness(runs)
+        for key in keys:
+            if observe(runs, key, alive).state not in ALIVE and rerun.withdraw(runs, key):
+                withdrawn.append(key)
+    return withdrawn
 
 
 class Claims:

@@ -27,6 +27,7 @@ from gpas_cli.launch import ranks
 from gpas_cli.launch.cancellation import request_path
 from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
+from gpas_cli.launch.rerun import deciding
 from gpas_cli.launch.stages import TOKENISE
 from gpas_cli.launch.trained import last_checkpoint
 from gpas_cli.launch.watch import EXIT_NODE
@@ -35,7 +36,7 @@ from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
 from gpas_cli.spec.run import Cadence, Resources, Watch
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
     from gpas_cli.train.events import Outcome
@@ -199,7 +200,7 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
 
     here, attempt = run.directory, run.attempt
     runs = here.path.parents[2]
-    earlier = [a.checkpoints for a in attempts(runs, attempt["key"]) if a.number < here.number]
+    earlier = [a.checkpoints for a in deciding(runs, attempt["key"]) if a.number < here.number]
     teacher = cell.teacher()
     places = Places(
         checkpoints=here.checkpoints,

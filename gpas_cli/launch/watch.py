@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch import cancellation, locks
+from gpas_cli.launch import cancellation, locks, rerun
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.progress import Event, Progress, checkpoint_step, progress
 from gpas_cli.launch.slurm.jobs import Job
@@ -29,7 +29,7 @@ from gpas_cli.launch.slurm.judge import judge
 from gpas_cli.launch.slurm.queue import FRESH, FRESH_LINE
 from gpas_cli.launch.submitters import CLAIM, SILENCE, Claim, Liveness, read_claim
 from gpas_cli.store.journal import tail
-from gpas_cli.store.rundir import AttemptDir, attempts, look_in, read_json
+from gpas_cli.store.rundir import AttemptDir, look_in, read_json
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -138,7 +138,12 @@ def observe(runs: Path, key: str, alive: Liveness | None = None) -> Sighting:
 
 def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
     tries, files = look_in(runs, key)
+    if rerun.FILE in files:
+        after = rerun.superseded(runs, key)
+        tries, before = [t for t in tries if t.number > after], [t for t in tries if t.number <= after]
     last = conclude_or_unknown(tries[-1]) if tries else Sighting(state="missing", evidence="no attempt")
+    if not tries and rerun.FILE in files:
+        last = _asked_again(runs, key, before)
     if last.state not in RESULTS:
         # A result once obtained stands, whatever was tried after it.
         earlier = (found for attempt in reversed(tries[:-1]) if (found := _result(attempt)))
@@ -151,6 +156,16 @@ def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
     elif last.state not in ALIVE and claim and alive(claim):
         last = _claimed(last, claim)
     return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
+
+
+def _asked_again(runs: Path, key: str, before: Sequence[AttemptDir]) -> Sighting:
+    """A stage that is to be run again and has not been started yet. The metrics are those that tables show."""
+    result = next((found for attempt in reversed(before) if (found := _result(attempt))), None)
+    stands = f"; the result of attempt {result.attempt} counts until then" if result else ""
+    evidence = f"to be run again{stands}"
+    return Sighting(
+        state="missing", evidence=evidence, age=rerun.age(runs, key), metrics=result.metrics if result else {}
+    )
 
 
 def _cancelled(last: Sighting) -> Sighting:
@@ -194,7 +209,7 @@ def outcome(events: Sequence[Event]) -> Event | None:
 
 def resumable(runs: Path, key: str) -> int | None:
     """The step of the newest checkpoint of the stage's attempts, None when there is none."""
-    for attempt in reversed(attempts(runs, key)):
+    for attempt in reversed(rerun.deciding(runs, key)):
         step = checkpoint_step(tail(attempt.journal_path, 16 * LOOK))
         if step is not None and attempt.checkpoints.is_dir():
             return step

@@ -97,8 +97,8 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
 
 
 def checkpoints_of(runs: Path, key: str) -> list[Path]:
-    """The checkpoints of a stage over all attempts, the one with the most updates first."""
-    return newest_first(attempt.checkpoints for attempt in attempts(runs, key))
+    """The checkpoints of a stage over all attempts, the one with the most updates first, of equals the newest."""
+    return newest_first(attempt.checkpoints for attempt in reversed(attempts(runs, key)))
 
 
 def all_attempts(runs: Path, skipped: list[str] | None = None) -> Iterator[AttemptDir]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.progress import checkpoint_step
+from gpas_cli.launch.rerun import deciding
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
@@ -60,7 +61,7 @@ def fewer_rows(attempt: AttemptDir) -> int:
 def fruitless(runs: Path, key: str) -> int:
     """How many of the stage's newest attempts in a row came no further than the ones before them."""
     best, count = 0, 0
-    for attempt in attempts(runs, key):
+    for attempt in deciding(runs, key):
         reached = _reached(attempt)
         count = 0 if reached > best else count + 1
         best = max(best, reached)

@@ -20,6 +20,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
 from gpas_cli.launch.cancellation import requested
 from gpas_cli.launch.place import PORTS
+from gpas_cli.launch.rerun import deciding
 from gpas_cli.launch.slurm import submission
 from gpas_cli.launch.slurm.failures import breaker, fewer_rows
 from gpas_cli.launch.slurm.submission import Submission
@@ -119,7 +120,7 @@ class Start:
     def _unwanted(self, job: dict[str, Any]) -> str:
         """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
         claim = read_claim(self.runs, job["key"])
-        if any(conclude_or_unknown(attempt).state in RESULTS for attempt in attempts(self.runs, job["key"])):
+        if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job["key"])):
             return "has its result already"
         if claim is None:
             return "nobody claims it any longer"
@@ -134,7 +135,7 @@ class Start:
         return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
 
     def _has_result(self, key: str) -> bool:
-        return any(conclude_or_unknown(attempt).state == "done" for attempt in attempts(self.runs, key))
+        return any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
 
     def _facts(self, job: dict[str, Any]) -> dict[str, Any]:
         about, project = self.made.record, self.made.record["project"]

@@ -1,0 +1,88 @@
+"""`gpas rerun`: run cells again that have a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import CellsOrGrids, Executor, Where, Yes, cells_or_grids, confirm, console, project
+from gpas_cli.cli.run import Jobs, Wait, run_entries
+from gpas_cli.errors import GpasError
+from gpas_cli.words import count
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.launch.watch import CellState
+
+NAMED = 20  # cells whose results are named before the question
+
+
+def rerun(
+    words: CellsOrGrids = None,
+    where: Where = None,
+    executor: Executor = "auto",
+    jobs: Jobs = None,
+    wait: Wait = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request: the earlier result stands.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Run cells that have a result again, from the first update, as a new attempt. Nothing is erased: tables show the
+    old number until the new one is there, and `gpas why` shows both.
+
+    The request outlives this command: if it is killed, `gpas run grid` runs these cells.
+
+    Example: [bold]gpas rerun pre-gpas-s1[/bold]
+
+    Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
+    """
+    from gpas_cli.launch.claims import run_again
+    from gpas_cli.launch.watch import RESULTS, look
+
+    if not words and not where:
+        raise GpasError("name cells or a grid, or choose cells with --where")
+    states = look(project().runs, cells_or_grids(words, where))
+    if undo:
+        _undo([state.entry for state in states])
+        return
+    chosen = [state for state in states if state.state in RESULTS]
+    if not chosen:
+        told = ", ".join(f"{state.entry.id} is {state.state}" for state in states[:NAMED])
+        raise GpasError(f"no result to replace: {told}; `gpas run grid` runs cells without one")
+    _print_results(chosen)
+    if len(states) > len(chosen):
+        console().print(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")
+    confirm(f"Run {count(len(chosen), 'cell')} again?", yes)
+    run_again(project().runs, _keys([state.entry for state in chosen]))
+    run_entries([state.entry for state in chosen], executor=executor, jobs=jobs, yes=yes, wait=wait)
+
+
+def _keys(entries: Sequence[Entry]) -> list[str]:
+    """The keys of the stages that this version runs."""
+    from gpas_cli.launch.stages import RUNNABLE
+
+    stages = (stage for entry in entries for stage in entry.cell.stages)
+    return list(dict.fromkeys(stage.key for stage in stages if stage.kind in RUNNABLE))
+
+
+def _print_results(states: Sequence[CellState]) -> None:
+    from gpas_cli.cli.states import evidence
+
+    for state in states[:NAMED]:
+        perplexity = state.metrics.get("perplexity")
+        number = f"perplexity {float(perplexity):.4f}" if perplexity is not None else state.state
+        console().print(f"{state.entry.id}: {number} in attempt {state.attempt}, {evidence(state)}", markup=False)
+    if len(states) > NAMED:
+        console().print(f"and {count(len(states) - NAMED, 'more cell')}")
+
+
+def _undo(entries: Sequence[Entry]) -> None:
+    from gpas_cli.launch.claims import run_no_more
+
+    withdrawn = run_no_more(project().runs, _keys(entries))
+    if not withdrawn:
+        raise GpasError("nothing to withdraw: no such cell waits to be run again; `gpas cancel` stops one that runs")
+    for entry in entries:
+        if any(stage.key in withdrawn for stage in entry.cell.stages):
+            console().print(f"{entry.id}: the earlier result stands", markup=False)
