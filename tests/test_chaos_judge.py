@@ -109,6 +109,12 @@ def test_journals_that_overlap_are_found() -> None:
     assert "journals" in only(judge.one_at_a_time(NAMES, [INTERRUPTED, early], [])).invariant
 
 
+def test_two_locks_at_once_are_found() -> None:
+    assert not list(judge.locked_once(NAMES, []))
+    found = only(judge.locked_once(NAMES, [(7.0, KEY, [1, 2])]))
+    assert (found.verdict, found.evidence) == ("doubled", "attempts 1, 2 at 7.00")
+
+
 def test_an_attempt_that_started_twice_is_found() -> None:
     twice = attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))
     assert "processes 5, 6" in only(judge.one_at_a_time(NAMES, [twice], [])).evidence

@@ -123,6 +123,13 @@ def one_at_a_time(names: Mapping[str, str], attempts: Sequence[Attempt], lives: 
         yield from _journals(names.get(key, key), of(attempts, key))
 
 
+def locked_once(names: Mapping[str, str], locked: Iterable[tuple[float, str, Sequence[int]]]) -> Iterator[Violation]:
+    """No two attempts at a stage held their locks at once. `locked`: when, stage key, numbers of those that did."""
+    for moment, key, numbers in locked:
+        evidence = f"attempts {', '.join(map(str, numbers))} at {moment:.2f}"
+        yield Violation("doubled", "two attempts held their locks at the same time", names.get(key, key), evidence)
+
+
 def _journals(name: str, attempts: Sequence[Attempt]) -> Iterator[Violation]:
     told = [attempt for attempt in attempts if attempt.events]
     for a, b in pairwise(told):

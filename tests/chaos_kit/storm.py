@@ -182,6 +182,7 @@ class Round:
         yield from judge.same_bits(names, records.values(attempts), self.reference.values)
         yield from judge.same_weights(names, records.weights(project.runs, list(names)), self.reference.weights)
         yield from judge.one_at_a_time(names, attempts, lives)
+        yield from judge.locked_once(names, witness.locked)
         commands = None if project.cluster else list(witness.census.commands.values())
         yield from judge.shown_truly(witness.polls, attempts, lives, commands, witness.census.times)
         yield from judge.failures_excused(names, attempts)

@@ -17,6 +17,7 @@ from chaos_kit.judge import Ended, Poll, Shown
 from chaos_kit.plan import SHIFTED, SHIFTS
 from chaos_kit.processes import Census
 from chaos_kit.project import GRIDS, Project
+from gpas_cli.launch.locks import Lock, probe
 
 SAMPLE, PAUSE, LOOK = 0.2, 1.0, 2.0  # seconds between two samples of processes, two polls, two looks at the files
 LIVE = ("PENDING", "RUNNING")
@@ -31,6 +32,7 @@ class Witness:
         self.polls: list[Poll] = []
         self.refused: list[Ended] = []  # polls that gave no answer
         self.files: dict[str, tuple[int, int]] = {}  # file of an attempt -> size and checksum when it was last seen
+        self.locked: list[tuple[float, str, list[int]]] = []  # when two attempts at a stage held their locks
         self._stages = project.stages()
         self._chooser = random.Random(seed)
         self._over = threading.Event()
@@ -103,13 +105,23 @@ class Witness:
         return []
 
     def _look(self) -> None:
-        """Note how far every journal and attempt.json has grown."""
+        """Note how far every journal and attempt.json has grown, and where two attempts at a stage hold their locks."""
+        for stage in self.project.runs.glob("??/*"):
+            self._look_at_locks(stage)
         for path in [*self.project.runs.glob("??/*/*/journal.jsonl"), *self.project.runs.glob("??/*/*/attempt.json")]:
             size, checksum = self.files.get(str(path), (0, 0))
             with suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(size)
                 more = file.read()
                 self.files[str(path)] = (size + len(more), zlib.crc32(more, checksum))
+
+    def _look_at_locks(self, stage: Path) -> None:
+        locks = sorted(stage.glob("*/alive.lock"))
+        held = [path for path in locks if probe(path) is Lock.HELD]
+        # The first ones may have been let go before the last was taken.
+        held = [path for path in held if probe(path) is Lock.HELD] if len(held) > 1 else []
+        if len(held) > 1:
+            self.locked.append((time.time(), stage.name, [int(path.parent.name) for path in held]))
 
     def seen(self) -> dict[str, str]:
         """File -> digest of what was seen of it."""
