@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ EXIT_USAGE, EXIT_BROKEN = 2, 4
 if TYPE_CHECKING:
     from chaos_kit.judge import Violation
     from chaos_kit.plan import Step
+    from chaos_kit.project import Project
     from chaos_kit.storm import Reference
     from cluster import Cluster
 
@@ -57,6 +59,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder even if nothing broke")
     return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all rounds share: the text, and a project that ran undisturbed."""
+
+    text: Path
+    undisturbed: Project
+    reference: Reference
 
 
 class Chaos:
@@ -115,7 +126,7 @@ class Chaos:
             say(f"SLURM is left out: {reason}")
         return ["local"] if reason else wanted
 
-    def _on_slurm(self, seconds: float, text: Path, reference: Reference) -> list[Violation]:
+    def _on_slurm(self, seconds: float, given: Given) -> list[Violation]:
         from chaos_kit.slurm_faults import repair
         from cluster import Cluster
 
@@ -123,19 +134,17 @@ class Chaos:
         cluster = Cluster(self.folder / "c", "light", min_job_age=30)
         try:
             repair(cluster)
-            return self._storms("slurm", seconds, text, reference, cluster)
+            return self._storms("slurm", seconds, given, cluster)
         finally:
             cluster.down()
 
-    def _storms(
-        self, executor: str, seconds: float, text: Path, reference: Reference, cluster: Cluster | None
-    ) -> list[Violation]:
+    def _storms(self, executor: str, seconds: float, given: Given, cluster: Cluster | None = None) -> list[Violation]:
         """Round after round, each in a project of its own, until the seconds are used up."""
         number = 0
         while seconds > 0 and (number == 0 or seconds > SHORTEST):
             number += 1
             steps = self._steps(executor, number, seconds)
-            took, broken = self._round(executor, number, steps, seconds, (text, reference, cluster))
+            took, broken = self._round(f"{executor}-{number}", steps, seconds, given, cluster)
             seconds = 0.0 if self.options.replay else seconds - took
             if broken:
                 return broken
@@ -153,21 +162,15 @@ class Chaos:
         return make_plan(f"{options.seed}-{executor}-{number}", seconds, executor, pace=options.pace, without=without)
 
     def _round(
-        self, executor: str, number: int, steps: list[Step], seconds: float,
-        given: tuple[Path, Reference, Cluster | None],
-    ) -> tuple[float, list[Violation]]:  # fmt: skip
-        from chaos_kit.project import Project
+        self, name: str, steps: list[Step], seconds: float, given: Given, cluster: Cluster | None
+    ) -> tuple[float, list[Violation]]:
+        """The seconds that a round took, and what was violated in it."""
         from chaos_kit.storm import Round
-        from disks import mount
 
-        text, reference, cluster = given
-        place = self.folder / f"{executor}-{number}"
-        say(f"\n{executor}, round {number}: {len(steps)} faults and commands for at most {seconds:.0f} s, in {place}")
-        if mount(place, DISK):
-            self._mounted.append(place)
-        project = Project(place / "p", text, self.folder / f"{place.name}-logs", steps=STEPS, cluster=cluster)
-        log = self.folder / f"faults-{place.name}.jsonl"
-        one = Round(project, reference, f"{self.options.seed}-{place.name}", say, log)
+        place = self.folder / name
+        say(f"\n{name}: {len(steps)} faults and commands for at most {seconds:.0f} s, in {place}")
+        project = self._project(place, given, cluster)
+        one = Round(project, given.reference, f"{self.options.seed}-{name}", say, self.folder / f"faults-{name}.jsonl")
         try:
             took = one.storm(steps, seconds)
             one.calm()
@@ -180,6 +183,18 @@ class Chaos:
         if not broken and not self.options.keep:
             self._remove(place)
         return took, broken
+
+    def _project(self, place: Path, given: Given, cluster: Cluster | None) -> Project:
+        """A new project on a disk of its own. Every other round on SLURM begins with the text tokenised."""
+        from chaos_kit.project import Project
+        from disks import mount
+
+        if mount(place, DISK):
+            self._mounted.append(place)
+        project = Project(place / "p", given.text, self.folder / f"{place.name}-logs", steps=STEPS, cluster=cluster)
+        if cluster and int(place.name.rpartition("-")[2]) % 2:
+            project.take_tokens(given.undisturbed)
+        return project
 
     def _remove(self, place: Path) -> None:
         from disks import unmount

@@ -81,7 +81,8 @@ def aim(field: Field, step: Step, find: Callable[[], list[Process]]) -> Process 
     """One of the processes that `find` returns; waits for one. A replay prefers the stage that was hit before."""
     until = time.monotonic() + PATIENCE
     if not find() and not field.project.running(*RUNNERS):
-        field.project.give(*field.project.run_words())
+        retry = step.draws[3] < 0.5  # a cell that was cancelled does not run without
+        field.project.give(*(field.project.retry_words() if retry else field.project.run_words()))
     while not (found := find()):
         if time.monotonic() > until:
             return None
@@ -215,7 +216,7 @@ def give(field: Field, step: Step) -> Hit:
     words = {
         "run": project.run_words(),
         "run-wait": project.run_words(wait=True),
-        "retry": ("retry", "--yes", "--executor", project.executor),
+        "retry": project.retry_words(),
         "cancel": ("cancel", cell, "--yes"),
         "status": ("status", "--all"),
         "table": ("table", choose(("chaos", "layers", "pair"), step.draws[0]), "--paper"),

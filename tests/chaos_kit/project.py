@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -118,6 +119,10 @@ class Project(Toy):
         """The command that runs every grid."""
         return ("run", "grid", *GRIDS, "--yes", "--executor", self.executor, *(["--wait"] if wait else []))
 
+    def retry_words(self) -> tuple[str, ...]:
+        """The command that runs again what failed or was cancelled."""
+        return ("retry", "--yes", "--executor", self.executor)
+
     @property
     def executor(self) -> str:
         return "slurm" if self.cluster else "local"
@@ -126,6 +131,10 @@ class Project(Toy):
         """Cell -> state, as `gpas status` says it."""
         cells = json.loads(self.gpas("status", "--json", *GRIDS).stdout)["cells"]
         return {f"{cell['grid']}/{cell['name']}": cell["state"] for cell in cells}
+
+    def take_tokens(self, other: Project) -> None:
+        """Begin with the text tokenised as another project did it; on SLURM that is a job which all others wait for."""
+        shutil.copytree(other.folder / "cache", self.folder / "cache")
 
     def stages(self) -> dict[str, dict[str, str]]:
         """Cell -> kind of stage -> key, of every cell declared."""

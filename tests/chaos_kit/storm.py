@@ -108,7 +108,7 @@ class Round:
             if set(states.values()) == {"done"}:
                 break
             if set(states.values()) & {"failed", "cancelled", "unknown"}:
-                self._wait_for([self.project.give("retry", "--yes", "--executor", self.project.executor)])
+                self._wait_for([self.project.give(*self.project.retry_words())])
         self._wait_for_queue()
         self._until(lambda: not self._left(), ENDING)
         self.witness.stop()
