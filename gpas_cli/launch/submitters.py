@@ -76,7 +76,7 @@ class Liveness:
             if self._ask(claim):
                 return None
             self._dead[claim.submitter] = time.time()
-        if self.queue.time <= self._dead[claim.submitter]:
+        if not self.queue.own or self.queue.time <= self._dead[claim.submitter]:
             self.__dict__["queue"] = current(self.runs, max_age=0.0, line=self.line)
         return self.queue
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fake_slurm import NAME, Programs, row
 from gpas_cli.launch.slurm import queue
 from gpas_cli.launch.slurm.jobs import Job, ordinal
 from gpas_cli.launch.submitters import Submitter, write_claim
-from gpas_cli.launch.watch import look
+from gpas_cli.launch.watch import look, observe
 from gpas_cli.store.rundir import write_json
 
 
@@ -140,3 +141,18 @@ def test_answers_are_kept_as_json_that_older_versions_of_the_file_do_not_break(r
     path = runs / ".slurm/.queue.json"
     path.write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": {"id": "7_0", "state": "RUNNING", "odd": 1}}}}))
     assert queue._load(runs) == queue.Queue()
+
+
+@pytest.mark.parametrize("ahead", [2.0, 3600.0])
+def test_an_answer_kept_by_a_clock_that_is_ahead_hides_no_job(programs: Programs, runs: Path, ahead: float) -> None:
+    """Another host, or the same one before its clock was put right, has kept an answer from before the submission."""
+    key = "a" * 16
+    submitter = Submitter(runs)
+    write_claim(runs, key, submitter, submission=NAME, index=0)
+    submitter.close()
+    write_json(runs / ".slurm" / NAME / "submission.json", {"time": 1.0, "keys": [[key]]})
+    queue._save(runs, queue.Queue(time=time.time() + ahead))
+    programs.put("squeue", row(ArrayTaskID="0"))
+    assert observe(runs, key).state == "queued"
+    queue._save(runs, queue.Queue(error="down", failures=1, tried=time.time() + ahead))
+    assert queue.current(runs).error == ""

@@ -35,7 +35,8 @@ BACK_OFF, LONGEST = 5.0, 120.0  # seconds before a scheduler that did not answer
 class Queue:
     """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 when it never has.
 
-    `error` says why a newer answer could not be had, "" when this one is fresh.
+    `error` says why a newer answer could not be had, "" when this one is fresh. `own` is whether this process asked:
+    the times of other answers come from other clocks.
     """
 
     time: float = 0.0
@@ -44,6 +45,7 @@ class Queue:
     failures: int = 0
     tried: float = 0.0
     line: bool = False  # whether places in line were asked for
+    own: bool = False
 
     def find(self, name: str, index: int) -> Job | None:
         """The element of the array of that name; of one that was cancelled whole, SLURM keeps a single record."""
@@ -61,9 +63,9 @@ def current(runs: Path, max_age: float = FRESH, *, line: bool = False) -> Queue:
     With `line`, the places of waiting jobs in line are told as well.
     """
     known = _load(runs)
-    if known.age <= max_age and not known.error and (known.line or not line):
+    if _within(known.time, max_age) and not known.error and (known.line or not line):
         return known
-    if known.error and time.time() - known.tried < min(LONGEST, BACK_OFF * 2 ** (known.failures - 1)):
+    if known.error and _within(known.tried, min(LONGEST, BACK_OFF * 2 ** (known.failures - 1))):
         return known
     fresh = _ask(runs, known, line)
     with suppress(OSError):  # a read-only place costs the sharing, not the answer
@@ -71,13 +73,18 @@ def current(runs: Path, max_age: float = FRESH, *, line: bool = False) -> Queue:
     return fresh
 
 
+def _within(moment: float, seconds: float) -> bool:
+    """Whether `moment` is at most so long ago. One that is still to come was told by a clock that is wrong."""
+    return 0 <= time.time() - moment <= seconds
+
+
 def _ask(runs: Path, known: Queue, line: bool) -> Queue:
     began, names = time.time(), submission.open_names(runs)
     try:
         jobs = _with_past(runs, names, _live(names, line), known)
     except SlurmError as error:
-        return replace(known, error=str(error), failures=known.failures + 1, tried=time.time())
-    return Queue(time=began, jobs=jobs, line=line)
+        return replace(known, error=str(error), failures=known.failures + 1, tried=time.time(), own=True)
+    return Queue(time=began, jobs=jobs, line=line, own=True)
 
 
 def _live(names: list[str], line: bool) -> Jobs:
