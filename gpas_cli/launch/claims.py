@@ -82,8 +82,12 @@ class Claims:
             alive = Liveness(self.runs)
             seen = {key: observe(self.runs, key, alive) for key in keys}
             for key, sighting in seen.items():
-                if key not in self.held and sighting.state in states:
+                if key in self.held:
+                    continue
+                if sighting.state in states:
                     seen[key] = self._claim(key, sighting)
+                else:
+                    self._remove_stale(key, sighting, alive)
         return seen
 
     def release(self, key: str) -> None:
@@ -121,6 +125,14 @@ class Claims:
             return replace(sighting, state="unknown", evidence=f"cannot be claimed: {error}")
         self.held.add(key)
         return sighting
+
+    def _remove_stale(self, key: str, sighting: Sighting, alive: Liveness) -> None:
+        """Remove the claim of a run that died on a stage that has ended, or of a SLURM job on one with a result."""
+        if sighting.state in RESULTS or sighting.state in RETRIABLE - {"unknown"}:
+            claim = read_claim(self.runs, key)
+            if claim is not None and (sighting.state in RESULTS if claim.submission else not alive(claim)):
+                with suppress(OSError):
+                    claim_path(self.runs, key).unlink(missing_ok=True)
 
     def _release(self, keys: Collection[str]) -> None:
         # A claim that cannot be removed now lapses when this process ends.

@@ -16,7 +16,7 @@ from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.slurm import cancel as slurm
 from gpas_cli.launch.spawn import token
 from gpas_cli.launch.submitters import Liveness, read_claim
-from gpas_cli.launch.watch import ALIVE, CellState, alive_path, process_path
+from gpas_cli.launch.watch import ALIVE, UNREADABLE, CellState, alive_path, host, process_path
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
 
@@ -50,7 +50,7 @@ def _cancel(runs: Path, state: CellState, alive: Liveness) -> Cancelling:
             return _cancel_queued(runs, state)
         if state.state == "running" and state.directory is not None:
             return _cancel_running(runs, state, AttemptDir(state.directory))
-    except (OSError, GpasError) as error:
+    except UNREADABLE as error:
         return Cancelling(state, False, f"could not be asked: {error}")
     return Cancelling(state, False, f"is {state.state}: there is nothing to cancel")
 
@@ -70,7 +70,7 @@ def _cancel_running(runs: Path, state: CellState, attempt: AttemptDir) -> Cancel
     claim = read_claim(runs, state.key)
     if claim is not None and Liveness(runs)(claim):
         return Cancelling(state, True, f"{claim} will stop it")
-    where = attempt.read_attempt().get("submitter", {}).get("host", "its host")
+    where = host(attempt, ()) or "its host"
     return Cancelling(state, False, f"its process cannot be reached from here; cancel it on {where}")
 
 
@@ -82,7 +82,9 @@ def _verified(attempt: AttemptDir) -> int | None:
         return None
     pid = process.get("pid")
     here = process.get("host") == socket.gethostname() and locks.probe(alive_path(attempt)) is Lock.HELD
-    return pid if here and isinstance(pid, int) and process.get("token") and process["token"] == token(pid) else None
+    if not here or not isinstance(pid, int) or pid <= 0 or not process.get("token"):
+        return None
+    return pid if process["token"] == token(pid) else None
 
 
 def _terminate(pid: int, attempt: AttemptDir) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError
 from gpas_cli.launch.estimate import makespan
-from gpas_cli.launch.watch import ALIVE, RESULTS, CellState
+from gpas_cli.launch.watch import ALIVE, RESULTS, UNREADABLE, CellState
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
@@ -121,7 +120,7 @@ class Meter:
             facts = attempt.read_attempt()
             seconds = max(0.0, (time.time() if running else _end(attempt)) - float(facts["created"]))
             found = _spent(seconds, facts.get("devices", ())), facts
-        except (OSError, GpasError, KeyError, TypeError, ValueError):
+        except UNREADABLE:
             return NOTHING, {}  # a damaged attempt has no price
         if not running and attempt.exit_path.exists():
             self._ended[attempt.path] = found

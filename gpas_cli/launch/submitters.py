@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -27,6 +28,7 @@ from gpas_cli.store.rundir import read_json, stage_dir, write_json
 
 HEARTBEAT = 15.0  # seconds between two touches of the lock file
 CLAIM = "claim.json"
+_NAME = re.compile(r"[^/\0]+")  # of a submitter, which is part of a file's name
 SILENCE = 120.0  # seconds without a sign of life after which another host's process counts as gone
 
 
@@ -163,6 +165,8 @@ def read_claim(runs: Path, key: str) -> Claim | None:
         found = read_json(claim_path(runs, key))
         who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
         after = tuple(map(str, found.get("after", ())))
+        if not _NAME.fullmatch(who[0]):
+            return None
         return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)), after)
     except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError):
         return None

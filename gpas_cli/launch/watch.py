@@ -41,7 +41,7 @@ GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough fo
 NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
 _CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel counts for a stage that is not under way
 # What reading a file raises that somebody else wrote: one stage that cannot be told must not stop a command.
-UNREADABLE = (OSError, GpasError, ArithmeticError, TypeError, ValueError)
+UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
 EXIT_NODE = 76  # interrupted, and to be run on another machine
 

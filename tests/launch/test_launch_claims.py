@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +20,9 @@ from gpas_cli.launch import cancellation, locks, submitters
 from gpas_cli.launch.claims import Claims
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.submitters import SILENCE, Claim, Liveness, Submitter, claim_path, read_claim, write_claim
-from gpas_cli.launch.watch import observe
-from gpas_cli.store.rundir import stage_dir
+from gpas_cli.launch.watch import alive_path, observe
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt, stage_dir
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
@@ -86,6 +89,26 @@ def test_leaving_gives_everything_back(runs: Path) -> None:
         assert claims.held == set(KEYS[1:3])
     assert not list(runs.rglob("claim.json"))
     assert not list(submitters.folder(runs).iterdir())
+
+
+@pytest.mark.parametrize("submission", ["", "gpas-x-1"])
+@pytest.mark.parametrize("outcome", ["done", "failed", ""])
+def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome: str, submission: str) -> None:
+    with Claims(runs) as dead:
+        write_claim(runs, KEYS[0], dead.submitter, **({"submission": submission} if submission else {}))
+        made = create_attempt(runs, KEYS[0], {"submitter": {"host": socket.gethostname()}})
+        alive = locks.hold(alive_path(made))
+        if outcome:
+            with contextlib.closing(Journal(made.journal_path)) as journal:
+                journal("outcome", outcome=outcome, step=1, cause="", metrics={})
+        with Claims(runs) as living:
+            living.take(KEYS[:1])
+            assert claim_path(runs, KEYS[0]).exists() == (not submission or outcome != "done")
+    with Claims(runs) as later:
+        later.take(KEYS[:1])
+        # What SLURM is to run stands until there is a result; a running stage keeps its claim.
+        assert claim_path(runs, KEYS[0]).exists() == (not outcome or (submission != "" and outcome == "failed"))
+    os.close(alive)
 
 
 def test_a_claim_taken_over_is_not_given_back_by_its_first_owner(runs: Path) -> None:
