@@ -7,6 +7,7 @@ import os
 import sys
 
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.printable import printable
 
 EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
 
@@ -23,7 +24,7 @@ def main() -> None:
         print("Aborted.", file=sys.stderr)
         sys.exit(EXIT_SIGINT)
     except GpasError as error:
-        print(f"gpas: {error}", file=sys.stderr)
+        print(printable(f"gpas: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (`head`, a pager) has gone: not an error, but the interpreter must not try to flush again.
@@ -31,7 +32,7 @@ def main() -> None:
         sys.exit(Exit.DONE)
     except OSError as error:
         # A full disk, a folder without permission: facts of the machine, not errors of the program.
-        print(f"gpas: {error}", file=sys.stderr)
+        print(printable(f"gpas: {error}"), file=sys.stderr)
         sys.exit(Exit.USAGE)
 
 

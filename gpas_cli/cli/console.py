@@ -183,11 +183,11 @@ def console() -> Console:
 
 @cache
 def _console(stderr: bool) -> Console:
-    """Wide when nobody looks, so that piped tables are not cut."""
-    from rich.console import Console
+    """Piped text is 160 columns wide and is not wrapped."""
+    from gpas_cli.cli.literal import LiteralConsole
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(width=None if seen else 160, soft_wrap=not seen, highlight=False, stderr=stderr)
+    return LiteralConsole(width=None if seen else 160, soft_wrap=not seen, stderr=stderr)
 
 
 def print_json(**fields: Any) -> None:

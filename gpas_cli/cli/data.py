@@ -88,11 +88,10 @@ def _prepare(
 @contextmanager
 def _board(as_json: bool) -> Iterator[Board]:
     """Progress on the terminal; on standard error where standard output is for JSON."""
-    from rich.console import Console
-
+    from gpas_cli.cli.literal import LiteralConsole
     from gpas_cli.cli.tokenising import Board
 
-    with Board(Console(stderr=True, highlight=False) if as_json else console()) as board:
+    with Board(LiteralConsole(stderr=True) if as_json else console()) as board:
         yield board
 
 
@@ -102,6 +101,8 @@ def status(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas data status --json[/bold]
     """
+    from rich.text import Text
+
     from gpas_cli.data.inventory import stored
 
     here = project()
@@ -109,7 +110,7 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         print_json(cache=str(here.cache), caches=[_stored(one) for one in found])
     elif not found:
-        console().print(f"no token cache in {here.cache}; [bold]gpas data prepare[/bold] makes one")
+        console().print(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " makes one"))
     else:
         console().print(_table(found))
 
@@ -132,7 +133,7 @@ def check(as_json: AsJson = False) -> None:
     else:
         for marker in markers:
             console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
-        remedy = "[bold]gpas data prepare[/bold] with the grids that read them makes them again"
+        remedy = "`gpas data prepare` with the grids that read them makes them again"
         console().print(remedy if markers else f"Everything is as it was written (token caches: {len(found)}).")
     if markers:
         raise typer.Exit(Exit.FAILED)

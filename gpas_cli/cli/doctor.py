@@ -25,8 +25,8 @@ def doctor(
 
     Example: [bold]gpas doctor[/bold]
     """
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from gpas_cli.launch.doctor import examine
 
@@ -37,8 +37,8 @@ def doctor(
         table = Table(box=None, show_header=False, padding=(0, 1))
         for finding in findings:
             colour = COLOURS[finding.status]
-            remedy = f"\n[dim]{escape(finding.remedy)}[/dim]" if finding.remedy else ""
-            table.add_row(f"[{colour}]{finding.status}[/{colour}]", finding.what, f"{escape(finding.detail)}{remedy}")
+            remedy = [(f"\n{finding.remedy}", "dim")] if finding.remedy else []
+            table.add_row(Text(finding.status, colour), finding.what, Text.assemble(finding.detail, *remedy))
         console().print(table)
     if any(finding.status == "problem" for finding in findings):
         raise typer.Exit(Exit.FAILED)

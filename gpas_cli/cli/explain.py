@@ -58,21 +58,20 @@ def _facts(entry: Entry) -> dict[str, object]:
 
 def _print(entry: Entry) -> None:
     import yaml
-    from rich.markup import escape
+    from rich.text import Text
 
     model = entry.cell.model
-    console().print(
-        f"[bold]{entry.id}[/bold]  {model.norm.title}{' + GPAS' if model.gate else ''}  key {entry.cell.key}"
-    )
+    title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
+    console().print(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
     for line in _equation_lines(model):
-        console().print(f"  {escape(line)}")
+        console().print(f"  {line}")
     if model.gate:
-        console().print(f"  {escape(_gate_line(model))}")
+        console().print(f"  {_gate_line(model)}")
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         console().print(f"  stage {stage.kind} {stage.key}{after}")
     text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
-    console().print(escape("\n".join("    " + line for line in text.splitlines())), style="dim")
+    console().print("\n".join("    " + line for line in text.splitlines()), style="dim")
 
 
 def _equation_lines(model: Model) -> list[str]:

@@ -80,6 +80,8 @@ def _facts(written: Exported) -> dict[str, object]:
 
 
 def _print(entry: Entry, folder: Path, written: Exported, max_error: float) -> None:
+    from rich.text import Text
+
     measured, code = written.measured, written.form == "bundled"
     form = (
         f"its own code, modeling_gpas.py: {written.reason}"
@@ -94,7 +96,7 @@ def _print(entry: Entry, folder: Path, written: Exported, max_error: float) -> N
         "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
         "load with": f'AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
-    console().print(f"[bold]{entry.id}[/bold] -> {folder}")
+    console().print(Text.assemble((entry.id, "bold"), f" -> {folder}"))
     for name, text in lines.items():
         if text:
             console().print(f"  {name:<11} {text}", markup=False)

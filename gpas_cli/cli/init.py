@@ -25,7 +25,7 @@ def init(
 
     Example: [bold]gpas init my-reproduction[/bold]
     """
-    from rich.markup import escape
+    from rich.text import Text
 
     target = directory / CONFIG_NAME
     if target.exists() and not force:
@@ -33,9 +33,10 @@ def init(
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(packaged(CONFIG_NAME), target)
     _ignore(directory / ".gitignore")
-    enter = f"[bold]cd {escape(shlex.quote(str(directory)))}[/bold], then " if directory.resolve() != Path.cwd() else ""
-    console().print(f"Wrote {target}.", markup=False)
-    console().print(f"Next: {enter}[bold]gpas plan[/bold], then [bold]gpas run grid[/bold].", soft_wrap=True)
+    enter = [(f"cd {shlex.quote(str(directory))}", "bold"), ", then "] if directory.resolve() != Path.cwd() else []
+    console().print(f"Wrote {target}.")
+    steps = (*enter, ("gpas plan", "bold"), ", then ", ("gpas run grid", "bold"), ".")
+    console().print(Text.assemble("Next: ", *steps), soft_wrap=True)
 
 
 def _ignore(path: Path) -> None:

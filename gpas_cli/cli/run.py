@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from gpas_cli.cli import slurm
-from gpas_cli.cli.console import Executor, Names, Where, Yes, confirm, console, entries, project
+from gpas_cli.cli.console import Executor, Names, Where, Yes, confirm, console, entries, experiments, project
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -117,6 +118,8 @@ def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summa
 
 
 def _conclude(summary: Summary) -> None:
+    from rich.text import Text
+
     from gpas_cli.launch.summary import ENDINGS, exit_code
 
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
@@ -124,15 +127,21 @@ def _conclude(summary: Summary) -> None:
         for line in _reasons(lists[name]):
             console().print(f"{name}: {line}", markup=False)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
-    grids = " ".join(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
-    console().print(f"[bold]{counts or 'nothing to do'}[/bold]. Table: [bold]gpas table {grids} --paper[/bold]")
+    grids = list(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
+    console().print(Text.assemble((counts or "nothing to do", "bold"), ". Table: ", (_table_command(grids), "bold")))
     if summary.interrupted:
-        console().print(f"[bold]gpas run grid {grids}[/bold] (same conditions) goes on from the last checkpoints.")
+        again = (f"gpas run grid {shlex.join(grids)}", "bold")
+        console().print(Text.assemble(again, " (same conditions) goes on from the last checkpoints."))
     if summary.failed or summary.cancelled:
-        console().print(
-            "Failed and cancelled cells run again with [bold]gpas retry[/bold]; see [bold]gpas logs CELL[/bold]."
-        )
+        console().print("Failed and cancelled cells run again with `gpas retry`; see `gpas logs CELL`.")
     raise typer.Exit(exit_code(summary))
+
+
+def _table_command(grids: Sequence[str]) -> str:
+    """The command that prints the tables of `grids`, with published numbers where one of them declares some."""
+    tables = [experiments().grids[name].table for name in grids]
+    paper = " --paper" if any(table and table.published for table in tables) else ""
+    return f"gpas table {shlex.join(grids)}{paper}"
 
 
 def _reasons(items: Sequence[Item]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
@@ -70,6 +71,8 @@ def submit(chosen: list[Entry], *, retry: Collection[str], at_once: int | None, 
 
 
 def _tell(done: Submitted, chosen: list[Entry]) -> None:
+    from rich.text import Text
+
     for made, job, elements in done.arrays:
         console().print(f"submitted {made.name} as SLURM job {job or '(unknown)'}: {elements} elements", markup=False)
     for note in done.notes:
@@ -79,5 +82,5 @@ def _tell(done: Submitted, chosen: list[Entry]) -> None:
     parts += [f"{len(done.left)} left for the next command"] if done.left else []
     parts += [f"{done.over} failed or cancelled before (gpas retry)"] if done.over else []
     parts += [f"{len(done.blocked)} not, as what they build on failed (gpas retry)"] if done.blocked else []
-    grids = " ".join(dict.fromkeys(entry.grid for entry in chosen))
-    console().print(f"[bold]{', '.join(parts)}[/bold]. Watch: [bold]gpas status {grids} --watch[/bold]")
+    grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
+    console().print(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))

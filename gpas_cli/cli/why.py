@@ -57,8 +57,10 @@ def _require_attempts(found: Sequence[Entry]) -> None:
 
 
 def _print(stage: Provenance) -> None:
+    from rich.text import Text
+
     say = console().print
-    say(f"[bold]{stage.name}[/bold]  {stage.stage} {stage.key}")
+    say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
     if stage.parents:
         say(f"  builds on {', '.join(stage.parents)}")
     if stage.base_key:

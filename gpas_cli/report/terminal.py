@@ -1,44 +1,62 @@
-"""One `Table` -> rich, for a terminal. What does not fit the width beside the rest goes beneath it."""
+"""One `Table` -> rich, for a terminal of any width."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gpas_cli.printable import one_line
+from gpas_cli.report.cell_text import Style, column_groups, grid
+from gpas_cli.report.layout import Spacing, fit
 from gpas_cli.report.notes import notes
-from gpas_cli.report.render import Style, grid, parts
 from gpas_cli.report.table import Table
 
-STYLE = Style(escape, lambda text: f"[bold]{text}[/bold]", lambda text: f"[underline]{text}[/underline]")
-BETWEEN, EDGES = 3, 2  # blanks that rich puts between two columns, and at both ends together, in this box
+# Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that it could mistake.
+STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
+SPACINGS = (Spacing(3, edges=2), Spacing(2), Spacing(2, wrapped=True))
+NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A table with its title above and its notes beneath."""
+    """A table with its title above and its notes beneath. What does not fit the width goes into further blocks."""
 
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        lines = grid(self.table, STYLE)
-        widths = [max(Text.from_markup(line[i]).cell_len for line in lines) for i in range(len(lines[0]))]
-        yield Text(self.table.spec.title, style="italic")
-        for chunk in parts(self.table, widths, options.max_width - EDGES, BETWEEN):
-            yield _draw([[line[i] for i in (0, *chunk)] for line in lines])
+        lines = [[Text.from_ansi(text) for text in line] for line in grid(self.table, STYLE)]
+        yield Text(one_line(self.table.spec.title), style="italic")
+        layout = fit(column_groups(self.table), _widths(lines), _wrapped_widths(lines), options.max_width, SPACINGS)
+        for block in layout.blocks:
+            yield _draw([[line[i] for i in block] for line in lines], layout.spacing, options.max_width)
         for i, note in enumerate(notes(self.table), 1):
-            yield Text(f"{i}. {note.text}", style="dim")
+            yield Text(f"{i}. {one_line(note.text)}", style="dim")
 
 
-def _draw(lines: list[list[str]]) -> RichTable:
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    for i, header in enumerate(lines[0]):
-        drawn.add_column(header, justify="right" if i else "left", no_wrap=True)
+def _widths(lines: Sequence[Sequence[Text]]) -> list[int]:
+    return [max(text.cell_len for text in column) for column in zip(*lines, strict=True)]
+
+
+def _wrapped_widths(lines: Sequence[Sequence[Text]]) -> list[int]:
+    """How wide the columns are when headers are wrapped at every blank."""
+    header, *body = lines
+    return _widths([[max(text.split(" "), key=lambda word: word.cell_len, default=text) for text in header], *body])
+
+
+def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int) -> RichTable:
+    """One block, at most `room` wide: where one column is too wide for it, labels and then numbers are wrapped."""
+    label, *widths = _wrapped_widths(lines) if spacing.wrapped else _widths(lines)
+    left = room - spacing.edges - sum(spacing.gap + width for width in widths)
+    # rich puts a character between two columns, besides the padding.
+    padding = (0, 1) if spacing.edges else (0, spacing.gap - 1, 0, 0)
+    drawn = RichTable(box=SIMPLE_HEAD, show_edge=spacing.edges > 0, pad_edge=False, padding=padding)
+    for i, width in enumerate((max(min(label, left), NARROWEST_LABEL), *widths)):
+        drawn.add_column(lines[0][i], justify="right" if i else "left", vertical="bottom", overflow="fold", width=width)
     for line in lines[1:]:
         drawn.add_row(*line)
     return drawn

@@ -6,17 +6,24 @@ import csv
 import io
 import json
 import math
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from report_cells import entry, quickstart, result, spec
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.render import FORMATS, Style, latex_escape, number, render, to_csv, to_json
+from gpas_cli.report.cell_text import PLAIN, number
+from gpas_cli.report.latex import latex_escape, to_latex
+from gpas_cli.report.render import FORMATS, render, to_csv, to_json
+from gpas_cli.report.result import Result
 from gpas_cli.report.table import Table, build
 from gpas_cli.report.terminal import Drawn
 
-PLAIN = Style(str, str, str)
+SIZES = ("71m", "130m", "250m")
+NORMS = ("pre", "sandwich", "deepnorm")
 
 
 @pytest.fixture
@@ -48,12 +55,16 @@ table2\\_perplexity: validation perplexity on C4 after pretraining
 """
 
 LATEX = """\
+% Needs \\usepackage{booktabs}. Made for a text width of 345pt; in two columns put table* for table.
+% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.
+
 \\begin{table}
   \\centering\\small
-  \\caption{Demo}
-  \\begin{tabular}{lrr}
+  \\setlength{\\tabcolsep}{5pt}
+  \\caption{Demo}\\smallskip
+  \\begin{tabular}{@{}lrr@{}}
     \\toprule
-    validation perplexity & 71m & 71m, GPAS paper \\\\
+    validation perplexity & 71m & \\begin{tabular}[b]{@{}r@{}}71m, GPAS \\\\ paper\\end{tabular} \\\\
     \\midrule
     Pre-LN & \\underline{34.20 $\\pm$ 0.10} & 34.23 \\\\
     \\quad + GPAS & \\textbf{33.48 $\\pm$ 0.11} ($-$0.72*) & 33.49 ($-$0.74) \\\\
@@ -61,6 +72,10 @@ LATEX = """\
     \\quad + GPAS & 33.00 ($-$1.90) {[}1/3 seeds{]} & 32.93 ($-$1.77) \\\\
     \\bottomrule
   \\end{tabular}
+  \\par\\smallskip
+  \\parbox{\\linewidth}{\\footnotesize\\raggedright
+    Mean $\\pm$ sample standard deviation over 3 seeds.
+    In parentheses: difference from the same row with gate none, the mean over the seeds that both have.
 """
 
 RICH = """\
@@ -82,9 +97,8 @@ def test_markdown(table: Table) -> None:
 def test_latex(table: Table) -> None:
     text = render(table, "latex")
     assert text.startswith(LATEX)
-    assert "    \\item mean $\\pm$ sample standard deviation over 3 seeds\n" in text
     assert "table2\\_perplexity" in text
-    assert text.endswith("  \\end{itemize}\n\\end{table}\n")
+    assert text.endswith("median -1.31 here, -1.25 there.\n  }\n\\end{table}\n")
 
 
 def test_rich(table: Table) -> None:
@@ -95,47 +109,83 @@ def test_rich(table: Table) -> None:
     assert text.startswith(RICH)
 
 
-def test_what_does_not_fit_goes_beneath_and_nothing_is_cut() -> None:
-    entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m", "250m")]
-    results = {}
-    for i, one in enumerate(entries[:3]):
+def wide() -> Table:
+    """Three sizes with their published numbers."""
+    entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in SIZES]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
         results |= result(one, 30.0 + i)
-    wide = build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
+    return build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
 
-    def printed(width: int) -> list[str]:
-        console = Console(width=width, file=io.StringIO(), color_system=None)
-        with console.capture() as capture:
-            console.print(Drawn(wide))
-        return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+def drawn(table: Table, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(Drawn(table))
+    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+
+def test_padding_goes_first_then_headers_wrap_then_columns_go_beneath() -> None:
+    label, ours = len("validation perplexity"), len("33.00 (+3.00)")
+    theirs = [len("71m, GPAS paper"), len("130m, GPAS paper"), len("250m, GPAS paper")]
+    roomy = label + 6 * 3 + 3 * ours + sum(theirs) + 2
+    tight = label + 6 * 2 + 3 * ours + sum(theirs)
+    wrapped = len("validation") + 6 * 2 + 6 * ours
 
     def heads(width: int) -> list[str]:
-        return [line for line in printed(width) if line.startswith(" validation perplexity ")]
+        return [line for line in drawn(wide(), width) if line.strip().startswith("validation")]
 
-    ours, theirs = len("missing"), len("250m, GPAS paper")
-    needed = len("validation perplexity") + 3 * (3 + ours) + 3 * 3 + len("71m, GPAS paper") + 2 * theirs + 2
-    assert len(heads(needed)) == 1
-    assert "250m, GPAS paper" in heads(needed)[0]
-    assert len(heads(needed - 1)) == 2
+    assert heads(roomy)[0].startswith(" validation perplexity   ")
+    assert heads(roomy - 1)[0].startswith("validation perplexity  ")
+    assert len(heads(tight)[0]) == tight
+    assert heads(tight - 1)[0].split() == ["validation", "71m,", "GPAS", "130m,", "GPAS", "250m,", "GPAS"]
+    assert len(heads(wrapped)) == 1
+    assert len(heads(wrapped - 1)) == 2
     assert len(heads(60)) == 3
-    text = "\n".join(printed(60))
-    assert all(f"{30 + i}.00" in text for i in range(3))
-    assert "250m, GPAS paper" in text
-    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [24, 30, 40, 60, 80, 100, 140])
+def test_every_number_is_whole_at_any_width(width: int) -> None:
+    lines = drawn(wide(), width)
+    words = " ".join(lines).split()
+    assert all(f"{30 + i}.00" in words for i in range(12))
+    assert [words.count(number) for number in ("(-0.74)", "(+3.00)", "34.23")] == [1, 6, 1]
+    assert "…" not in "".join(lines)
+    assert all(len(line) <= width for line in lines)
 
 
 def test_on_paper_what_does_not_fit_has_a_table_of_its_own() -> None:
-    entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m", "250m", "350m", "1b")]
+    sizes = (*SIZES, "350m", "1b")
+    entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in sizes]
     text = render(build(entries, {}, {}, spec(published={"gpas": "table2_perplexity"})), "latex")
-    environments = text.split("\n\n")
-    count = len(environments)
-    assert all(f"\\caption{{Perplexity ({i} of {count})}}" in part for i, part in enumerate(environments, 1))
-    heads = [next(line for line in part.splitlines() if "validation perplexity" in line) for part in environments]
-    assert [head.split(" & ")[1:] for head in heads] == [
-        ["71m", "71m, GPAS paper", "130m", "130m, GPAS paper \\\\"],
-        ["250m", "250m, GPAS paper", "350m", "350m, GPAS paper \\\\"],
-        ["1b", "1b, GPAS paper \\\\"],
-    ]
-    assert text.count("\\item") == environments[-1].count("\\item") > 0
+    _, *environments = text.split("\n\n")
+    assert len(environments) == 3
+    for i, environment in enumerate(environments, 1):
+        assert f"\\caption{{Perplexity ({i} of 3)}}" in environment
+        assert "Pre-LN & missing" in environment
+    assert [sum(f" {size} & " in environment for size in sizes) for environment in environments] == [2, 2, 1]
+    assert ["One seed a cell" in environment for environment in environments] == [False, False, True]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("sizes", [("71m",), SIZES, (*SIZES, "350m", "1b")], ids=len)
+def test_latex_compiles_and_nothing_sticks_out(tmp_path: Path, sizes: tuple[str, ...]) -> None:
+    label = 'a|b_*[x]&50%{\\}<i>#$~^ `--" \N{GREEK SMALL LETTER ALPHA} → \x1b[31m'
+    label += " and words that make it longer than a line has room for"
+    gates = ("none", "gpas")
+    entries = [entry(norm, gate, seed, size) for norm in NORMS for gate in gates for seed in (1, 2) for size in sizes]
+    entries += [entry(gate={"init": 0.5}, size=size, axes={"gate": label}) for size in sizes]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        results |= result(one, 1404.98 + 10 * i + (i % 5) * 17.77, fingerprint=f"{i:016x}")
+    sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
+    table = build(entries, {}, results, spec(title=label, published=sources))
+    source = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{to_latex(table)}\\end{{document}}"
+    (tmp_path / "t.tex").write_text(source)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in (tmp_path / "t.log").read_text(errors="replace")
 
 
 def test_rich_marks_are_styles(table: Table) -> None:
@@ -222,7 +272,7 @@ def test_special_characters_are_text_in_every_format() -> None:
     assert "| a\\|b\\_\\*\\[x]&50%{\\\\}\\<i>#$~^ | missing |" in render(table, "markdown")
     assert "x\\|y \\[bold]z" in render(table, "markdown")
     assert (
-        "a|b\\_*{[}x{]}\\&50\\%\\{\\textbackslash{}\\}\\textless{}i\\textgreater{}\\#\\$\\textasciitilde{}\\textasciicircum{}"
+        "a\\textbar{}b\\_*{[}x{]}\\&50\\%\\{\\textbackslash{}\\}\\textless{}i\\textgreater{}\\#\\$\\textasciitilde{}\\textasciicircum{}"
     ) in render(table, "latex")
     console = Console(width=120, file=io.StringIO(), color_system=None)
     with console.capture() as capture:

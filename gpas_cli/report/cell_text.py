@@ -1,0 +1,99 @@
+"""What each cell of a `Table` says, in the style of one output format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpas_cli.printable import one_line
+from gpas_cli.report.notes import significant
+from gpas_cli.report.papers import load
+from gpas_cli.report.table import Column, Printed, Row, Table, TableCell
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one format writes text, emphasis and signs. `escape` also makes text printable."""
+
+    escape: Callable[[str], str]
+    bold: Callable[[str], str]
+    underline: Callable[[str], str]
+    minus: str = "-"
+    plus_minus: str = "±"
+    infinity: str = "inf"
+    indent: str = "  "
+
+
+PLAIN = Style(one_line, str, str)
+
+
+def number(value: float, digits: int, style: Style, sign: str = "") -> str:
+    """`value` with `digits` after the point; sign "+" shows it always."""
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("" if value > 0 else style.minus) + style.infinity
+    text = f"{value:{sign}.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", style.minus)
+
+
+def cell_text(cell: TableCell, digits: int, style: Style) -> str:
+    """Our number in a cell: "33.49 ± 0.05 (-0.74*)", "running 45 %"; "" where the grid has no such cell."""
+    if cell.summary is None:
+        return style.escape(cell.status)
+    mean = number(cell.summary.mean, digits, style)
+    if cell.summary.std is not None:
+        mean += f" {style.plus_minus} {number(cell.summary.std, digits, style)}"
+    marked = {"best": style.bold, "second": style.underline}.get(cell.mark, str)(mean)
+    delta = ""
+    if cell.delta is not None:
+        star = "*" if significant(cell) else ""
+        delta = f" ({number(cell.delta.mean, digits, style, '+')}{star})"
+    status = f" {style.escape(f'[{cell.status}]')}" if cell.status else ""
+    return marked + delta + status
+
+
+def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
+    """A published number with its difference from the published base, "" where there is none."""
+    if printed is None:
+        return ""
+    delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
+    return number(printed.value, digits, style) + delta
+
+
+def grid(table: Table, style: Style) -> list[list[str]]:
+    """All text of the table, headers first, in display order."""
+    header = [corner(table), *(title for column in table.columns for title in titles(table, column))]
+    return [[style.escape(text) for text in header], *(_line(table, row, style) for row in table.rows)]
+
+
+def titles(table: Table, column: Column) -> list[str]:
+    """The headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
+    theirs = {source: table.published[source].as_if or column.title for source in column.sources}
+    return [column.title, *(f"{theirs[source]}, {load(source)['short']}" for source in column.sources)]
+
+
+def corner(table: Table) -> str:
+    """What the numbers are, for the corner of the table."""
+    unit = f", {table.metric.unit}" if table.metric.unit else ""
+    return f"{table.metric.title}{unit}"
+
+
+def column_groups(table: Table) -> list[list[int]]:
+    """Indices of `grid`'s columns, without the first, that belong together: ours and the published ones beside it."""
+    groups: list[list[int]] = []
+    start = 1
+    for column in table.columns:
+        groups.append(list(range(start, start + 1 + len(column.sources))))
+        start = groups[-1][-1] + 1
+    return groups
+
+
+def _line(table: Table, row: Row, style: Style) -> list[str]:
+    digits = table.metric.digits
+    line = [style.indent * row.indent + style.escape(row.title)]
+    for column, cell in zip(table.columns, row.cells, strict=True):
+        line.append(cell_text(cell, digits, style))
+        line += [printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
+    return line

@@ -1,0 +1,164 @@
+r"""One `Table` -> LaTeX: a `table` environment with booktabs' rules, or several where one would be too wide for a page.
+
+Column widths are estimated from those of Computer Modern's characters, so that nothing sticks out of a text width of
+345 pt, the default of `article` at 10 pt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpas_cli.printable import one_line
+from gpas_cli.report.cell_text import PLAIN, Style, column_groups, grid
+from gpas_cli.report.layout import Spacing, fit
+from gpas_cli.report.notes import Note, notes
+from gpas_cli.report.table import Table
+
+TEXT_WIDTH = 345.0  # points
+SPACINGS = (Spacing(12), Spacing(6), Spacing(10, wrapped=True), Spacing(6, wrapped=True))  # points
+LONGEST_LABEL = 150.0  # points; longer row labels are wrapped
+BOLD = 1.14  # width of bold digits over that of others
+PREAMBLE = (
+    r"% Needs \usepackage{booktabs}. Made for a text width of 345pt; in two columns put table* for table.",
+    "% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.",
+)
+# Kinds of notes that begin with a word of ours and not with a name.
+SENTENCES = ("seeds", "delta", "marks", "diverged", "unfinished", "pairs", "base", "gains")
+
+_GREEK = {
+    **dict(zip("αβγδεζηθ", ("alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta"), strict=True)),
+    **dict(zip("ικλμνξπρ", ("iota", "kappa", "lambda", "mu", "nu", "xi", "pi", "rho"), strict=True)),
+    **dict(zip("στυφχψω", ("sigma", "tau", "upsilon", "varphi", "chi", "psi", "omega"), strict=True)),
+    **dict(zip("ΓΔΘΛΞΠ", ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi"), strict=True)),
+    **dict(zip("ΣΥΦΨΩ", ("Sigma", "Upsilon", "Phi", "Psi", "Omega"), strict=True)),
+}
+_SIGNS = {
+    "±": "pm",
+    "\N{MULTIPLICATION SIGN}": "times",
+    "→": "to",
+    "←": "leftarrow",
+    "≤": "le",
+    "≥": "ge",
+    "≈": "approx",
+    "∞": "infty",
+}
+_ESCAPED = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # After a line break a bracket would be an option; after ? or ! a backtick would turn them upside down.
+    **{character: f"{{{character}}}" for character in "[]`"},
+    "\N{MINUS SIGN}": "$-$",
+    **{character: f"$\\{name}$" for character, name in (_GREEK | _SIGNS).items()},
+}
+# Points that a character takes in \small (9 pt), rounded up; all others take 7.3.
+_WIDTHS = {
+    **dict.fromkeys("!',.:;[]`il|", 2.6),
+    **dict.fromkeys(" -fj", 3.1),
+    **dict.fromkeys("()Ir_st", 3.7),
+    **dict.fromkeys('"$*/0123456789?\\^acegkoqvxyz{}~', 4.9),
+    **dict.fromkeys("SZbdhnpu", 5.7),
+    **dict.fromkeys("#%MW", 9.6),
+    "m": 7.8,
+}
+_OTHER_WIDTH = 7.3
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX typesets as it is."""
+    escaped = "".join(_ESCAPED.get(character, character) for character in one_line(text))
+    return re.sub("-(?=-)", "-{}", escaped)  # else two hyphens become a dash
+
+
+LATEX = Style(
+    latex_escape,
+    lambda text: f"\\textbf{{{text}}}",
+    lambda text: f"\\underline{{{text}}}",
+    minus="$-$",
+    plus_minus="$\\pm$",
+    infinity="$\\infty$",
+    indent="\\quad ",
+)
+
+
+def to_latex(table: Table) -> str:
+    """One or more `table` environments below a comment on what they need; the notes are in the last."""
+    lines, title = grid(table, LATEX), latex_escape(table.spec.title)
+    widths, wrapped = _widths(table)
+    layout = fit(column_groups(table), widths, wrapped, TEXT_WIDTH, SPACINGS)
+    label = "l"
+    if any(text_width(line[0]) > LONGEST_LABEL for line in grid(table, PLAIN)):
+        label = f"p{{{LONGEST_LABEL:g}pt}}"
+        lines = [[f"\\raggedright {line[0]}", *line[1:]] for line in lines]
+    if layout.spacing.wrapped:
+        lines[0] = [lines[0][0], *map(_wrap, lines[0][1:], wrapped[1:])]
+    environments = []
+    for i, block in enumerate(layout.blocks, 1):
+        caption = title if len(layout.blocks) == 1 else f"{title} ({i} of {len(layout.blocks)})"
+        told = _notes(notes(table)) if i == len(layout.blocks) else []
+        rows = [[line[j] for j in block] for line in lines]
+        environments.append(_environment(caption, label, rows, layout.spacing, told))
+    return "\n\n".join(["\n".join(PREAMBLE), *environments]) + "\n"
+
+
+def text_width(text: str) -> float:
+    r"""About how many points plain `text` takes in \small, rather more than less."""
+    return sum(_WIDTHS.get(character, _OTHER_WIDTH) for character in text)
+
+
+def _widths(table: Table) -> tuple[list[float], list[float]]:
+    """The widths of all columns in points, and those with wrapped headers."""
+    header, *body = grid(table, PLAIN)
+    ours = {group[0] for group in column_groups(table)}
+    widest = [
+        max(text_width(text) for text in column) * (BOLD if i in ours else 1)
+        for i, column in enumerate(zip(*body, strict=True))
+    ]
+    whole = [max(text_width(text), width) for text, width in zip(header, widest, strict=True)]
+    words = [max(map(text_width, text.split()), default=0) for text in header[1:]]
+    labels = min(whole[0], LONGEST_LABEL)
+    return [labels, *whole[1:]], [labels, *map(max, words, widest[1:])]
+
+
+def _wrap(text: str, width: float) -> str:
+    """A header in as many lines as it needs to be at most `width` points wide."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    if len(lines) <= 1:
+        return text
+    stacked = r" \\ ".join(lines)
+    return rf"\begin{{tabular}}[b]{{@{{}}r@{{}}}}{stacked}\end{{tabular}}"
+
+
+def _notes(found: Sequence[Note]) -> list[str]:
+    """The notes as a paragraph of sentences, a line of source for each."""
+    said = [note.text[:1].upper() + note.text[1:] if note.kind in SENTENCES else note.text for note in found]
+    return [f"    {latex_escape(text)}." for text in said]
+
+
+def _environment(caption: str, label: str, rows: Sequence[Sequence[str]], spacing: Spacing, told: Sequence[str]) -> str:
+    header, *body = (f"    {' & '.join(row)} \\\\" for row in rows)
+    # Nothing outside the outer columns: their text ends where the rules do.
+    columns = f"@{{}}{label}{'r' * (len(rows[0]) - 1)}@{{}}"
+    lines = [
+        "\\begin{table}",
+        "  \\centering\\small",
+        f"  \\setlength{{\\tabcolsep}}{{{spacing.gap / 2:g}pt}}",
+        f"  \\caption{{{caption}}}\\smallskip",
+        f"  \\begin{{tabular}}{{{columns}}}",
+        *("    \\toprule", header, "    \\midrule", *body, "    \\bottomrule"),
+        "  \\end{tabular}",
+    ]
+    if told:
+        lines += ["  \\par\\smallskip", "  \\parbox{\\linewidth}{\\footnotesize\\raggedright", *told, "  }"]
+    return "\n".join([*lines, "\\end{table}"])

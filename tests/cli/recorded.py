@@ -1,0 +1,62 @@
+"""Projects with results that no training made: run directories and journals as a job writes them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gpas_cli.grid import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
+
+REPOSITORY = Path(__file__).parents[2]
+LAYERS = 3
+HEAD = """\
+version: 1
+sizes:
+  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
+grids:
+"""
+BASE = "{size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}}"
+
+
+def gpas(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `gpas` in `folder` with nothing of this process's GPAS_ settings."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gpas_cli", *words],
+        cwd=folder,
+        env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def finish(runs: Path, entry: Entry, perplexity: float, host: str = "host", cause: str = "", stop: int = 40) -> None:
+    """Record a training of `entry` that ends with `perplexity`; with a `cause`, one that failed at update `stop`."""
+    stage = entry.cell.stages[0]
+    facts = {"stage": stage.kind, "parents": [], "cell": entry.cell.to_mapping(), "grid": entry.grid}
+    attempt = create_attempt(
+        runs, stage.key, {"schema": 1, **facts, "name": entry.name, "axes": entry.axes, "executor": "local"}
+    )
+    journal = Journal(attempt.journal_path)
+    journal("start", stage="pretrain", key=stage.key, host=host, device="cpu", precision="fp32", code="c0de")
+    for step in (1, *range(10, stop + 1, 10)):
+        loss = perplexity / 10 + 4 / step
+        journal("step", step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8)
+        variance = [0.1 * (1 + layer) * perplexity for layer in range(LAYERS + 1)]
+        journal("layers", step=step, values={"activation_variance": variance, "gate": [0.1] * LAYERS})
+    metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}
+    journal("outcome", outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics)
+    journal.close()
+
+
+def make_project(folder: Path, grids: str, head: str = HEAD) -> list[Entry]:
+    """Write experiments.yaml with these grids, and return their cells."""
+    (folder / "experiments.yaml").write_text(head + grids.replace("BASE", BASE))
+    experiments = load(folder / "experiments.yaml")
+    return expand(experiments, list(experiments.grids))

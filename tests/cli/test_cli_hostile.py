@@ -1,0 +1,124 @@
+"""Text that users and jobs bring is printed as it is: no markup, no emoji, no terminal escapes, no formulas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from recorded import HEAD, finish, gpas, make_project
+
+GRIDS = r"""
+  "[/x]":
+    title: "[bold]t\e[2J\e]0;owned\a [/] :boom: \u009b31m \u202e$x$ \\"
+    base: BASE
+    axes:
+      norm: [pre, odd]
+      gate:
+        - none
+        - {name: "[/red]\e[31m", like: gpas, init: 0.1}
+        - {name: "=HYPERLINK(\"http://x\")", like: gpas, init: 0.2}
+        - {name: "@SUM(1)", like: gpas, init: 0.3}
+        - {name: "+1+cmd", like: gpas, init: 0.4}
+        - {name: "-2+3", like: gpas, init: 0.5}
+        - {name: "\t=1", like: gpas, init: 0.6}
+        - {name: "$\\frac_:boom:", like: gpas, init: 0.7}
+        - {name: "_[link=file:///etc]", like: gpas, init: 0.8}
+      seed: [1, 2]
+    override:
+      - {where: {seed: 2}, set: {optim.warmup: 2}, why: "[/why]\e[31m"}
+    table: {rows: [norm, gate], columns: size, against: {gate: none}}
+"""
+SCHEME = r"""
+from dataclasses import dataclass
+from gpas_cli.spec.norm import Norm, Scheme, Wiring
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(Scheme):
+    title = "[/odd] \x1b[31m norm"
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), skip=0.9)
+SCHEMES = {"odd": Odd}
+"""
+COMMANDS = (
+    ("plan",),
+    ("plan", "[/x]"),
+    ("run", "grid", "--dry-run"),
+    ("status",),
+    ("top",),
+    ("table",),
+    ("table", "--format", "markdown"),
+    ("table", "--format", "latex"),
+    ("table", "--format", "csv"),
+    ("why", "--", "[/x]/pre-s1"),
+    ("explain", "[/x]/pre-s1"),
+    ("logs", "[/x]/pre-s1"),
+    ("doctor",),
+)
+
+# What some of them must say in full.
+SAID = {
+    ("plan",): ("[/x]/pre-s1", "[/why]\\x1b[31m"),
+    ("status",): ("[/x]", "[/cause]\\x1b[2J [red]"),
+    ("table",): ("[bold]t\\x1b[2J", ":boom: \\x9b31m \\u202e$x$ \\", "+ [/red]\\x1b[31m", "[/odd] \\x1b[31m norm"),
+    ("table", "--format", "csv"): ("[/red]\\x1b[31m",),
+    ("table", "--format", "latex"): ("{[}/red{]}\\textbackslash{}x1b{[}31m", r"\$\textbackslash{}frac\_:boom:"),
+    ("why", "--", "[/x]/pre-s1"): ("[/x]/pre-s1", "[/host]\\x1b[31m"),
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid with hostile names, of which some cells are done, one failed and one is missing."""
+    folder = tmp_path_factory.mktemp("[bold]project[") / "[/here]"
+    folder.mkdir(parents=True)
+    (folder / "schemes.py").write_text(SCHEME)
+    *done, failed, _ = make_project(folder, GRIDS, HEAD.replace("grids:", "plugins: [schemes.py]\ngrids:"))
+    for i, entry in enumerate(done):
+        finish(folder / "runs", entry, 30 + i / 10, host="[/host]\x1b[31m")
+    finish(folder / "runs", failed, 99, cause="ValueError: [/cause]\x1b[2J [red]")
+    return folder
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_hostile_names_are_printed_as_they_are(project: Path, words: tuple[str, ...]) -> None:
+    done = gpas(project, *words)
+    assert done.returncode in (0, 2) if words == ("doctor",) else done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    text = done.stdout + done.stderr
+    assert not {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"}
+    assert "💥" not in text
+    for piece in SAID.get(words, ()):
+        assert piece in text
+
+
+def test_a_spreadsheet_reads_no_formula(project: Path) -> None:
+    rows = list(csv.reader(io.StringIO(gpas(project, "table", "--format", "csv").stdout)))
+    header, *cells = rows
+    gates = [row[header.index("gate")] for row in cells]
+    assert gates[2:6] == ['\'=HYPERLINK("http://x")', "'@SUM(1)", "'+1+cmd", "'-2+3"]
+    for row in cells:
+        for value in row:
+            assert value[:1] not in ("=", "@", "\t", "\r", "+", "-") or isinstance(float(value), float)
+    deltas = [row[header.index("delta")] for row in cells if row[header.index("delta")]]
+    assert deltas
+    assert all(isinstance(float(delta), float) for delta in deltas)
+
+
+def test_json_keeps_text_as_it_was(project: Path) -> None:
+    told = json.loads(gpas(project, "table", "--json").stdout)
+    assert told["rows"][1]["labels"]["gate"] == "[/red]\x1b[31m"
+    assert json.loads(gpas(project, "status", "--json").stdout)["cells"][0]["grid"] == "[/x]"
+
+
+def test_a_mistake_with_hostile_text_is_one_clean_message(tmp_path: Path) -> None:
+    make_project(tmp_path, "  g: {base: BASE, axes: {norm: [pre]}}\n")
+    text = (tmp_path / "experiments.yaml").read_text()
+    (tmp_path / "experiments.yaml").write_text(text.replace("[pre]", '["\\e[31m[/x]"]'))
+    done = gpas(tmp_path, "plan")
+    assert done.returncode == 2
+    assert "\x1b" not in done.stderr
+    assert "\\x1b[31m[/x]" in done.stderr
