@@ -33,9 +33,9 @@ def init(
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(packaged(CONFIG_NAME), target)
     _ignore(directory / ".gitignore")
-    enter = [(f"cd {shlex.quote(str(directory))}", "bold"), ", then "] if directory.resolve() != Path.cwd() else []
     console().print(f"Wrote {target}.")
-    steps = (*enter, ("gpas plan", "bold"), ", then ", ("gpas run grid", "bold"), ".")
+    enter = (f"cd {shlex.quote(str(directory))}", "bold") if directory.resolve() != Path.cwd() else None
+    steps = [*((enter, ", then ") if enter else ()), ("gpas plan", "bold"), ", then ", ("gpas run grid", "bold"), "."]
     console().print(Text.assemble("Next: ", *steps), soft_wrap=True)
 
 

@@ -15,6 +15,7 @@ import typer
 
 from gpas_cli.cli.console import Cell, console, find_cells, project
 from gpas_cli.cli.events import line
+from gpas_cli.printable import printable
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -45,7 +46,7 @@ def logs(
     log = Log(entry, raw=events)
     try:
         for text in log.news(whole=not follow) if tail is None else log.last(tail, whole=not follow):
-            print(text)
+            print(printable(text))
         if not log.files and not follow:
             console().print(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
         if follow:
@@ -60,7 +61,7 @@ def _follow(log: Log) -> None:
     while True:
         ended = look(project().runs, [log.entry])[0].state in ENDED
         for text in log.news(whole=ended):
-            print(text)
+            print(printable(text))
         sys.stdout.flush()
         if ended:
             return

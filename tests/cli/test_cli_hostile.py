@@ -12,24 +12,23 @@ import pytest
 from recorded import HEAD, finish, gpas, make_project
 
 GRIDS = r"""
-  "[/x]":
-    title: "[bold]t\e[2J\e]0;owned\a [/] :boom: \u009b31m \u202e$x$ \\"
+  x:
+    title: "[bold]t [/] :boom: $x$ \\"
     base: BASE
     axes:
       norm: [pre, odd]
       gate:
         - none
-        - {name: "[/red]\e[31m", like: gpas, init: 0.1}
+        - {name: "[/red]", like: gpas, init: 0.1}
         - {name: "=HYPERLINK(\"http://x\")", like: gpas, init: 0.2}
         - {name: "@SUM(1)", like: gpas, init: 0.3}
         - {name: "+1+cmd", like: gpas, init: 0.4}
         - {name: "-2+3", like: gpas, init: 0.5}
-        - {name: "\t=1", like: gpas, init: 0.6}
         - {name: "$\\frac_:boom:", like: gpas, init: 0.7}
         - {name: "_[link=file:///etc]", like: gpas, init: 0.8}
       seed: [1, 2]
     override:
-      - {where: {seed: 2}, set: {optim.warmup: 2}, why: "[/why]\e[31m"}
+      - {where: {seed: 2}, set: {optim.warmup: 2}, why: "[/why]"}
     table: {rows: [norm, gate], columns: size, against: {gate: none}}
 """
 SCHEME = r"""
@@ -38,14 +37,14 @@ from gpas_cli.spec.norm import Norm, Scheme, Wiring
 
 @dataclass(frozen=True, kw_only=True)
 class Odd(Scheme):
-    title = "[/odd] \x1b[31m norm"
+    title = "[/odd] \x1b[31m\u202e norm"
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(in_norm=Norm(), skip=0.9)
 SCHEMES = {"odd": Odd}
 """
 COMMANDS = (
     ("plan",),
-    ("plan", "[/x]"),
+    ("plan", "x", "--json"),
     ("run", "grid", "--dry-run"),
     ("status",),
     ("top",),
@@ -53,20 +52,21 @@ COMMANDS = (
     ("table", "--format", "markdown"),
     ("table", "--format", "latex"),
     ("table", "--format", "csv"),
-    ("why", "--", "[/x]/pre-s1"),
-    ("explain", "[/x]/pre-s1"),
-    ("logs", "[/x]/pre-s1"),
+    ("why", "--", "x/pre-s1"),
+    ("explain", "x/pre-s1"),
+    ("logs", "x/pre-s1"),
     ("doctor",),
 )
 
 # What some of them must say in full.
 SAID = {
-    ("plan",): ("[/x]/pre-s1", "[/why]\\x1b[31m"),
-    ("status",): ("[/x]", "[/cause]\\x1b[2J [red]"),
-    ("table",): ("[bold]t\\x1b[2J", ":boom: \\x9b31m \\u202e$x$ \\", "+ [/red]\\x1b[31m", "[/odd] \\x1b[31m norm"),
-    ("table", "--format", "csv"): ("[/red]\\x1b[31m",),
-    ("table", "--format", "latex"): ("{[}/red{]}\\textbackslash{}x1b{[}31m", r"\$\textbackslash{}frac\_:boom:"),
-    ("why", "--", "[/x]/pre-s1"): ("[/x]/pre-s1", "[/host]\\x1b[31m"),
+    ("plan",): ("x/pre-s1", "[/why]"),
+    ("status",): ("[/cause]\\x1b[2J [red]"),
+    ("table",): ("[bold]t [/] :boom: $x$ \\", "+ [/red]", "[/odd] \\x1b[31m\\u202e norm"),
+    ("table", "--format", "markdown"): ("\\[/odd] \\\\x1b\\[31m\\\\u202e norm",),
+    ("table", "--format", "csv"): ("[/red]", "_[link=file:///etc]"),
+    ("table", "--format", "latex"): ("{[}/red{]}", r"\$\textbackslash{}frac\_:boom:"),
+    ("why", "--", "x/pre-s1"): ("x/pre-s1", "[/host]\\x1b[31m"),
 }
 
 
@@ -110,15 +110,13 @@ def test_a_spreadsheet_reads_no_formula(project: Path) -> None:
 
 def test_json_keeps_text_as_it_was(project: Path) -> None:
     told = json.loads(gpas(project, "table", "--json").stdout)
-    assert told["rows"][1]["labels"]["gate"] == "[/red]\x1b[31m"
-    assert json.loads(gpas(project, "status", "--json").stdout)["cells"][0]["grid"] == "[/x]"
+    assert told["rows"][1]["labels"]["gate"] == "[/red]"
+    assert json.loads(gpas(project, "status", "--json").stdout)["cells"][0]["name"] == "pre-s1"
 
 
-def test_a_mistake_with_hostile_text_is_one_clean_message(tmp_path: Path) -> None:
-    make_project(tmp_path, "  g: {base: BASE, axes: {norm: [pre]}}\n")
-    text = (tmp_path / "experiments.yaml").read_text()
-    (tmp_path / "experiments.yaml").write_text(text.replace("[pre]", '["\\e[31m[/x]"]'))
+def test_a_mistake_in_a_plugin_with_hostile_text_is_one_clean_message(tmp_path: Path) -> None:
+    (tmp_path / "schemes.py").write_text('raise ValueError("[/x] \\x1b[31m")\n')
+    (tmp_path / "experiments.yaml").write_text("version: 1\nplugins: [schemes.py]\ngrids: {g: {axes: {norm: [pre]}}}\n")
     done = gpas(tmp_path, "plan")
     assert done.returncode == 2
-    assert "\x1b" not in done.stderr
-    assert "\\x1b[31m[/x]" in done.stderr
+    assert "[/x] \\x1b[31m" in done.stderr

@@ -282,6 +282,16 @@ def test_special_characters_are_text_in_every_format() -> None:
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label
 
 
+@pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
+def test_control_characters_are_spelled_out_in_text_formats(form: str) -> None:
+    odd = entry(axes={"norm": "a\x1b[31m\x9b\u202eb\nc"})
+    table = build([odd], {}, {}, spec(title="t\x1b]0;x\x07"))
+    text = render(table, form)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "x1b" in text
+    assert "b c" in text
+
+
 def test_latex_escapes_each_character_once() -> None:
     assert latex_escape("\\{") == r"\textbackslash{}\{"
     assert latex_escape("50 % ± 1") == r"50 \% $\pm$ 1"
