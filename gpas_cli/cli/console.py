@@ -120,8 +120,9 @@ def experiments() -> Experiments:
     """The grids of the project's experiments file. Its plugin files are not run for the shell's completion: a TAB in a
     folder must not execute anything that lies there."""
     from gpas_cli.grid.load import load
+    from gpas_cli.report.declared import table_problems
 
-    return load(project().config, run_plugins=not _completing())
+    return load(project().config, run_plugins=not _completing(), check=table_problems)
 
 
 def _completing() -> bool:

@@ -138,6 +138,10 @@ def _check_table(grid: Grid, labels: Labels, problems: list[Problem]) -> None:
         for name in names:
             if name not in valid:
                 fault(problems, (*path, part), f"no axis '{name}'; {nearest(name, valid)}", _place(grid, part))
+    for name in table.against:
+        if name in labels and name not in table.rows:
+            message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
+            fault(problems, (*path, "against", name), message, _place(grid, "against"))
     for name, wanted in table.against.items():
         valid = [spelled(value) for value in labels.get(name, ())]
         if valid and wanted not in valid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,16 +29,25 @@ VERSION = 1
 TEXT = "tokenise"  # the entry of `resources` for jobs that tokenise
 
 
-def load(path: Path, *, run_plugins: bool = True) -> Experiments:
+Check = Callable[[Experiments], Iterable[Problem]]
+
+
+def _nothing(experiments: Experiments) -> Iterable[Problem]:
+    return ()
+
+
+def load(path: Path, *, run_plugins: bool = True, check: Check = _nothing) -> Experiments:
     """The experiments file at `path`; without its plugin files, cells that need one of their schemes are invalid.
+
+    `check` finds further problems, of what this room does not know.
 
     Raises InvalidExperiments with all problems, those of the cells included when the form is wrong anywhere;
     GpasError when the file cannot be read.
     """
-    return interpret(read_document(path), path, run_plugins=run_plugins)
+    return interpret(read_document(path), path, run_plugins=run_plugins, check=check)
 
 
-def interpret(root: Node, path: Path, *, run_plugins: bool = True) -> Experiments:
+def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check = _nothing) -> Experiments:
     """The experiments declared by a document's root."""
     problems: list[Problem] = []
     parts = entries(root, (), problems, TOP)
@@ -60,6 +69,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True) -> Experiment
             children(resources).get(TEXT) if resources else None, ("resources", TEXT), problems
         ),
     )
+    problems.extend(check(experiments))
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]

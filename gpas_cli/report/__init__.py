@@ -3,6 +3,7 @@
     query     the decisive result of each stage, attempts, curves, from the database
     labels    what a cell is called: in row titles, and in the papers
     papers    published numbers, as data
+    declared  whether the tables that grids declare can be made
     stats     mean, spread, paired differences over seeds
     standing  how one entry stands: its number, or why there is none
     table     entries + results -> `Table`: data, not text

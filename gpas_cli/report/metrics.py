@@ -51,5 +51,5 @@ METRICS = {
 def metric(name: str) -> Metric:
     """The metric called `name`. Raises GpasError with the nearest name."""
     if name not in METRICS:
-        raise GpasError(f"table value: unknown metric '{name}'; {nearest(name, METRICS)}")
+        raise GpasError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
     return METRICS[name]

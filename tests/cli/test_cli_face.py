@@ -139,7 +139,8 @@ def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[
 def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
     broken = project / "here/broken.yaml"
     text = (project / "here/experiments.yaml").read_text()
-    broken.write_text(text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1"))
+    text = text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1")
+    broken.write_text(text.replace("table4_position}", "table9}").replace("value: mean_", "value: mea_"))
     done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes")
     broken.unlink()
     assert done.returncode == 2
@@ -148,6 +149,10 @@ def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
     assert all("broken.yaml:" in line for line in lines)
     assert any("did you mean 'pre'?" in line for line in lines)
     assert any("lr" in line for line in lines)
+    assert any("published.gpas: 'gpas' has no table 'table9'" in line for line in lines)
+    assert any(
+        "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?" in line for line in lines
+    )
 
 
 def test_the_shell_completes_grids_and_cells(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

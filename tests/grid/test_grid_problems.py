@@ -82,6 +82,7 @@ MISTAKES = {
     "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),
     "table column": (BASE + "table: {columns: tusk}", "6:22", "no axis 'tusk'; did you mean 'task'?"),
     "table against": (BASE + "table: {against: {gate: gpas}}", "6:22", "'gpas' is no value of this axis"),
+    "table against no row": (BASE + "table: {rows: [norm], against: {gate: none}}", "6:36", "'gate' is not one of the"),
     # what the cells themselves refuse, at the place it comes from
     "unknown size": ("base: {size: 72m}", "5:18", "size: unknown size '72m'; did you mean"),
     "no size": ("base: {data: quickstart}", "4:3", "size: is required"),

@@ -102,12 +102,10 @@ def published(source: str, name: str) -> PublishedTable:
     name, _, as_if = name.partition("@")
     known = load(source)["tables"]
     if name not in known:
-        raise GpasError(f"published: '{source}' has no table '{name}'; {nearest(name, known)}")
+        raise GpasError(f"'{source}' has no table '{name}'; {nearest(name, known)}")
     table = _table(source, name)
     if as_if and not any(_same(label, as_if) for label in table.columns):
-        raise GpasError(
-            f"published: {source}: {name} has no column '{as_if}'; {nearest(as_if, map(str, table.columns))}"
-        )
+        raise GpasError(f"{source}: {name} has no column '{as_if}'; {nearest(as_if, map(str, table.columns))}")
     return replace(table, as_if=as_if)
 
 
@@ -120,7 +118,7 @@ def tables(source: str) -> tuple[str, ...]:
 def load(source: str) -> dict[str, Any]:
     """The file of one source as plain data. Raises GpasError, naming the nearest, for an unknown source."""
     if source not in SOURCES:
-        raise GpasError(f"published: unknown source '{source}'; {nearest(source, SOURCES)}")
+        raise GpasError(f"unknown source '{source}'; {nearest(source, SOURCES)}")
     text = (Path(__file__).parent / f"{source}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.load(text, Loader=_LOADER)
     return data

@@ -1,0 +1,53 @@
+"""Whether the tables that experiments.yaml declares can be made, checked when the file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpas_cli.errors import GpasError, Problem
+from gpas_cli.grid.declared import Experiments, Grid, TableSpec
+from gpas_cli.grid.settings import children
+from gpas_cli.report.metrics import metric
+from gpas_cli.report.papers import published
+
+
+def table_problems(experiments: Experiments) -> Iterator[Problem]:
+    """What is wrong with the metric and the published tables that grids name, at its place in the file."""
+    for grid in experiments.grids.values():
+        if grid.table is not None:
+            yield from _problems(experiments.grids, grid, grid.table)
+
+
+def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec) -> Iterator[Problem]:
+    try:
+        what = metric(table.value)
+    except GpasError as error:
+        yield _problem(grid, str(error), "value")
+        return
+    if what.stage != "pretrain" and what.stage not in _stages(grids, grid):
+        message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
+        yield _problem(grid, message, "value")
+    for source, name in table.published.items():
+        try:
+            printed = published(source, name)
+        except GpasError as error:
+            yield _problem(grid, str(error), "published", source)
+            continue
+        if printed.metric != what.family:
+            message = f"'{printed.name}' prints {printed.metric}, and the table shows {what.family}"
+            yield _problem(grid, message, "published", source)
+
+
+def _stages(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
+    """The sections that the grid sets anywhere, and the grids that it includes: among them the stages of its cells."""
+    settings = [grid.base, *(override.settings for override in grid.override)]
+    names = {name for node in settings for name in children(node)}
+    names |= {name.partition(".")[0] for axis in grid.all_axes for name in axis.names}
+    return names.union(*(_stages(grids, grids[include.grid]) for include in grid.include))
+
+
+def _problem(grid: Grid, message: str, *path: str) -> Problem:
+    node = grid.table_node
+    for part in path:
+        node = children(node).get(part, node) if node else None
+    return Problem(("grids", grid.name, "table", *path), message, str(node.mark if node else grid.mark))
