@@ -48,11 +48,30 @@ def logs(
         for text in log.news(whole=not follow) if tail is None else log.last(tail, whole=not follow):
             print(printable(text))
         if not log.files and not follow:
-            console().print(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
+            _explain(entry)
         if follow:
             _follow(log)
     except KeyboardInterrupt:
         sys.stdout.flush()
+
+
+def _explain(entry: Entry) -> None:
+    """Say why a cell has no attempt; where a SLURM job did not get that far, with what it printed."""
+    from gpas_cli.launch.told import log_of
+    from gpas_cli.launch.watch import look
+
+    (state,) = look(project().runs, [entry])
+    if state.state == "missing" and not state.cause:
+        console().print(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
+        return
+    why = f": {state.cause}" if state.cause else ""
+    console().print(
+        f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow", markup=False
+    )
+    if path := log_of(project().runs, state.key):
+        print(f"==> its SLURM job: {path}")
+        for text in path.read_text(errors="replace").splitlines():
+            print(f"| {text}")
 
 
 def _follow(log: Log) -> None:

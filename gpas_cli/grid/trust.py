@@ -60,7 +60,7 @@ def _fault(path: Path) -> str:
     """Whose the file or folder is, or who can change it, if that is another user; else ""."""
     facts = path.stat()
     if facts.st_uid not in (os.geteuid(), _ROOT):
-        return f"belongs to {_user(facts.st_uid)}, and you are {_user(os.geteuid())}"
+        return f"belongs to {user_name(facts.st_uid)}, and you are {user_name(os.geteuid())}"
     if stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX:
         return ""
     if facts.st_mode & stat.S_IWOTH:
@@ -70,7 +70,8 @@ def _fault(path: Path) -> str:
     return ""
 
 
-def _user(number: int) -> str:
+def user_name(number: int) -> str:
+    """The name of the user with that number, or words for one without a name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -92,7 +93,7 @@ def _private(number: int) -> bool:
         group = grp.getgrgid(number)
     except KeyError:
         return False
-    me = _user(os.geteuid())
+    me = user_name(os.geteuid())
     return group.gr_name == me and set(group.gr_mem) <= {me}
 
 

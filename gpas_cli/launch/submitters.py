@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.grid.trust import user_name
 from gpas_cli.launch import locks
 from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.slurm import failures, submission
@@ -63,6 +64,7 @@ class Liveness:
     _dead: dict[str, float] = field(default_factory=dict)
     _held: dict[str, str] = field(default_factory=dict)
     _recorded: dict[str, bool] = field(default_factory=dict)
+    _others: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def queue(self) -> Queue:
@@ -93,6 +95,14 @@ class Liveness:
         if name not in self._recorded:
             self._recorded[name] = submission.find(self.runs, name) is not None
         return self._recorded[name]
+
+    def other_user(self, name: str) -> str:
+        """Who made the submission of that name, "" where SLURM hides none of its jobs from the user of this process."""
+        if name not in self._others:
+            made = submission.find(self.runs, name)
+            mine = made is None or os.getuid() in (0, made.owner)
+            self._others[name] = "" if made is None or mine else user_name(made.owner)
+        return self._others[name]
 
     def __call__(self, claim: Claim) -> bool:
         if claim.submitter not in self._known:

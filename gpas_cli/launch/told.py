@@ -25,6 +25,13 @@ def told_of(runs: Path, key: str) -> dict[str, Any]:
     return {}
 
 
+def log_of(runs: Path, key: str) -> Path | None:
+    """What the SLURM job that a stage is claimed by has printed beside its attempts' logs, None without such a job."""
+    claim = read_claim(runs, key)
+    made = submission.find(runs, claim.submission) if claim and claim.submission else None
+    return made.log(claim.index) if claim and made else None
+
+
 def called(facts: dict[str, Any], key: str) -> str:
     """The stage in words, as one that builds on it says them: "its training table2/pre-s1", "tokenising c4"."""
     kind, cell = facts.get("stage", "stage"), f"{facts['grid']}/{facts['name']}" if "name" in facts else key

@@ -85,6 +85,7 @@ class Face:
     def __call__(self, *words: str, expect: int | None = 0) -> Said:
         """Run a command to its end; its exit code must be `expect`, None for any."""
         console.experiments.cache_clear()
+        console.STATE.as_json = False
         self._patch.setattr(sys, "argv", ["gpas", *words])
         self._capture.readouterr()
         with pytest.raises(SystemExit) as ended:

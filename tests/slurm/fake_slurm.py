@@ -40,7 +40,7 @@ def programs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """No program on the PATH but those that are put there, and the few that their scripts need."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("cat", "env", "sleep"):
+    for name in ("cat", "env", "sed", "sleep"):
         (folder / name).symlink_to(shutil.which(name) or name)
     monkeypatch.setenv("PATH", str(folder))
     return Programs(folder)

@@ -128,8 +128,8 @@ def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluste
     (stage / "claim.json").write_text('{"submitter": "h')
     (toy.runs / ".slurm/gpas-small-0123456789ab").mkdir()
     (toy.runs / ".slurm/gpas-small-0123456789ab/elements.jsonl").write_text("[{")
-    (toy.runs / ".slurm/.queue.json").write_text('{"time": 1')
-    (toy.runs / ".slurm/..queue.json.0123456789abcdef").write_text("{")
+    (toy.runs / f".slurm/.queue-{os.getuid()}.json").write_text('{"time": 1')
+    (toy.runs / f".slurm/..queue-{os.getuid()}.json.0123456789abcdef").write_text("{")
     (toy.runs / ".code/.new-0123456789abcdef").mkdir()
     (toy.runs / ".submitters/nobody-1-abcd.lock").touch()
     assert toy.states() == {"pre-gpas-s1": "interrupted"}

@@ -50,8 +50,8 @@ def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, mo
         assert states[-1].job.id == "7_999"
     assert states[-1].job.in_line == "1000th of 1000 in low"
     assert len(programs.calls("squeue")) == 2  # one for each look; the second wanted places in line
-    assert "-u" in programs.calls("squeue")[0]
-    assert "-u" not in programs.calls("squeue")[1]
+    assert f"--name={NAME}" in programs.calls("squeue")[0]
+    assert f"--name={NAME}" not in programs.calls("squeue")[1]
     assert not programs.calls("sacct")
 
 
@@ -138,7 +138,7 @@ def test_ordinals() -> None:
 
 
 def test_answers_are_kept_as_json_that_older_versions_of_the_file_do_not_break(runs: Path) -> None:
-    path = runs / ".slurm/.queue.json"
+    path = queue._path(runs)
     path.write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": {"id": "7_0", "state": "RUNNING", "odd": 1}}}}))
     assert queue._load(runs) == queue.Queue()
 

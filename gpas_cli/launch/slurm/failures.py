@@ -28,6 +28,11 @@ SAME = 3  # cells of one array that fail for the same reason before the rest is 
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
 )
+# What srun and slurmstepd print when a step ends, whatever the reason.
+ENDING = re.compile(
+    r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
+    r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
+)
 LOOK = 65536
 BEGINNING = 4 << 20  # bytes of a journal within which its training begins, however long it tokenised
 
@@ -45,6 +50,12 @@ def end_of(log: Path, size: int = 4096) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def last_said(log: Path) -> str:
+    """The last line of a job's log that is not srun's or SLURM's account of how they ended the job, "" without one."""
+    lines = [line.strip() for line in end_of(log).splitlines()]
+    return next((line for line in reversed(lines) if line and not ENDING.match(line)), "")
 
 
 def fewer_rows(attempt: AttemptDir) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.claims import CLAIMABLE
-from gpas_cli.launch.slurm.submit import SlurmScheduler, Submitted
+from gpas_cli.launch.slurm.submit import SlurmScheduler, Submitted, held_jobs
 from gpas_cli.launch.stages import StageJob, blocked
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.summary import Board, Item, Reporter, Summary
@@ -26,6 +26,7 @@ class Follower:
     def __init__(self, scheduler: SlurmScheduler, reporter: Reporter, ingest: Callable[[], str]):
         self.scheduler, self._reporter, self._ingest = scheduler, reporter, ingest
         self._seen: dict[str, Sighting] = {}
+        self._held = set[str]()  # what was said of jobs that wait until somebody releases them
         self._stopped = False
         self._tried = 0.0
         self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
@@ -61,6 +62,10 @@ class Follower:
                 ended = True
         if ended and (problem := self._ingest()):
             self._reporter.notice(problem)
+        for line in held_jobs(self._jobs, self._seen):
+            if line not in self._held:
+                self._held.add(line)
+                self._reporter.notice(line)
         self._reporter.tick(self._board())
 
     @property

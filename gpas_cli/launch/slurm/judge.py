@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.launch.cancellation import requested
 from gpas_cli.launch.slurm import states, submission
-from gpas_cli.launch.slurm.failures import end_of, fruitless, is_memory
+from gpas_cli.launch.slurm.failures import end_of, fruitless, is_memory, last_said
 from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.queue import Queue
 from gpas_cli.launch.told import called, told_of
@@ -90,6 +90,9 @@ def _unseen(last: Sighting, claim: Claim, queue: Queue | None, alive: Liveness) 
         return last
     if queue.error:
         return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
+    if user := alive.other_user(claim.submission):
+        evidence = f"{user} submitted it as {claim}; SLURM does not show you this job, which may be there all the same"
+        return replace(last, state="unknown", evidence=evidence, cause="", age=None, claim=claim)
     if last.state == "interrupted" and last.submission == claim.submission and last.source in ("outcome", "exit"):
         return last  # nobody but the job itself knows why it left
     if last.state in ("missing", "interrupted", "unknown", "running"):
@@ -155,7 +158,7 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     """Our state, and the reason, for a job that ended without a word of its own."""
     code, signal = states.exit_words(job.exit)
     if job.state == "CANCELLED":
-        if "dependency" in job.reason.lower():
+        if job.reason == states.NEVER:
             return "interrupted", "taken out of the queue: what it waited for did not end well"
         return "cancelled", "cancelled in SLURM"
     log = place / f"{job.id}_0_log.out"
@@ -170,7 +173,7 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
             "interrupted",
             f"SLURM could not open the job's log on {job.nodes}: can runs/ be written there?",
         )
-    said = end_of(log).strip().rpartition("\n")[2]
+    said = last_said(log)
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
     return "failed", f"{how}: {said} ({log})" if said else how
 

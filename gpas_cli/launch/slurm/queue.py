@@ -1,4 +1,6 @@
-"""What the scheduler says of all our jobs: one question, kept in runs/.slurm/.queue.json for everyone who asks soon.
+"""What the scheduler says of all our jobs: one question, kept in a file in runs/.slurm for all that a user asks soon.
+
+Each user has a file: a site may show users only jobs of their own.
 
 The sources, in this order:
 
@@ -127,7 +129,7 @@ def _missing(runs: Path, name: str, jobs: Jobs) -> float:
 
 
 def _path(runs: Path) -> Path:
-    return submission.folder(runs) / ".queue.json"
+    return submission.folder(runs) / f".queue-{commands.user()}.json"
 
 
 def _load(runs: Path) -> Queue:

@@ -28,11 +28,12 @@ FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     """The elements of the arrays of these names that the controller remembers, however they ended.
 
-    With `everyone`, everybody's jobs are listed, so that the places of ours in the line can be told.
+    They are found by name, whoever submitted them. With `everyone`, everybody's jobs are listed, so that the places of
+    ours in the line can be told.
     """
     layout = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
-    ours = ("-u", commands.user(), *([f"--name={','.join(names)}"] if names else []))
-    whose = () if everyone else ours
+    ours = f"--name={','.join(names)}" if names else f"--user={commands.user()}"
+    whose = () if everyone else (ours,)
     told = commands.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", layout)
     lines: Lines = {}
     jobs: Jobs = {}
@@ -112,13 +113,15 @@ def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
     """What accounting has of the arrays of these names, submitted at these times."""
     first = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(min(since.values()) - 60))
     fields = "JobID,JobName%300,State,ExitCode,NodeList%200,Start,End"
-    told = commands.run("sacct", "-n", "-X", "-P", "-S", first, f"--name={','.join(since)}", "-o", fields)
+    told = commands.run("sacct", "-n", "-a", "-X", "-P", "-S", first, f"--name={','.join(since)}", "-o", fields)
     for line in told.splitlines():
         parts = line.split("|")
         if len(parts) != 7:
             continue
         raw, name, state, code, nodes, start, end = parts
-        base = Job("", states.plain(state), "", nodes, _time(start), _time(end), code)
+        # What a user cancels is "CANCELLED by 1000"; the scheduler itself takes out what can never start.
+        reason = states.NEVER if state == "CANCELLED" and not _time(start) else ""
+        base = Job("", states.plain(state), reason, nodes, _time(start), _time(end), code)
         for index in indices(raw):
             yield name, index, replace(base, id=f"{raw.split('_')[0]}_{index}")
 

@@ -8,7 +8,8 @@ WAITING = frozenset(
 )
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 # Reasons of what could not start if it were first.
-NOT_IN_LINE = frozenset({"Dependency", "DependencyNeverSatisfied", "BeginTime"})
+NEVER = "DependencyNeverSatisfied"
+NOT_IN_LINE = frozenset({"Dependency", NEVER, "BeginTime"})
 # Has processes or may have. COMPLETING may yet become PENDING again.
 AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 # The machine's doing, not the job's: to be run again.

@@ -57,6 +57,11 @@ class Submission:
         """The stage keys of each element."""
         return [list(keys) for keys in self.record["keys"]]
 
+    @property
+    def owner(self) -> int:
+        """The number of the user who submitted it. Raises OSError."""
+        return (self.folder / "submission.json").stat().st_uid
+
     def job(self) -> str:
         """The array's job id as sbatch told it, "" when that is not recorded."""
         try:
@@ -75,6 +80,11 @@ class Submission:
                 if i == index:
                     return list(json.loads(line))
         raise GpasError(f"{self.folder} has no element {index}")
+
+    def log(self, index: int) -> Path | None:
+        """What SLURM and the supervisor of one array index printed, None where there is nothing yet."""
+        found = self.folder.glob(f"*_{index}_0_log.out")
+        return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
     def discard(self) -> None:
         """Leave nothing behind, for a submission that the scheduler refused."""

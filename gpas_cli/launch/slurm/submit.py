@@ -35,6 +35,7 @@ from gpas_cli.spec.run import Resources
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
+HELD = 5  # held jobs that are named
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
 FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
 JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
@@ -95,6 +96,7 @@ class SlurmScheduler:
             if mine:
                 require_libraries({job.id: job.watch for job in mine if not job.resources.python})
                 self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
+        done.notes += held_jobs(self.jobs, done.seen)
         with suppress(OSError):
             submission.close_finished(runs)
         return done
@@ -263,6 +265,13 @@ class SlurmScheduler:
         for job in array.jobs:
             claim_path(self.project.runs, job.key).unlink(missing_ok=True)
         made.discard()
+
+
+def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, Sighting]) -> list[str]:
+    """A line for each job that waits until somebody releases it, with the command that does; the first few of many."""
+    held = [f"{jobs[key].id}: {now.job}" for key, now in seen.items() if key in jobs and now.job and now.job.held]
+    more = [f"and {len(held) - HELD} more jobs are held; see `gpas status`"] if len(held) > HELD else []
+    return [*held[:HELD], *more]
 
 
 def limit() -> int:
