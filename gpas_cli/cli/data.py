@@ -97,7 +97,8 @@ def _board(as_json: bool) -> Iterator[Board]:
 
 @app.command("status")
 def status(as_json: AsJson = False) -> None:
-    """Show the token caches of the project: text, tokenizer, documents, tokens, size. Reads no text, builds nothing.
+    """Show the token caches of the project: text, tokenizer, documents, tokens, size, and what share of the text
+    `layout: pad` cut off. Reads no text, builds nothing.
 
     Example: [bold]gpas data status --json[/bold]
     """
@@ -148,7 +149,7 @@ def _stored(one: Stored) -> dict[str, Any]:
 
 
 def _as_mapping(totals: Totals) -> dict[str, Any]:
-    return {name: getattr(totals, name) for name in ("documents", "tokens", "bytes", "final")}
+    return {name: getattr(totals, name) for name in ("documents", "tokens", "bytes", "final", "cut")}
 
 
 def _words(totals: dict[str, Any]) -> str:
@@ -162,16 +163,22 @@ def _table(found: Sequence[Stored]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("cache", "text", "tokenizer", "vocabulary", "per document", "split"):
         table.add_column(column, no_wrap=True)
-    for column in ("documents", "tokens", "text bytes", "complete", "on disk"):
+    for column in ("documents", "tokens", "text bytes", "cut off", "complete", "on disk"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found:
         facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
         size = _size(one.size)
         for split, totals in one.splits.items():
             table.add_row(*facts, split, f"{totals.documents:,}", f"{totals.tokens:,}", _size(totals.bytes),
+                          _cut(totals.cut),
                           "yes" if totals.final else "grows", size)  # fmt: skip
             facts, size = [""] * len(facts), ""
     return table
+
+
+def _cut(share: float | None) -> str:
+    """The share of the text that rows of `layout: pad` do not hold; "?" where an older version wrote the cache."""
+    return "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"
 
 
 def _size(number: float) -> str:

@@ -68,10 +68,13 @@ def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | N
     from gpas_cli.launch.plan import plan as make_plan
 
     if gpu is not None:
-        return make_plan(project().runs, chosen, machine=named_gpus(gpu, mfu or ASSUMED_MFU))
+        gpus = named_gpus(gpu, mfu or ASSUMED_MFU)
+        return make_plan(project().runs, chosen, machine=gpus, project=project())
     if mfu is not None:
         raise GpasError("--mfu is the share of the peak of --gpu; name a GPU as well, for example --gpu H100")
-    return slurm.make_plan(chosen) if choose(executor).name == "slurm" else make_plan(project().runs, chosen)
+    if choose(executor).name == "slurm":
+        return slurm.make_plan(chosen)
+    return make_plan(project().runs, chosen, project=project())
 
 
 def _as_mapping(planned: Plan, price: float | None) -> dict[str, Any]:
@@ -87,6 +90,7 @@ def _as_mapping(planned: Plan, price: float | None) -> dict[str, Any]:
         "texts": [job.name for job in planned.texts],
         "stages": dict(planned.stages),
         "estimate": guess,
+        "warnings": planned.warnings,
         "sizes": [vars(size) for size in planned.sizes],
         "cost": None if price is None else price * planned.estimate.gpu_hours,
     }

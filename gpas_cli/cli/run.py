@@ -83,7 +83,9 @@ def run_entries(
 
     choice = choose(executor)
     on_slurm, note = choice.name == "slurm", choice.note
-    planned = slurm.make_plan(chosen, retry) if on_slurm else plan(project().runs, chosen, retry=retry)
+    planned = (
+        slurm.make_plan(chosen, retry) if on_slurm else plan(project().runs, chosen, retry=retry, project=project())
+    )
     if dry_run:
         console().print(render(planned))
         if on_slurm:
@@ -93,6 +95,8 @@ def run_entries(
         slurm.test_only(chosen, planned, on_slurm)
         return
     console().print(headline(planned) if not note else f"{note}\n{headline(planned)}", markup=False)
+    for warning in planned.warnings:
+        console().print(warning, style="yellow", markup=False)
     guess = planned.estimate
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {len(planned.jobs)} jobs?", yes)

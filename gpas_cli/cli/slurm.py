@@ -25,7 +25,7 @@ def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
     from gpas_cli.launch.text import with_texts
 
     here = project()
-    return plan(here.runs, chosen, retry=retry, machine=Cluster(), prepare=partial(with_texts, here))
+    return plan(here.runs, chosen, retry=retry, machine=Cluster(), project=here, prepare=partial(with_texts, here))
 
 
 def dry_run(chosen: list[Entry], planned: Plan) -> None:

@@ -22,7 +22,8 @@ Group = list[Record]
 
 @dataclass(frozen=True)
 class Encoded:
-    """The ids of a group's documents, end to end, and for each document its id, its tokens and its UTF-8 bytes.
+    """The ids of a group's documents, end to end, and for each document its id, its tokens, the UTF-8 bytes that they
+    stand for and those of the whole text.
 
     A document that gives nothing to predict has no tokens here, not even its end token, and no bytes.
     """
@@ -31,6 +32,7 @@ class Encoded:
     ids: NDArray[np.uint16]
     lengths: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    wholes: NDArray[np.int64]
 
 
 # What a token cache has its groups encoded by: this process, or several (workers.py). The order is kept.
@@ -67,13 +69,15 @@ def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int 
     kept = [len(ids) > 1 for ids, _ in encoded]  # more than the end token: there is something to predict
     lengths = np.array([len(ids) if keep else 0 for (ids, _), keep in zip(encoded, kept, strict=True)], np.int64)
     sizes = np.array([size if keep else 0 for (_, size), keep in zip(encoded, kept, strict=True)], np.int64)
+    texts = [len(document.text.encode("utf-8", "surrogatepass")) for document in documents]
+    wholes = np.array([size if keep else 0 for size, keep in zip(texts, kept, strict=True)], np.int64)
     joined = np.empty(int(lengths.sum()), TOKEN)
     for start, length, (ids, _) in zip(
         accumulate(lengths.tolist(), initial=0), lengths.tolist(), encoded, strict=False
     ):
         if length:
             joined[start : start + length] = ids
-    return Encoded([document.id for document in documents], joined, lengths, sizes)
+    return Encoded([document.id for document in documents], joined, lengths, sizes, wholes)
 
 
 def groups(records: Iterable[Record]) -> Iterator[Group]:

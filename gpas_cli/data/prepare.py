@@ -138,18 +138,39 @@ def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bo
 
     Reads file times and what is in the cache, no text, and builds nothing. Raises DataError when there is no text.
     """
-    source = open_source(data, cache, root)
     try:
-        survey = source.known(cache)
+        return _cached(data, vocab, cache, root, rows) is not None
     except Untold:
         return None
+
+
+def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> dict[str, list[Shard]] | None:
+    """The shards of each split that `prepare` would find in `cache`, None unless it would find all of them.
+
+    Reads and raises as `present`.
+    """
+    try:
+        return _cached(data, vocab, cache, root, rows)
+    except Untold:
+        return None
+
+
+def _cached(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> dict[str, list[Shard]] | None:
+    source = open_source(data, cache, root)
+    survey = source.known(cache)
     if survey is None:
-        return False
+        return None
     made = made_at(data.tokenizer, vocab, source, survey, cache)
     if made is not None and not made.is_file():
-        return False
+        return None
     tokens = _token_cache(source, survey, data, vocab, cache, root, lambda message: None)
-    return all(tokens.has(split, _need(source, data, split, rows) or _never) for split in SPLITS)
+    shards: dict[str, list[Shard]] = {}
+    for split in SPLITS:
+        found = tokens.built(split, _need(source, data, split, rows) or _never)
+        if found is None:
+            return None
+        shards[split] = found
+    return shards
 
 
 def build(

@@ -46,16 +46,27 @@ WAITING = "waiting for another process"
 
 @dataclass(frozen=True)
 class Totals:
-    """What a number of shards hold. `final`: no document follows them."""
+    """What a number of shards hold. `bytes` are those of the text that the tokens stand for, `text_bytes` those of the
+    whole documents, None in caches of versions before 0.3. `final`: no document follows them."""
 
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
     final: bool = False
+    text_bytes: int | None = 0
+
+    @property
+    def cut(self) -> float | None:
+        """The share of the documents' bytes that was cut off, None where it is not known."""
+        if self.text_bytes is None:
+            return None
+        return 1 - self.bytes / self.text_bytes if self.text_bytes else 0.0
 
     def __add__(self, other: Totals) -> Totals:
         documents, tokens = self.documents + other.documents, self.tokens + other.tokens
-        return Totals(documents, tokens, self.bytes + other.bytes, other.final)
+        known = self.text_bytes is not None and other.text_bytes is not None
+        text_bytes = (self.text_bytes or 0) + (other.text_bytes or 0) if known else None
+        return Totals(documents, tokens, self.bytes + other.bytes, other.final, text_bytes)
 
 
 Enough = Callable[[Totals], bool]
@@ -111,8 +122,8 @@ class _Draft:
         taken = group.lengths[start:stop]
         self.ids.append(group.ids[first : first + int(taken.sum())])
         self.lengths.append(taken[taken > 0])
-        size = int(group.sizes[start:stop].sum())
-        self.totals += Totals(len(self.lengths[-1]), len(self.ids[-1]), size)
+        size, whole = int(group.sizes[start:stop].sum()), int(group.wholes[start:stop].sum())
+        self.totals += Totals(len(self.lengths[-1]), len(self.ids[-1]), size, text_bytes=whole)
         self.last = group.names[stop - 1]
         return stop
 
@@ -184,9 +195,10 @@ class TokenCache:
             shards, complete = self._present(split, enough)
         return shards
 
-    def has(self, split: str, enough: Enough) -> bool:
-        """Whether `ensure` would find everything built."""
-        return self._present(split, enough)[1]
+    def built(self, split: str, enough: Enough) -> list[Shard] | None:
+        """What `ensure` would return without building anything, None where it would have to."""
+        shards, complete = self._present(split, enough)
+        return shards if complete else None
 
     def _complete(self, split: str, enough: Enough, notify: Notify, workers: int, progress: Progress) -> None:
         """Build what is missing. The lock is held."""
@@ -276,7 +288,8 @@ def read_shard(stem: Path) -> Shard | None:
     try:
         if marker is None:
             return None
-        totals = Totals(marker["documents"], marker["tokens"], marker["bytes"], marker["final"])
+        counts = (marker["documents"], marker["tokens"], marker["bytes"])
+        totals = Totals(*counts, marker["final"], marker.get("text_bytes"))
         sizes = (stem.with_suffix(".bin").stat().st_size, stem.with_suffix(".len").stat().st_size)
         expected = (totals.tokens * TOKEN.itemsize, totals.documents * LENGTH.itemsize)
         return Shard(stem, totals, marker["last"], marker["sha256"]) if sizes == expected else None

@@ -27,6 +27,7 @@ from gpas_cli.launch.spawn import Process, Spawner
 from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.summary import Board, Item, Reporter, Silent, Summary
+from gpas_cli.launch.text_check import require_texts
 from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, conclude_or_unknown, observe
 from gpas_cli.project import Project
 from gpas_cli.store.rundir import read_json
@@ -117,6 +118,7 @@ class LocalScheduler:
                 self._tasks[key] = Task(self.jobs[key], phase, sighting, before=phase == "ended")
             slots.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
             require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
+            require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")})
             self._slots = Slots(runs, self.machine)
             self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
         except BaseException:

@@ -13,13 +13,15 @@ from gpas_cli.launch.claims import CLAIMABLE
 from gpas_cli.launch.estimate import Estimate, estimate
 from gpas_cli.launch.gpus import NamedGpus, too_large
 from gpas_cli.launch.sizes import SizeCost, by_size
-from gpas_cli.launch.slots import Machine
+from gpas_cli.launch.slots import Cluster, Machine
 from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
 from gpas_cli.launch.submitters import Liveness
+from gpas_cli.launch.text_check import Texts
 from gpas_cli.launch.watch import CellState, Sighting, look, observe, resumable
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.project import Project
 
 ACTIONS = (
     "new", "interrupted", "running", "queued", "done", "diverged", "failed", "cancelled", "unknown", "invalid",
@@ -55,11 +57,13 @@ class Plan:
     jobs: tuple[StageJob, ...]
     estimate: Estimate
     machine: Machine
+    text_warnings: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
-        """What is likely to go wrong although the jobs can start."""
-        return too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
+        """What a user may not expect of the jobs, and what is likely to go wrong although they can start."""
+        sizes = too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
+        return [*sizes, *self.text_warnings]
 
     @property
     def texts(self) -> tuple[StageJob, ...]:
@@ -88,10 +92,12 @@ def plan(
     retry: Collection[str] = (),
     machine: Machine | None = None,
     kinds: frozenset[str] = RUNNABLE,
+    project: Project | None = None,
     prepare: Callable[[Iterable[StageJob]], Sequence[StageJob]] = tuple,
 ) -> Plan:
     """What `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing.
 
+    `project`: where their texts are looked for; None looks for none.
     `prepare` puts before the jobs what else has to be run for them (`launch.text`).
     """
     machine = machine or slots.machine()
@@ -100,9 +106,16 @@ def plan(
     seen = {key: observe(runs, key, alive) for key in jobs}
     wanted = CLAIMABLE | frozenset(retry)
     lacking = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
-    fitting = {key: job for key, job in lacking.items() if not machine.check(job.resources, job.id)}
+    # Compute nodes and machines elsewhere may have text that is not here.
+    elsewhere = isinstance(machine, Cluster | NamedGpus)
+    texts = Texts(project, (job.cell for job in lacking.values()), elsewhere=elsewhere)
+    fitting = {
+        key: job
+        for key, job in lacking.items()
+        if not machine.check(job.resources, job.id) and not texts.missing(job.cell)
+    }
     resume = {key: step for key in fitting if (step := resumable(runs, key))}
-    rows = [_row(state, fitting, resume, machine, kinds) for state in look(runs, entries, seen=dict(seen))]
+    rows = [_row(state, fitting, resume, machine, kinds, texts) for state in look(runs, entries, seen=dict(seen))]
     jobs_to_start = prepare(fitting.values())
     return Plan(
         rows=tuple(rows),
@@ -111,6 +124,7 @@ def plan(
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
+        text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 
 
@@ -125,9 +139,12 @@ def _row(
     resume: Mapping[str, int],
     machine: Machine,
     kinds: frozenset[str],
+    texts: Texts,
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
-    reasons = [reason for reason in (_beyond(state, kinds), machine.check(state.entry.resources, "the job")) if reason]
+    entry = state.entry
+    found = (_beyond(state, kinds), machine.check(entry.resources, "the job"), texts.missing(entry.cell))
+    reasons = [reason for reason in found if reason]
     if reasons and state.state not in ("done", "diverged"):
         return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
     action = "new" if state.state == "missing" else state.state

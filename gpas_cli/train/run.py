@@ -13,6 +13,7 @@ import torch
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import Batches, Prefetched, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
+from gpas_cli.data.usage import usage
 from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
@@ -73,7 +74,11 @@ def train(
     emit("phase", name="tokenising")
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
-    emit("data", **corpus.facts(), first_batch=hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest())
+    first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
+    read = usage(cell.data, cell.optim.rows, corpus.train_totals, corpus.validation_totals)
+    emit("data", **corpus.facts(), **read.facts(), first_batch=first_batch)
+    for message in read.warnings():
+        emit("warning", message=message)
     record_verified(corpus, emit)
     loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)

@@ -120,7 +120,7 @@ def test_one_split_alone(folder: Path) -> None:
     assert "files validation:" in out
     assert "files train:" not in out
     (cache,) = json.loads(gpas(folder, "status", "--json")[1])["caches"]
-    assert cache["splits"]["train"] == {"documents": 0, "tokens": 0, "bytes": 0, "final": False}
+    assert cache["splits"]["train"] == {"documents": 0, "tokens": 0, "bytes": 0, "final": False, "cut": 0.0}
     code, out, err = gpas(folder, "prepare", "--split", "valid")
     assert (code, "did you mean 'validation'?" in err) == (2, True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from face import Face
+from face import EXPERIMENTS, Face
 
 LARGE = """\
 version: 1
@@ -58,3 +58,23 @@ def test_an_unknown_gpu_is_a_mistake(face: Face) -> None:
     assert "did you mean 'H100'?" in face("plan", "--gpu", "H100s", expect=2).err
     assert "--gpu H100" in face("plan", "--mfu", "0.3", expect=2).err
     assert "--gpu estimates them" in face("plan", "--price", "2").out
+
+
+def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) -> None:
+    for path in (face.folder / "text").iterdir():
+        path.unlink()
+    lines = face("plan").out.splitlines()
+    assert lines[0] == "8 cells: 8 cannot run here; no job to start"
+    assert lines[1].startswith("8 cells cannot run here: data.path: no file matches 'text/*.txt' in ")
+    said = face("run", "grid", expect=2)
+    assert "small/pre-s1 and 7 more: data.path: no file matches 'text/*.txt'" in said.err
+    assert not list(face.runs.glob("??/*/*/attempt.json"))
+
+
+def test_the_plan_says_what_becomes_of_the_text(face: Face) -> None:
+    data = "{source: files, path: text/long.txt, tokenizer: bpe, layout: pad, length: 16, eval_tokens: 20}"
+    face.declare(EXPERIMENTS.replace("data: notes", f"data: {data}").replace("steps: 4", "steps: 4000"))
+    (face.folder / "text/long.txt").write_text("gate norm depth\n\n" * 2000)
+    said = face("plan").out
+    assert "text/long.txt: the training text is read about " in said
+    assert "layout: pad cuts off about " in said

@@ -1,0 +1,71 @@
+"""The texts of cells that are to be run: whether they are there, and what the runs make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from gpas_cli.data.usage import absent, foreseen
+from gpas_cli.errors import DataError, GpasError
+from gpas_cli.project import Project
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.data import Data
+
+
+class Texts:
+    """The texts of `cells` as they are found in `project`; without one nothing is looked for, and nothing is missing.
+
+    `elsewhere`: the cells run on other machines, so that text which is not here is worth a warning only.
+    """
+
+    def __init__(self, project: Project | None, cells: Iterable[Cell], *, elsewhere: bool = False):
+        self._project, self._elsewhere = project, elsewhere
+        self._missing = _missing(project, cells) if project else {}
+
+    def missing(self, cell: Cell) -> str:
+        """Why the text of the cell cannot be read, "" where it seems that it can, or the cell is none of `cells`."""
+        return "" if self._elsewhere else self._missing.get(_text_of(cell), "")
+
+    def warnings(self, cells: Iterable[Cell]) -> list[str]:
+        """What a user may not expect of what these cells read, each sentence once."""
+        cells = list(cells)
+        reasons = dict.fromkeys(self._missing.get(_text_of(cell), "") for cell in cells)
+        absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
+        return [*absences, *self._foreseen(cells)]
+
+    def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
+        wanted = dict.fromkeys((cell.data, cell.model.size.vocab, cell.optim.rows) for cell in cells)
+        for data, vocab, rows in wanted if self._project else ():
+            assert self._project is not None
+            try:
+                seen = foreseen(data, vocab, self._project.cache, self._project.config.parent, rows)
+            except (DataError, OSError):
+                continue
+            for warning in seen.warnings() if seen else []:
+                yield f"{data.path or data.source}: {warning}"
+
+
+def require_texts(project: Project, cells: Mapping[str, Cell]) -> None:
+    """Raise GpasError that names the cells (id -> cell) whose text is not there, each reason once."""
+    texts = Texts(project, cells.values())
+    reasons: dict[str, list[str]] = {}
+    for who, cell in cells.items():
+        if reason := texts.missing(cell):
+            reasons.setdefault(reason, []).append(who)
+    if reasons:
+        raise GpasError("\n".join(f"{_named(who)}: {reason}" for reason, who in reasons.items()))
+
+
+def _named(ids: list[str]) -> str:
+    return f"{ids[0]} and {len(ids) - 1} more" if len(ids) > 1 else ids[0]
+
+
+def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
+    texts = dict.fromkeys(map(_text_of, cells))
+    return {data: absent(data, project.cache, project.config.parent) for data in texts}
+
+
+def _text_of(cell: Cell) -> Data:
+    """The cell's data without what does not say which text it is."""
+    usual = Data()
+    return replace(cell.data, length=usual.length, layout=usual.layout, eval_tokens=usual.eval_tokens)
