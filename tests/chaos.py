@@ -86,15 +86,12 @@ class Chaos:
 
         text = write_text(self.folder / "text")
         say("An undisturbed run of the same cells comes first.")
-        reference = make_reference(
-            Project(self.folder / "reference", text, self.folder / "reference-logs", steps=STEPS)
-        )
+        undisturbed = Project(self.folder / "reference", text, self.folder / "reference-logs", steps=STEPS)
+        given = Given(text, undisturbed, make_reference(undisturbed))
         executors = self._executors()
         for executor in executors:
             seconds = 60 * self.options.minutes / len(executors)
-            broken = self._on_slurm(seconds, text, reference) if executor == "slurm" else None
-            if broken is None:
-                broken = self._storms(executor, seconds, text, reference, None)
+            broken = self._on_slurm(seconds, given) if executor == "slurm" else self._storms("local", seconds, given)
             if broken:
                 return broken
         return []
