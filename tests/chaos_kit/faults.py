@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ class Field:
     most_runners: int = 4
     most_commands: int = 8
     _lasting: list[tuple[float, str, ExitStack]] = field(default_factory=list)
+    _undoing: threading.Lock = field(default_factory=threading.Lock)
 
     def lasting(self, seconds: float, what: str = "") -> ExitStack:
         """A stack that is unwound in so many seconds."""
@@ -45,14 +47,17 @@ class Field:
 
     def tick(self) -> None:
         """Undo what has lasted long enough."""
-        for item in [item for item in self._lasting if time.monotonic() >= item[0]]:
-            self._lasting.remove(item)
-            item[2].close()
+        self._undo(time.monotonic())
 
     def calm(self) -> None:
         """Undo everything."""
-        while self._lasting:
-            self._lasting.pop()[2].close()
+        self._undo(float("inf"))
+
+    def _undo(self, until: float) -> None:
+        with self._undoing:
+            for item in [item for item in self._lasting if item[0] <= until]:
+                item[2].close()
+                self._lasting.remove(item)
 
     def name(self, process: Process) -> str:
         """The stage that a process works at."""
@@ -86,7 +91,6 @@ def aim(field: Field, step: Step, find: Callable[[], list[Process]]) -> Process 
     while not (found := find()):
         if time.monotonic() > until:
             return None
-        field.tick()
         time.sleep(0.1)
     return choose([p for p in found if field.name(p) == step.target] or found, step.draws[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,19 +58,26 @@ class Round:
     def storm(self, steps: Sequence[Step], seconds: float) -> float:
         """Carry out the steps until they or the seconds are over, or every cell is done; the seconds it took."""
         self.witness.start()
-        began = time.monotonic()
+        began, over = time.monotonic(), threading.Event()
+        ticking = threading.Thread(target=self._tick, args=(over,), daemon=True)
+        ticking.start()
         try:
             for step in steps:
                 while (now := time.monotonic() - began) < min(step.at, seconds):
-                    self.field.tick()
                     time.sleep(0.05)
-                if now >= seconds or self._complete():
+                if now >= seconds or self._complete() or not ticking.is_alive():
                     break
-                self.field.tick()
                 self._throw(step, now)
         finally:
-            self.field.calm()
+            over.set()
+            ticking.join()
+            self.field.calm()  # raises what ended the thread
         return time.monotonic() - began
+
+    def _tick(self, over: threading.Event) -> None:
+        """Undo faults in time, whatever the next ones wait for."""
+        while not over.wait(0.1):
+            self.field.tick()
 
     def _complete(self) -> bool:
         """Whether the last answer of `gpas status` was that every cell is done."""
