@@ -7,6 +7,7 @@ import os
 import sys
 
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.permissions import advise
 from gpas_cli.printable import printable
 
 EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
@@ -32,7 +33,7 @@ def main() -> None:
         sys.exit(Exit.DONE)
     except OSError as error:
         # A full disk, a folder without permission: facts of the machine, not errors of the program.
-        print(printable(f"gpas: {error}"), file=sys.stderr)
+        print(printable(f"gpas: {advise(error)}"), file=sys.stderr)
         sys.exit(Exit.USAGE)
 
 

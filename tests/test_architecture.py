@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "gpas_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-COMMON = {"errors", "words", "project", "packaged", "processor", "checkpoints", "printable", "spec"}
+COMMON = {"errors", "words", "project", "packaged", "processor", "checkpoints", "printable", "permissions", "spec"}
 MAY_IMPORT = {
     "spec": {"errors"},
     "grid": COMMON,

@@ -24,6 +24,7 @@ from gpas_cli.launch.submitters import (
     write_claim,
 )
 from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, observe
+from gpas_cli.permissions import explain
 
 CLAIMABLE = frozenset({"missing", "interrupted"})
 RETRIABLE = frozenset({"failed", "cancelled", "unknown"})
@@ -122,7 +123,7 @@ class Claims:
             withdraw(self.runs, key)  # a cancelled stage is claimed only where the user asks to retry it
             write_claim(self.runs, key, self.submitter)
         except OSError as error:
-            return replace(sighting, state="unknown", evidence=f"cannot be claimed: {error}")
+            return replace(sighting, state="unknown", evidence=f"cannot be claimed: {explain(error)}")
         self.held.add(key)
         return sighting
 

@@ -17,6 +17,7 @@ from gpas_cli.launch.slurm import cancel as slurm
 from gpas_cli.launch.spawn import token
 from gpas_cli.launch.submitters import Liveness, read_claim
 from gpas_cli.launch.watch import ALIVE, UNREADABLE, CellState, alive_path, host, process_path
+from gpas_cli.permissions import explain, user
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
 
@@ -51,7 +52,7 @@ def _cancel(runs: Path, state: CellState, alive: Liveness) -> Cancelling:
         if state.state == "running" and state.directory is not None:
             return _cancel_running(runs, state, AttemptDir(state.directory))
     except UNREADABLE as error:
-        return Cancelling(state, False, f"could not be asked: {error}")
+        return Cancelling(state, False, f"could not be asked: {explain(error)}")
     return Cancelling(state, False, f"is {state.state}: there is nothing to cancel")
 
 
@@ -66,12 +67,15 @@ def _cancel_running(runs: Path, state: CellState, attempt: AttemptDir) -> Cancel
     # Written first: the job looks for it when the signal comes, to tell a cancellation from a preemption.
     request(attempt.path, signalled=pid is not None)
     if pid is not None:
-        return Cancelling(state, True, _terminate(pid, attempt))
+        try:
+            return Cancelling(state, True, _terminate(pid, attempt))
+        except PermissionError:  # it is another user's: the run that started it can signal it
+            request(attempt.path, signalled=False)
     claim = read_claim(runs, state.key)
     if claim is not None and Liveness(runs)(claim):
         return Cancelling(state, True, f"{claim} will stop it")
-    where = host(attempt, ()) or "its host"
-    return Cancelling(state, False, f"its process cannot be reached from here; cancel it on {where}")
+    where = f"as {user(attempt.path.stat().st_uid)}" if pid is not None else f"on {host(attempt, ()) or 'its host'}"
+    return Cancelling(state, False, f"its process cannot be reached from here; cancel it {where}")
 
 
 def _verified(attempt: AttemptDir) -> int | None:

@@ -28,6 +28,7 @@ from gpas_cli.launch.slurm.jobs import Job
 from gpas_cli.launch.slurm.judge import judge
 from gpas_cli.launch.slurm.queue import FRESH, FRESH_LINE
 from gpas_cli.launch.submitters import CLAIM, SILENCE, Claim, Liveness, read_claim
+from gpas_cli.permissions import explain
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, look_in, read_json
 
@@ -133,7 +134,7 @@ def observe(runs: Path, key: str, alive: Liveness | None = None) -> Sighting:
     try:
         return _observe(runs, key, alive or Liveness(runs))
     except UNREADABLE as error:
-        return Sighting(state="unknown", evidence=f"unreadable: {error}")
+        return Sighting(state="unknown", evidence=f"unreadable: {explain(error)}")
 
 
 def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
@@ -221,7 +222,7 @@ def conclude_or_unknown(attempt: AttemptDir) -> Sighting:
     try:
         return conclude(attempt)
     except UNREADABLE as error:
-        evidence = f"unreadable: {error}"
+        evidence = f"unreadable: {explain(error)}"
         return Sighting(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
 
 

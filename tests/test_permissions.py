@@ -1,0 +1,72 @@
+"""What is said where another user's files are in the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.launch import locks
+from gpas_cli.launch.watch import observe
+from gpas_cli.permissions import SHARING, advise, explain
+
+KEY = "0123456789abcdef"
+NOBODY = 65534
+
+
+@contextmanager
+def ordinary() -> Iterator[None]:
+    """Root, whom no permission stops, becomes somebody else; anybody else stays who they are."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.getbasetemp()
+    for folder in (tmp_path, base, base.parent):  # pytest's own folders are private
+        folder.chmod(folder.stat().st_mode | 0o011)
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def test_a_file_that_another_user_made_is_named_with_its_owner_and_how_to_share(runs: Path) -> None:
+    lock = runs / ".lock"
+    lock.touch()
+    lock.chmod(0o444)
+    with ordinary(), pytest.raises(PermissionError) as caught:
+        locks.hold(lock)
+    with ordinary():
+        said = advise(caught.value)
+    owner = "root" if os.geteuid() == 0 else "belongs to"
+    assert said.startswith(f"no permission for {lock} as user ")
+    assert owner in said
+    assert "-r--r--r--" in said
+    assert said.endswith(SHARING)
+
+
+def test_the_folder_in_the_way_is_named(runs: Path) -> None:
+    runs.chmod(0o600)
+    try:
+        with ordinary():
+            seen = observe(runs, KEY)
+    finally:
+        runs.chmod(0o755)
+    assert seen.state == "unknown"
+    assert f"{runs} belongs to" in seen.evidence
+    assert "drw-------" in seen.evidence
+
+
+def test_other_errors_keep_their_words() -> None:
+    full = OSError(28, "No space left on device", "/x")
+    assert advise(full) == explain(full) == str(full)
+    gone = PermissionError(1, "Operation not permitted")
+    assert advise(gone) == str(gone)
