@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from gpas_cli.data.usage import absent, foreseen
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell
@@ -34,6 +33,8 @@ class Texts:
         return [*absences, *self._foreseen(cells)]
 
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
+        from gpas_cli.data.usage import foreseen  # and numpy, which `gpas status` does without
+
         wanted = dict.fromkeys((cell.data, cell.model.size.vocab, cell.optim.rows) for cell in cells)
         for data, vocab, rows in wanted if self._project else ():
             assert self._project is not None
@@ -61,6 +62,8 @@ def _named(ids: list[str]) -> str:
 
 
 def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
+    from gpas_cli.data.usage import absent
+
     texts = dict.fromkeys(map(_text_of, cells))
     return {data: absent(data, project.cache, project.config.parent) for data in texts}
 
