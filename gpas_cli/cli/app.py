@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gpas_cli import __version__
 from gpas_cli.cli import (
@@ -34,8 +35,36 @@ from gpas_cli.cli import (
 from gpas_cli.cli.console import STATE
 from gpas_cli.errors import Exit
 
+
+class ConfigAnywhere(TyperGroup):
+    """Takes --config after the command as well: `gpas plan --config other.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, config_first(args))
+
+
+def config_first(args: list[str]) -> list[str]:
+    """The arguments with --config and its value, wherever they stand before a `--`, in front."""
+    end = args.index("--") if "--" in args else len(args)
+    first: list[str] = []
+    rest: list[str] = []
+    words = iter(args[:end])
+    for word in words:
+        if word in ("--config", "-c"):
+            value = next(words, None)
+            if value is None:
+                raise typer.BadParameter(f"{word} needs the path of an experiments file")
+            first += [word, value]
+        elif word.startswith("--config="):
+            first.append(word)
+        else:
+            rest.append(word)
+    return [*first, *rest, *args[end:]]
+
+
 app = typer.Typer(
     name="gpas",
+    cls=ConfigAnywhere,
     help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
     epilog="\n".join(
         ("Begin with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *(str(code) for code in Exit))

@@ -87,9 +87,17 @@ def parse_document(text: str, name: str) -> Node:
         mark = error.problem_mark or error.context_mark
         place = Mark(name, mark.line + 1, mark.column + 1) if mark else Mark(name, 1, 1)
         reason = "; ".join(part for part in (error.context, error.problem) if part)
+        if mark and _tab_indents(text, mark.line):
+            reason = "the line is indented with a tab; use spaces"
         raise _fault(place, f"is not YAML: {reason}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise _fault(Mark(name, 1, 1), f"is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def _tab_indents(text: str, line: int) -> bool:
+    """Whether there is a tab before the first other character of line `line`, counted from 0."""
+    content = "".join(text.split("\n")[line : line + 1])
+    return "\t" in content[: len(content) - len(content.lstrip())]
 
 
 def _display(path: Path) -> str:

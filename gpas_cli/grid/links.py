@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
@@ -136,8 +136,8 @@ def _check_table(grid: Grid, labels: Labels, problems: list[Problem]) -> None:
     for part, names in named.items():
         valid = [*labels, *COLUMNS] if part == "columns" else list(labels)
         for name in names:
-            if name not in valid:
-                fault(problems, (*path, part), f"no axis '{name}'; {nearest(name, valid)}", _place(grid, part))
+            if name not in valid and (message := _no_axis(grid, name, valid)):
+                fault(problems, (*path, part), message, _place(grid, part))
     for name in table.against:
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
@@ -147,6 +147,15 @@ def _check_table(grid: Grid, labels: Labels, problems: list[Problem]) -> None:
         if valid and wanted not in valid:
             message = f"'{wanted}' is no value of this axis; {nearest(wanted, dict.fromkeys(valid))}"
             fault(problems, (*path, "against", name), message, _place(grid, "against"))
+
+
+def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:
+    """What is wrong with a table that names an axis the grid does not have; "" where the cells' own message says it."""
+    size = children(grid.base).get("size")
+    if name != "size" or not grid.has_own_cells:
+        return f"no axis '{name}'; {nearest(name, valid)}"
+    # Without a size no cell is valid, and that is the message; a size of numbers alone has no label.
+    return f"the size at {size.mark} has no label; add `name: ...` to it" if size else ""
 
 
 def _place(grid: Grid, part: str) -> Mark:

@@ -9,6 +9,7 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Axis, Grid, Include, Override, TableSpec, Value, When, Where
 from gpas_cli.grid.document import Mark, Node, mapping
 from gpas_cli.grid.names import name_fault
+from gpas_cli.grid.ranges import is_range, spelling_of, values_of
 from gpas_cli.grid.scalar import Label, identity, same, spelled
 from gpas_cli.grid.schema import Path, built, entries, fault, items, sentence, texts, word, words
 from gpas_cli.grid.settings import SETTINGS, STAGE_SECTIONS, children, has_label, label, merge, nested, unnamed
@@ -131,16 +132,31 @@ def _read_values(
 ) -> tuple[Value, ...]:
     found: list[Value] = []
     seen: set[tuple[bool, Label]] = set()
-    listed = items(node, path, problems)
-    if isinstance(node.value, tuple) and not listed:
-        fault(problems, path, "is an empty list: the grid would have no cells", node)
-    for item in listed:
+    for item in _listed(node, path, problems):
         called = _read_label(name, item, path, problems)
         if distinct and identity(called) in seen:
             fault(problems, path, f"the value '{spelled(called)}' is listed twice", item)
         seen.add(identity(called))
         found.append(Value(called, Node(unnamed(item).value, item.mark, node.key, item.depth, item.count)))
     return tuple(found)
+
+
+def _listed(node: Node, path: Path, problems: list[Problem]) -> list[Node]:
+    """The values of an axis, those that a rule such as `{range: [1, 5]}` stands for written out."""
+    if is_range(node):
+        return list(values_of(node, path, problems))
+    if message := spelling_of(node):
+        fault(problems, path, f"'{node.plain()}' is not a list; {message}", node)
+        return []
+    if node.value == ():
+        fault(problems, path, "is an empty list: the grid would have no cells", node)
+    found: list[Node] = []
+    for item in items(node, path, problems):
+        if message := spelling_of(item):
+            fault(problems, path, f"'{item.plain()}' is not a value; {message}", item)
+        else:
+            found.extend(values_of(item, path, problems) if is_range(item) else [item])
+    return found
 
 
 def _read_label(axis: str, node: Node, path: Path, problems: list[Problem]) -> Label:

@@ -118,13 +118,15 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: Path, probl
 
 
 def _as(option: Any, value: Any) -> Any:
-    """`value` as `option`, or MISSING where it is not one. bool is never a number, 1 is a float."""
+    """`value` as `option`, or MISSING where it is not one. bool is never a number, 1 is a float, 1e3 whole."""
     if typing.get_origin(option) is tuple:
         item = typing.get_args(option)[0]
         converted = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [MISSING]
         return MISSING if MISSING in converted else tuple(converted)
     if option is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if option is int and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)  # 6e4 is a whole number, too
     if isinstance(value, bool) and option is not bool:
         return MISSING
     return value if isinstance(value, option) else MISSING

@@ -125,6 +125,9 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("retry", "pre-s1"), "nothing to retry"),
         (("why", "pre-s1"), "quickstart/pre-s1 has not been run"),
         (("-c", "nowhere.yaml", "plan"), "nowhere.yaml does not exist"),
+        (("plan", "-c", "nowhere.yaml"), "nowhere.yaml does not exist"),
+        (("run", "grid", "--config=nowhere.yaml", "--yes"), "nowhere.yaml does not exist"),
+        (("plan", "--config"), "--config needs the path of an experiments file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -153,6 +156,17 @@ def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
     assert any(
         "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?" in line for line in lines
     )
+
+
+def test_the_experiments_file_may_be_named_after_the_command(project: Path) -> None:
+    (project / "here/other.yaml").write_text(
+        (project / "here/experiments.yaml").read_text().replace("appendix-7b:", "own:")
+    )
+    try:
+        for words in (("explain", "own/pre", "--config", "other.yaml"), ("status", "-c", "other.yaml", "own")):
+            assert "own" in gpas(project, *words).stdout
+    finally:
+        (project / "here/other.yaml").unlink()
 
 
 def test_the_shell_completes_grids_and_cells(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

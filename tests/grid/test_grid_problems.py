@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from grids import HEAD, cells, complaints, read, whole
+from grids import HEAD, cells, complaints, grid, read, whole
 
 BASE = "base: {size: quickstart, data: quickstart}\n"
 
@@ -22,6 +22,14 @@ MISTAKES = {
     "lines of an sbatch option": (BASE + 'resources: {sbatch: ["--x=1\\nb"]}', "6:25", "is more than one line"),
     "lines of a path": ('base: {size: quickstart, data: {path: "a\\nb"}}', "5:43", "data.path: is more than one line"),
     "lines of a name": (BASE + 'axes: {norm: [{name: "a\\nb", scheme: pre}]}', "6:26", "name: is more than one line"),
+    "size missing, table by size": ("base: {data: quickstart}\ntable: {rows: [norm]}", "4:3", "size: is required"),
+    "size without a label": (
+        "base: {size: {hidden: 8, ffn: 8, heads: 2, layers: 2, vocab: 300}, data: quickstart, "
+        "optim: {lr: 1, warmup: 1, steps: 2, batch: 1}}\ntable: {rows: [norm]}",
+        "6:12",
+        "the size at e.yaml:5:18 has no label; add `name: ...` to it",
+    ),
+    "fraction of a step": (cells(**{"optim.steps": "[600.5]"}), "6:26", "600.5 is not a whole number"),
     "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write [1]"),
     "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
     "value twice": (BASE + "axes: {seed: [1, 1.0]}", "6:22", "the value '1.0' is listed twice"),
@@ -184,6 +192,18 @@ def test_endless_chains_of_includes_are_refused() -> None:
     text = HEAD + "".join(f"  g{i}: {{include: [g{i + 1}]}}\n" for i in range(400))
     text += "  g400: {base: {size: quickstart, data: quickstart}}\n"
     assert complaints(text)[0] == "e.yaml:4:18: grids.g0.include: the includes are more than 50 grids deep"
+
+
+def test_whole_numbers_may_have_exponents() -> None:
+    (entry,) = grid(BASE[:-2] + ", optim.steps: 6e2, optim.warmup: 6.0e1}")
+    assert (entry.cell.optim.steps, entry.cell.optim.warmup) == (600, 60)
+    assert entry.key == grid(BASE)[0].key
+
+
+@pytest.mark.parametrize("text", ["grids:\n\tg: 1\n", "grids:\n  g: 1\n\th: 2\n"])
+def test_a_tab_is_named(text: str) -> None:
+    (found,) = complaints(text)
+    assert found.endswith("is not YAML: the line is indented with a tab; use spaces")
 
 
 def test_titles_over_several_lines_become_one_and_shell_keeps_its_lines() -> None:
