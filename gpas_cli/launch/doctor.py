@@ -24,6 +24,7 @@ from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.spec.run import Resources
 
 NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -127,17 +128,18 @@ def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
     except commands.SlurmError as error:  # the programs are installed, and no cluster is configured
         yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
         return
-    yield from checkup.configuration(version, project.runs, _notices(project))
+    resources = _resources(project)
+    yield from checkup.configuration(version, project.runs, {asked.notice for asked in resources.values()})
     if nodes:
-        yield from checkup.nodes(project.runs)
+        yield from checkup.nodes(project, resources)
 
 
-def _notices(project: Project) -> set[int]:
-    """Seconds before their time limits at which the cells ask to be warned; none where the file is not to be read."""
+def _resources(project: Project) -> dict[str, Resources]:
+    """What the cells ask for, by their names; nothing where the file is not to be read."""
     try:
-        return {entry.resources.notice for entry in _declared(project)[1]}
+        return {entry.id: entry.resources for entry in _declared(project)[1]}
     except GpasError:
-        return set()
+        return {}
 
 
 def _experiments(project: Project) -> Iterator[Finding]:

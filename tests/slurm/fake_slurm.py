@@ -59,9 +59,14 @@ class Site:
         self.sbatch("echo $id")
 
     def sbatch(self, text: str) -> None:
-        """What sbatch does with its $n-th call, in shell; $id is the job id that is due. Its environment is kept."""
+        """What sbatch does with its $n-th job, in shell: $id is the id that is due, $name what the job is called.
+
+        Its environment is kept.
+        """
         count = "n=1; while [ -e $0.env.$n ]; do n=$((n + 1)); done; env > $0.env.$n; id=$((n + 6))"
-        self.programs.script("sbatch", f"{count}\n{text}")
+        version = '[ "$1" = --version ] && echo slurm 22.05.8 && exit 0'
+        name = 'for word in "$@"; do case "$word" in --job-name=*) name="${word#*=}";; esac; done'
+        self.programs.script("sbatch", "\n".join((version, count, name, text)))
 
     def environment(self, call: int) -> dict[str, str]:
         """The environment of a call of sbatch, the first being 1."""

@@ -9,11 +9,6 @@ from fake_slurm import Programs, Site, row
 
 from gpas_cli.launch.slurm import follow, sources, states
 
-SBATCH = """
-for word in "$@"; do case "$word" in --job-name=*) name="${word#*=}";; esac; done
-echo $id
-"""
-
 
 def states_of(site: Site) -> dict[str, str]:
     return {cell["name"]: cell["state"] for cell in site.gpas("status", "small", "--json").json["cells"]}
@@ -85,7 +80,7 @@ def test_waiting_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(follow, "EVERY", 0.1)
     width = sources.COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
-    site.sbatch(f"{SBATCH}printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
+    site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
     site.programs.put("squeue", "")
     site.programs.script(
         "squeue",

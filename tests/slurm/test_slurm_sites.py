@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,25 @@ def test_defaults_of_sites_and_users_for_slurms_programs_change_nothing(
     toy.until(
         lambda states: set(states.values()) == {"done", "cancelled"}, allowed=("queued", "running", "done", "cancelled")
     )
+
+
+def asked(toy: SlurmToy) -> dict[str, str]:
+    """What `gpas doctor --nodes` finds: detail by name."""
+    found = json.loads(toy.gpas("doctor", "--nodes", "--json", expect=4).stdout)["findings"]
+    return {each["what"]: each["detail"] for each in found}
+
+
+def test_doctor_asks_a_node_as_the_cells_would_and_leaves_nothing_in_the_queue(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    toy = one_cell(cluster, tmp_path / "toy", resources="gpus: 1")
+    found = asked(toy)
+    assert "torch sees none" in found["GPUs on nodes"]
+    toy.edit("gpus: 1", "python: /no/such/python, partition: high")
+    found = asked(toy)
+    assert "/no/such/python: not found" in found["SLURM node"]
+    cluster.run("scontrol", "update", "partitionname=high", "state=down")
+    found = asked(toy)
+    cluster.run("scontrol", "update", "partitionname=high", "state=up")
+    assert "PartitionDown" in found["SLURM node"]
+    assert toy.queue() == {}

@@ -10,6 +10,7 @@ element      what an array element runs: a supervisor of its cells' attempts
 start        one start of an element: the attempts it makes, what its tasks tell each other
 child        one job of a supervisor: alive, asked to leave, ended, and how
 memory       evidence that memory ran out where a job was killed
+nodes        short jobs that ask compute nodes what they see, for `gpas doctor --nodes`
 notice       how long jobs have to save, for `gpas doctor`
 
 No job is lost and none is doubled, whoever dies when: a stage's claim names the submission that may run it, and an

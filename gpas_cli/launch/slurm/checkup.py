@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -14,10 +11,12 @@ from typing import Any
 
 from gpas_cli.launch import locks
 from gpas_cli.launch.doctor import Finding
-from gpas_cli.launch.slurm import commands, notice, probe
+from gpas_cli.launch.slurm import commands, notice
 from gpas_cli.launch.slurm.commands import SlurmError
+from gpas_cli.launch.slurm.nodes import ask
+from gpas_cli.project import Project
+from gpas_cli.spec.run import Resources
 
-PATIENCE = 120.0  # seconds for a node to be had
 SKEW = 5.0  # seconds by which clocks may differ before times in `status` are misleading
 
 
@@ -59,27 +58,44 @@ def _accounting(config: Mapping[str, str]) -> Finding:
     return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
 
 
-def nodes(runs: Path) -> Iterator[Finding]:
-    """What a compute node sees, asked in a job of one task. Takes as long as a node takes to be had."""
-    runs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=runs, prefix=".doctor-") as folder:
+def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
+    """What compute nodes see, asked in jobs of one task, one for each way in which cells ask for nodes.
+
+    `resources` are those of the cells, by name. Takes as long as nodes take to be had, but not for ever.
+    """
+    project.runs.mkdir(parents=True, exist_ok=True)
+    profiles = _different(resources) or {"": Resources()}
+    with tempfile.TemporaryDirectory(dir=project.runs, prefix=".doctor-") as folder:
         lock = Path(folder) / "held.lock"
         fd = locks.hold(lock)
-        command = [sys.executable, "-P", probe.__file__, str(lock)]
-        words = ("srun", "--ntasks=1", "--time=2", "--job-name=gpas-doctor", "sh", "-c", shlex.join(command))
         before = time.time()
         try:
-            told = json.loads(commands.run(*words, patience=PATIENCE).strip().splitlines()[-1])
-        except (SlurmError, ValueError, IndexError) as error:
-            yield Finding("SLURM node", "problem", f"no answer from a node: {error}", "see `sinfo` and `squeue --me`")
-            return
+            probes = ask(project, profiles, lock)
         finally:
             os.close(fd)
-        yield from _node(told, before, time.time())
+    for asked in probes:
+        whose = f" for {asked.label}" if len(probes) > 1 else ""
+        if asked.answer is None:
+            remedy = "see `sinfo`, and resources in experiments.yaml"
+            yield Finding(f"SLURM node{whose}", "problem", asked.problem, remedy)
+        else:
+            yield from _node(asked.answer, before, time.time(), whose, profiles[asked.label].gpus)
 
 
-def _node(told: Mapping[str, Any], before: float, after: float) -> Iterator[Finding]:
-    where = f"node {told['host']}"
+def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
+    """One of each kind that gets other nodes or another Python, named by the first cell and how many there are."""
+    found: dict[str, list[str]] = {}
+    for name, asked in resources.items():
+        where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)
+        found.setdefault(repr((where, asked.setup, asked.environment, asked.python)), []).append(name)
+    return {
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}": resources[names[0]]
+        for names in found.values()
+    }
+
+
+def _node(told: Mapping[str, Any], before: float, after: float, whose: str, gpus: int) -> Iterator[Finding]:
+    where = f"node {told['host']}{whose}"
     if not told["shared"]:
         remedy = "set GPAS_RUNS_DIR to a folder that all nodes mount"
         yield Finding("shared folder", "problem", f"{where} does not see runs/", remedy)
@@ -101,3 +117,6 @@ def _node(told: Mapping[str, Any], before: float, after: float) -> Iterator[Find
     status = "problem" if told["torch"] is None else "ok"
     remedy = "set resources.python or resources.setup to an environment that has it" if told["torch"] is None else ""
     yield Finding("torch on nodes", status, f"{where}: Python {told['python']}, {torch}, {told['gpus']} GPUs", remedy)
+    if gpus and not told["gpus"] and told["torch"] is not None:
+        detail = f"{where}: the job asked for a GPU, and torch sees none"
+        yield Finding("GPUs on nodes", "problem", detail, "jobs leave such a node for another; have it repaired")

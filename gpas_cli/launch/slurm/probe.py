@@ -35,8 +35,12 @@ def torch_version() -> str | None:
         return None
 
 
-def gpus() -> int:
-    """How many GPUs nvidia-smi lists."""
+def gpus(asked: bool) -> int:
+    """How many GPUs torch sees, where one was `asked` for and torch is installed; else how many nvidia-smi lists."""
+    if asked and torch_version():
+        question = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+        done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False)
+        return int(done.stdout) if done.stdout.strip().isdigit() else 0
     if shutil.which("nvidia-smi") is None:
         return 0
     told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
@@ -53,6 +57,6 @@ if __name__ == "__main__":
         "scontrol": shutil.which("scontrol") is not None,
         "python": platform.python_version(),
         "torch": torch_version(),
-        "gpus": gpus(),
+        "gpus": gpus(sys.argv[2:] == ["1"]),
     }
     print(json.dumps(found))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,34 @@ def text(
     exclude: str = "",
 ) -> str:
     """The sbatch script of the submission in `place`; `array` as sbatch takes it (0-9%4), not on nodes `exclude`."""
+    more: dict[str, Any] = {"array": array, "requeue": True, **profile["additional_parameters"]}
+    if dependency:
+        more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+    if exclude:
+        more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
+    log = f"{_literal(place)}/%A_%a_"
+    inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {MODULE} {shlex.quote(str(place))}'
+    setup = [f'export PYTHONPATH={shlex.quote(str(code.path))}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+    chosen = {**profile, "additional_parameters": more, "comment": f"gpas {code.code}"}
+    return _rendered(project, place.name, chosen, f"{log}0_log.out", setup, f"{log}%t_log.out", inner)
+
+
+def single(project: Project, name: str, log: Path, resources: Resources, words: str) -> str:
+    """The sbatch script of one short task that has Python run `words` (quoted) as the jobs of these resources run."""
+    gpus = min(1, resources.gpus)
+    memory = "2G" if resources.mem else ""  # enough to import torch
+    small = replace(resources, nodes=1, ranks=1, cpus=1, gpus=gpus, mem=memory, time="2", notice=10, pack=1)
+    profile = dict(parameters(small))
+    options = profile["additional_parameters"].items()
+    profile["additional_parameters"] = {option: value for option, value in options if not option.startswith("mail")}
+    output = _literal(log)
+    return _rendered(project, name, profile, output, [], output, f"exec {_python(profile)} -u -P {words}")
+
+
+def _rendered(
+    project: Project, name: str, profile: Mapping[str, Any], log: str, setup: Sequence[str], output: str, inner: str
+) -> str:
+    """The sbatch script that runs the shell command `inner` as the step of a job; `log` and `output` are patterns."""
     from submitit.slurm.slurm import SlurmExecutor
 
     class Script(SlurmExecutor):
@@ -88,41 +117,40 @@ def text(
         def affinity(cls) -> int:
             return 1
 
-    chosen = dict(profile)
-    environment, python = chosen.pop("environment"), chosen.pop("python") or shlex.quote(sys.executable)
-    log = str(place).replace("%", "%%") + "/%A_%a_"  # the only percent signs that SLURM replaces
-    more = {
-        "array": array,
-        "requeue": True,
-        "chdir": str(project.config.parent),
-        "output": f"{log}0_log.out",
-        **chosen["additional_parameters"],
-    }
-    if dependency:
-        more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
-    if exclude:
-        more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
+    chosen = {key: value for key, value in profile.items() if key not in ("environment", "python")}
     chosen |= {
-        "job_name": place.name,
+        "job_name": name,
         "wckey": None,  # submitit's own would be refused where wckeys are enforced
-        "comment": f"gpas {code.code}",
-        "additional_parameters": more,
-        "setup": [*chosen["setup"], *_exports(project, code, environment)],
+        "additional_parameters": {
+            "chdir": str(project.config.parent),
+            "output": log,
+            **profile["additional_parameters"],
+        },
+        "setup": [*profile["setup"], *_exports(project, profile["environment"]), *setup],
         "stderr_to_stdout": True,
         "use_srun": False,  # submitit's has the folder in the name of the log as it is
     }
-    executor = Script(place)
+    executor = Script(project.runs)
     executor.update_parameters(**chosen)
     step = [
         "srun",
         "--unbuffered",
-        f"--output={log}%t_log.out",
+        f"--output={output}",
         "--export=ALL",  # the job's environment, also where the site or the user lets sbatch pass none on
         # From SLURM 22.05 on srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
         f"--cpus-per-task={profile['cpus_per_task']}",
         "--kill-on-bad-exit=1",
     ]
-    return str(executor._make_submission_file_text(f"{shlex.join(step)} {_command(python, place)}", ""))
+    return str(executor._make_submission_file_text(f"{shlex.join(step)} sh -c {shlex.quote(inner)}", ""))
+
+
+def _python(profile: Mapping[str, Any]) -> str:
+    return profile["python"] or shlex.quote(sys.executable)
+
+
+def _literal(path: Path) -> str:
+    """A path as part of a pattern in which SLURM replaces percent signs."""
+    return str(path).replace("%", "%%")
 
 
 def overriding(script: str) -> set[str]:
@@ -133,17 +161,11 @@ def overriding(script: str) -> set[str]:
     return {*NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
 
 
-def _command(python: str, place: Path) -> str:
-    inner = f'trap "" USR2 TERM; exec {python} -u -P -m {MODULE} {shlex.quote(str(place))}'
-    return f"sh -c {shlex.quote(inner)}"
-
-
-def _exports(project: Project, code: Snapshot, environment: Sequence[str]) -> list[str]:
+def _exports(project: Project, environment: Sequence[str]) -> list[str]:
     pairs = [word.partition("=")[::2] for word in environment]
     pairs += [
         ("GPAS_CONFIG", str(project.config)),
         ("GPAS_RUNS_DIR", str(project.runs)),
         ("GPAS_CACHE", str(project.cache)),
     ]
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in pairs]
-    return [*lines, f'export PYTHONPATH={shlex.quote(str(code.path))}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+    return [f"export {name}={shlex.quote(value)}" for name, value in pairs]
