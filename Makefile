@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: quickstart test test-machine test-long check format venv wheel clean
+.PHONY: quickstart test test-machine test-long check format docs venv wheel clean
 
 quickstart: venv
 	$(BIN)/gpas run grid quickstart --executor local --yes
@@ -36,6 +36,10 @@ check: venv
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The form of the commands' JSON, from the types in gpas_cli/cli/schemas.
+docs: venv
+	$(BIN)/gpas schema --markdown > docs/json.md
 
 venv: $(VENV)/.installed
 

@@ -24,6 +24,7 @@ from gpas_cli.cli import (
     rerun,
     retry,
     run,
+    schema,
     status,
     sync,
     table,
@@ -118,3 +119,4 @@ app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)
 app.command("trust")(trust.trust)
+app.command("schema")(schema.schema)

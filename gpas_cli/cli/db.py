@@ -6,12 +6,13 @@ import typer
 
 from gpas_cli.cli.console import AsJson, Yes, confirm, console, print_json, project
 from gpas_cli.errors import Exit
+from gpas_cli.words import count
 
 app = typer.Typer(help="Upgrade, check, rebuild or back up the results database.", no_args_is_help=True)
 
 
 @app.command()
-def upgrade() -> None:
+def upgrade(as_json: AsJson = False) -> None:
     """Bring the schema to this version; a backup is made first.
 
     Example: [bold]gpas db upgrade[/bold]
@@ -19,7 +20,9 @@ def upgrade() -> None:
     from gpas_cli.store import maintenance
 
     backup = maintenance.upgrade(project().database)
-    console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.")
+    console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.", markup=False)
+    if as_json:
+        print_json(backup=str(backup) if backup else None)
 
 
 @app.command()
@@ -43,7 +46,7 @@ def check(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def rebuild(yes: Yes = False) -> None:
+def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
     """Make the database anew from the run directories alone; the old one is replaced only when the new one is whole.
 
     Example: [bold]gpas db rebuild --yes[/bold]
@@ -52,17 +55,22 @@ def rebuild(yes: Yes = False) -> None:
 
     confirm(f"Replace {session.name_of(project().database)} by one made from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
-    console().print(f"Rebuilt from {result.attempts} attempts in {project().runs}.")
+    console().print(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.", markup=False)
     for problem in result.problems:
         console().print(f"- {problem}", markup=False, style="yellow")
+    if as_json:
+        print_json(attempts=result.attempts, problems=list(result.problems))
 
 
 @app.command()
-def backup() -> None:
+def backup(as_json: AsJson = False) -> None:
     """Copy the database while it may be in use.
 
     Example: [bold]gpas db backup[/bold]
     """
     from gpas_cli.store import maintenance
 
-    console().print(f"Backup: {maintenance.backup(project().database)}")
+    made = maintenance.backup(project().database)
+    console().print(f"Backup: {made}", markup=False)
+    if as_json:
+        print_json(backup=str(made))

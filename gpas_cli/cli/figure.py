@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import Names, Where, console, entries, project
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def figure(
     where: Where = None,
     what: Annotated[str, typer.Option("--what", help=WHAT)] = "loss",
     out: Annotated[Path, typer.Option("--out", "-o", help="The files to write, without suffix.")] = Path("figure"),
+    as_json: AsJson = False,
 ) -> None:
     """Draw curves of a grid's cells as OUT.svg and OUT.png. Triangles mark spikes of the loss and the gradient norm.
 
@@ -53,8 +54,11 @@ def figure(
         raise GpasError(f"unknown curve '{what}'; {nearest(what, known)}")
     from gpas_cli.report.figure import save
 
-    written = save(_make(entries(names, where), what), out)
-    console().print(f"Wrote {' and '.join(str(path) for path in written)}.")
+    chosen = entries(names, where)
+    written = save(_make(chosen, what), out)
+    console().print(f"Wrote {' and '.join(str(path) for path in written)}.", markup=False)
+    if as_json:
+        print_json(what=what, cells=[entry.id for entry in chosen], files=[str(path) for path in written])
 
 
 def _make(chosen: Sequence[Entry], what: str) -> Figure:

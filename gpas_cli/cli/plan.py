@@ -56,7 +56,7 @@ def plan(
     chosen = varied_entries(names, where)
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
-        print_json(**_as_mapping(planned, price))
+        print_json(**as_mapping(planned, price))
     else:
         console().print(render(planned, price, cells=gpu is None))
 
@@ -77,7 +77,8 @@ def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | N
     return make_plan(project().runs, chosen, project=project())
 
 
-def _as_mapping(planned: Plan, price: float | None) -> dict[str, Any]:
+def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
+    """The document `Plan`, without its schema number."""
     rows = [
         {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
          "action": row.action, "detail": row.detail, "will_run": row.will_run}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import CellsOrGrids, Executor, Where, Yes, cells_or_grids, confirm, console, project
+from gpas_cli.cli.console import AsJson, CellsOrGrids, Executor, Where, Yes, cells_or_grids, confirm, console, project
+from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.cli.run import Jobs, Wait, run_entries
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count
@@ -27,6 +28,8 @@ def rerun(
     wait: Wait = False,
     undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request: the earlier result stands.")] = False,
     yes: Yes = False,
+    notify: Notify = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run cells that have a result again, from the first update, as a new attempt. Nothing is erased: tables show the
     old number until the new one is there, and `gpas why` shows both.
@@ -38,6 +41,7 @@ def rerun(
     Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
     """
     from gpas_cli.launch.claims import run_again
+    from gpas_cli.launch.summary import Summary
     from gpas_cli.launch.watch import RESULTS, look
 
     if not words and not where:
@@ -45,7 +49,7 @@ def rerun(
     states = look(project().runs, cells_or_grids(words, where))
     if undo:
         _undo([state.entry for state in states])
-        return
+        finish(Summary())
     chosen = [state for state in states if state.state in RESULTS]
     if not chosen:
         told = ", ".join(f"{state.entry.id} is {state.state}" for state in states[:NAMED])
@@ -55,7 +59,7 @@ def rerun(
         console().print(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")
     confirm(f"Run {count(len(chosen), 'cell')} again?", yes)
     run_again(project().runs, _keys([state.entry for state in chosen]))
-    run_entries([state.entry for state in chosen], executor=executor, jobs=jobs, yes=yes, wait=wait)
+    run_entries([state.entry for state in chosen], executor=executor, jobs=jobs, yes=yes, wait=wait, notify=notify)
 
 
 def _keys(entries: Sequence[Entry]) -> list[str]:

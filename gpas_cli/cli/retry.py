@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import Executor, Where, Yes, console, entries, experiments, find_cells, project
+from gpas_cli.cli.console import AsJson, Executor, Where, Yes, console, entries, experiments, find_cells, project
+from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.cli.run import Jobs, Wait, run_entries
 from gpas_cli.errors import GpasError
 
@@ -25,6 +26,8 @@ def retry(
     jobs: Jobs = None,
     wait: Wait = False,
     yes: Yes = False,
+    notify: Notify = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run failed and cancelled cells again, from their last checkpoint where there is one. Attempts are kept.
 
@@ -32,6 +35,7 @@ def retry(
 
     Example: [bold]gpas retry pre-gpas-s1[/bold]
     """
+    from gpas_cli.launch.summary import Summary
     from gpas_cli.launch.watch import look
 
     asked = find_cells(cells) if cells else entries(list(experiments().grids), where)
@@ -42,10 +46,10 @@ def retry(
         raise GpasError(f"nothing to retry: {told}; `gpas run grid` runs what is missing or interrupted")
     if not chosen:
         console().print("No cell has failed or was cancelled.")
-        return
+        finish(Summary())
     if cells:
         chosen += _waiting_for(chosen, asked)
-    run_entries(chosen, executor=executor, jobs=jobs, yes=yes, wait=wait, retry=RETRIED)
+    run_entries(chosen, executor=executor, jobs=jobs, yes=yes, wait=wait, retry=RETRIED, notify=notify)
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:

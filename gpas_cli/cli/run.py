@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from gpas_cli.cli import slurm
-from gpas_cli.cli.console import Executor, Names, Where, Yes, confirm, console, entries, experiments, project
+from gpas_cli.cli.console import (
+    STATE,
+    AsJson,
+    Executor,
+    Names,
+    Where,
+    Yes,
+    confirm,
+    console,
+    entries,
+    experiments,
+    print_json,
+    project,
+)
+from gpas_cli.cli.outcome import Notify, finish
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -47,6 +61,8 @@ def run_grid(
         bool, typer.Option("--test-only", help="SLURM: only ask when jobs would start. Submits nothing.")
     ] = False,
     yes: Yes = False,
+    notify: Notify = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run every cell of a grid that has no result yet. Running a grid twice is free.
 
@@ -61,8 +77,9 @@ def run_grid(
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
     run_entries(
-        entries(names, where), executor=executor, jobs=jobs, yes=yes, wait=wait, dry_run=dry_run, test_only=test_only
-    )
+        entries(names, where), executor=executor, jobs=jobs, yes=yes, wait=wait, dry_run=dry_run, test_only=test_only,
+        notify=notify,
+    )  # fmt: skip
 
 
 def run_entries(
@@ -75,9 +92,10 @@ def run_entries(
     dry_run: bool = False,
     test_only: bool = False,
     retry: Collection[str] = (),
+    notify: str | None = None,
 ) -> None:
     """Plan, ask, run, and end with the exit code of the outcome."""
-    from gpas_cli.cli.plan import headline, render
+    from gpas_cli.cli.plan import as_mapping, headline, render
     from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan
 
@@ -90,6 +108,8 @@ def run_entries(
         console().print(render(planned))
         if on_slurm:
             slurm.dry_run(chosen, planned)
+        if STATE.as_json:
+            print_json(**as_mapping(planned))
         return
     if test_only:
         slurm.test_only(chosen, planned, on_slurm)
@@ -101,9 +121,13 @@ def run_entries(
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {len(planned.jobs)} jobs?", yes)
     if not on_slurm:
-        _conclude(_run(chosen, jobs, retry))
-    elif (summary := slurm.submit(chosen, retry=retry, at_once=jobs, wait=wait)) is not None:
+        summary = _run(chosen, jobs, retry)
         _conclude(summary)
+        finish(summary, notify)
+    done, ended = slurm.submit(chosen, retry=retry, at_once=jobs, wait=wait)
+    if ended:
+        _conclude(ended)
+    finish(ended, notify, done)
 
 
 def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summary:
@@ -124,7 +148,7 @@ def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summa
 def _conclude(summary: Summary) -> None:
     from rich.text import Text
 
-    from gpas_cli.launch.summary import ENDINGS, exit_code
+    from gpas_cli.launch.summary import ENDINGS
 
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
     for name in (*ENDINGS[1:], "skipped"):
@@ -134,11 +158,9 @@ def _conclude(summary: Summary) -> None:
     grids = list(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
     console().print(Text.assemble((counts or "nothing to do", "bold"), ". Table: ", (_table_command(grids), "bold")))
     if summary.interrupted:
-        again = (f"gpas run grid {shlex.join(grids)}", "bold")
-        console().print(Text.assemble(again, " (same conditions) goes on from the last checkpoints."))
+        console().print("Run the same command to resume from the last checkpoints.")
     if summary.failed or summary.cancelled:
         console().print("Failed and cancelled cells run again with `gpas retry`; see `gpas logs CELL`.")
-    raise typer.Exit(exit_code(summary))
 
 
 def _table_command(grids: Sequence[str]) -> str:

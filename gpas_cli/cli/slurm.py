@@ -48,7 +48,9 @@ def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
         console().print(f"{first}{f' and {more} more' if more else ''}: {told}", markup=False)
 
 
-def submit(chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool) -> Summary | None:
+def submit(
+    chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool
+) -> tuple[Submitted, Summary | None]:
     """Submit what is lacking and say what was done; with `wait`, what it came to in the end."""
     from gpas_cli.cli.live import make_reporter
     from gpas_cli.launch.executor import stop_on_signals
@@ -63,11 +65,11 @@ def submit(chosen: list[Entry], *, retry: Collection[str], at_once: int | None, 
     done = scheduler.submit()
     _tell(done, chosen)
     if not wait:
-        return None
+        return done, None
     with make_reporter(console()) as reporter:
         follower = Follower(scheduler, reporter, lambda: ingest(here))
         with stop_on_signals(follower):
-            return follower.follow(done)
+            return done, follower.follow(done)
 
 
 def _tell(done: Submitted, chosen: list[Entry]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpas_cli.cli.console import AsJson, console, print_json, project
+from gpas_cli.words import count
 
 
 def sync(as_json: AsJson = False) -> None:
@@ -19,6 +20,7 @@ def sync(as_json: AsJson = False) -> None:
         counts = {"attempts": result.attempts, "events": result.events, "damaged": result.damaged}
         print_json(**counts, problems=list(result.problems))
         return
-    console().print(f"{result.attempts} attempts, {result.events} new events, {result.damaged} damaged lines")
+    parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
+    console().print(", ".join(count(number, noun) for number, noun in parts))
     for problem in result.problems:
         console().print(f"- {problem}", markup=False, style="yellow")

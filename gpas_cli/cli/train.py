@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import Cell, Settings, console, find_cells, project
+from gpas_cli.cli.console import AsJson, Cell, Settings, console, find_cells, project
+from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.cli.retry import RETRIED
 from gpas_cli.errors import GpasError
 
@@ -31,11 +32,13 @@ def train(
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", help="Write TensorBoard events below this folder, too.")
     ] = None,
-    wandb: Annotated[str | None, typer.Option("--wandb", help="Tell this Weights & Biases project, too.")] = None,
+    wandb: Annotated[str | None, typer.Option("--wandb", help="Log to this Weights & Biases project, too.")] = None,
+    notify: Notify = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run one cell here and watch it: an attempt like any other, which `gpas status` and `gpas table` know.
+    """Run one cell here and watch it. It is recorded like any run: `gpas status` and `gpas table` show it.
 
-    Goes on from the last checkpoint where there is one, also after a failure. What the cell builds on is run first.
+    Resumes from the last checkpoint where there is one, also after a failure. What the cell builds on is run first.
     Ctrl-C saves and leaves, a second one ends the job at once. Refuses a cell that has a result or runs elsewhere.
 
     With settings such as optim.lr=3e-3 it is a cell of its own, with its own key; `gpas explain` takes them as well.
@@ -44,7 +47,6 @@ def train(
 
     Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
-    from gpas_cli.launch.summary import exit_code
     from gpas_cli.launch.watch import look
 
     words = [cell, *_settings(settings or [])]
@@ -58,7 +60,7 @@ def train(
     )
     summary = _run(replace(entry, watch=watch))
     _conclude(summary, again=shlex.join(["gpas", "train", *words]))
-    raise typer.Exit(exit_code(summary))
+    finish(summary, notify)
 
 
 def _settings(words: Sequence[str]) -> Sequence[str]:

@@ -36,5 +36,5 @@ def tokenizer_of(checkpoint: Path) -> str | None:
     Raises OSError when the journal cannot be read.
     """
     events, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
-    known = [event["tokenizer"] for event in events if event["kind"] == "data"]
+    known = [event["tokenizer"] for event in events if event["kind"] == "data" and "tokenizer" in event]
     return known[-1] if known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -70,8 +71,8 @@ class Face:
         self.folder, self.runs = folder, folder / "runs"
         self._patch, self._capture = monkeypatch, capture
         (folder / "text").mkdir(parents=True)
-        for name in ("a", "b", "c"):
-            (folder / f"text/{name}.txt").write_text(f"gate norm depth scale loss {name} " * 40)
+        for name in range(40):
+            (folder / f"text/{name:02}.txt").write_text(f"gate norm depth scale loss {name} " * 40)
         self.declare(EXPERIMENTS)
         monkeypatch.chdir(folder)
         for name in [name for name in os.environ if name.startswith(("GPAS_", "SLURM_"))]:
@@ -92,6 +93,8 @@ class Face:
             main()
         out, err = self._capture.readouterr()
         code = ended.value.code
+        del ended
+        gc.collect()  # as when a process ends: connections to the database are closed
         said = Said(0 if code is None else int(code), out, err)
         assert expect is None or said.code == expect, (words, said.out + said.err)
         return said

@@ -1,0 +1,109 @@
+"""How a command that runs cells ends: JSON for a program, word to a command of the user's, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from gpas_cli.cli.console import SCHEMA, STATE, console, json_number, print_json
+from gpas_cli.errors import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpas_cli.launch.slurm.submit import Submitted
+    from gpas_cli.launch.summary import Item, Summary
+
+NOTIFY_SECONDS = 60.0  # what a command of the user's may take
+SUMMARY_VARIABLE = "GPAS_SUMMARY"
+
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        "--notify",
+        metavar="COMMAND",
+        envvar="GPAS_NOTIFY",
+        help=f"Run this command when the run has ended: a line in ${SUMMARY_VARIABLE}, JSON on its standard input.",
+    ),
+]
+
+
+def finish(summary: Summary | None, notify: str | None = None, submitted: Submitted | None = None) -> NoReturn:
+    """End the command with the exit code of `summary`; None while the jobs that were `submitted` go on."""
+    from gpas_cli.launch.summary import exit_code
+
+    code = exit_code(summary) if summary else Exit.DONE
+    told = as_mapping(summary, submitted, code)
+    if STATE.as_json:
+        print_json(**told)
+    if notify and summary is None:
+        console().print(
+            "--notify: the jobs run on after this command; add --wait to be told of their end", style="yellow"
+        )
+    elif notify:
+        _notify(notify, told)
+    raise typer.Exit(code)
+
+
+def as_mapping(summary: Summary | None, submitted: Submitted | None, code: Exit) -> dict[str, Any]:
+    """The document `Run`, without its schema number."""
+    cells = [_cell(item, ending) for ending, item in _items(summary)] if summary else []
+    return {
+        "exit_code": int(code),
+        "counts": dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells)),
+        "cells": cells,
+        "submitted": _submitted(submitted) if submitted else None,
+    }
+
+
+def one_line(told: dict[str, Any]) -> str:
+    """The run in a line: "gpas: 20 done, 2 failed of quickstart"."""
+    counts = ", ".join(f"{number} {name}" for name, number in told["counts"].items())
+    grids = ", ".join(dict.fromkeys(cell["grid"] for cell in told["cells"]))
+    return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
+
+
+def _notify(command: str, told: dict[str, Any]) -> None:
+    """Run the user's command. Names from the experiments file reach it as data only, never as part of its text."""
+    environment = {**os.environ, SUMMARY_VARIABLE: one_line(told)}
+    document = json.dumps({"schema": SCHEMA, **told}, allow_nan=False)
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], input=document, text=True, capture_output=True, timeout=NOTIFY_SECONDS,
+            env=environment, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        console().print(f"warning: --notify: {error}", style="yellow", markup=False)
+        return
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        console().print(
+            f"warning: --notify: the command ended with {done.returncode}: {said}", style="yellow", markup=False
+        )
+
+
+def _items(summary: Summary) -> Iterator[tuple[str, Item]]:
+    for ending, items in vars(summary).items():
+        for item in items:
+            yield ending, item
+
+
+def _cell(item: Item, ending: str) -> dict[str, Any]:
+    seen = item.sighting
+    return {
+        "key": item.entry.key, "grid": item.entry.grid, "name": item.entry.name, "state": seen.state,
+        "skipped": ending == "skipped", "reason": item.reason, "attempt": seen.attempt,
+        "directory": str(seen.directory) if seen.directory else None,
+        "metrics": {name: json_number(value) for name, value in seen.metrics.items()},
+    }  # fmt: skip
+
+
+def _submitted(done: Submitted) -> dict[str, Any]:
+    arrays = [{"name": made.name, "job": job, "elements": elements} for made, job, elements in done.arrays]
+    return {"arrays": arrays, "jobs": done.jobs, "followed": done.followed, "left": len(done.left),
+            "failed_before": done.over, "blocked": len(done.blocked)}  # fmt: skip

@@ -1,0 +1,42 @@
+"""The JSON that commands print, as types: `DOCUMENTS` names the document of each command.
+
+    cells.py       what is said of cells: states, plans, results of runs, where a number comes from
+    tables.py      tables, figures, exported networks
+    upkeep.py      the text, the database, the machine
+    jsonschema.py  a type of these -> JSON Schema and Markdown
+
+`gpas schema COMMAND` prints a document's JSON Schema; `make docs` writes docs/json.md from the same types. A test runs
+the commands and validates what they print. `schema` grows when a reader of the old form would misread the new one; new
+fields may come at any time.
+"""
+
+from __future__ import annotations
+
+from gpas_cli.cli.schemas import cells, tables, upkeep
+
+DOCUMENTS: dict[str, type] = {
+    "plan": cells.Plan,
+    "run grid": cells.Run,
+    "train": cells.Run,
+    "retry": cells.Run,
+    "rerun": cells.Run,
+    "status": cells.Status,
+    "top": cells.Top,
+    "logs": cells.Event,
+    "cancel": cells.Cancelled,
+    "why": cells.Why,
+    "explain": cells.Explained,
+    "bench": cells.Measured,
+    "table": tables.Table,
+    "figure": tables.Figure,
+    "export": tables.Exported,
+    "sync": upkeep.Synced,
+    "data prepare": upkeep.Prepared,
+    "data status": upkeep.Caches,
+    "data check": upkeep.CheckedCaches,
+    "db check": upkeep.CheckedDatabase,
+    "db rebuild": upkeep.Rebuilt,
+    "db backup": upkeep.BackedUp,
+    "db upgrade": upkeep.BackedUp,
+    "doctor": upkeep.Diagnosis,
+}

@@ -1,0 +1,345 @@
+"""Documents about cells: their states, what a run would do, what it came to, and where a number comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from gpas_cli.cli.schemas.common import CellName, Document, Hours, LabelledCell, Number, SlurmJob, State, Time
+
+
+class PlannedCell(LabelledCell):
+    """One cell of a plan."""
+
+    action: Annotated[
+        str, "its state, `new` for one without an attempt, `invalid` for one that cannot be run to its end here"
+    ]
+    detail: str
+    will_run: Annotated[bool, "whether `gpas run` starts a job for it"]
+
+
+class Estimate(TypedDict):
+    """What the jobs to start will take."""
+
+    gpu_hours: float
+    core_hours: float
+    longest_hours: Annotated[float, "the longest chain of jobs"]
+    wall_hours: Annotated[float | None, "until all have ended; null behind a scheduler"]
+    slots: Annotated[int, "jobs at once on this machine"]
+    tokens: float
+    basis: Annotated[list[str], "where the speeds come from"]
+
+
+class SizeCost(TypedDict):
+    """The cells of one size, batch, length and number of updates."""
+
+    size: str
+    cells: int
+    jobs: int
+    parameters: int
+    precision: str
+    batch: Annotated[int, "rows per update"]
+    length: Annotated[int, "tokens per row"]
+    updates: int
+    tokens: Annotated[int, "tokens that a cell trains on"]
+    devices: Annotated[int, "GPUs or cores of a job"]
+    hours: Annotated[float, "of the longest job"]
+    gpu_hours: float
+    core_hours: float
+
+
+class Plan(Document):
+    """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
+
+    cells: list[PlannedCell]
+    jobs: Annotated[int, "jobs to start"]
+    texts: Annotated[list[str], "corpora that a job of their own tokenises first"]
+    stages: Annotated[dict[str, int], "how many stages are in which state"]
+    estimate: Estimate
+    warnings: NotRequired[list[str]]
+    sizes: list[SizeCost]
+    cost: Annotated[float | None, "GPU-hours times --price"]
+
+
+class RunCell(CellName):
+    """How one cell came out."""
+
+    state: State
+    skipped: Annotated[bool, "whether the run gave the cell up without trying"]
+    reason: Annotated[str, "why there is no result, empty for a result of this run"]
+    attempt: int | None
+    directory: str | None
+    metrics: dict[str, Number]
+
+
+class SubmittedArray(TypedDict):
+    """One SLURM job array."""
+
+    name: str
+    job: Annotated[str, "SLURM's id, empty when it is not known"]
+    elements: int
+
+
+class Submitted(TypedDict):
+    """What was given to SLURM."""
+
+    arrays: list[SubmittedArray]
+    jobs: int
+    followed: Annotated[int, "stages that were queued or running already"]
+    left: Annotated[int, "stages that SLURM has no room for yet"]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
+    blocked: Annotated[int, "stages whose parent failed"]
+
+
+class Run(Document):
+    """`gpas run grid --json`, train, retry and rerun; also what the command of --notify reads.
+
+    Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
+    """
+
+    exit_code: Literal[0, 3, 4]
+    counts: Annotated[dict[str, int], "how many cells came out how"]
+    cells: list[RunCell]
+    submitted: Submitted | None
+
+
+class GridSummary(TypedDict):
+    """One grid in numbers."""
+
+    grid: str
+    cells: int
+    states: dict[str, int]
+    ends: Annotated[float | None, "unix time at which what runs and waits will have ended; null unless something runs"]
+
+
+class Total(TypedDict):
+    """All grids together."""
+
+    cells: Annotated[int, "different cells"]
+    rows: Annotated[int, "cells of each grid, added up: a cell that two grids have counts twice"]
+    states: dict[str, int]
+
+
+class CellStatus(LabelledCell, SlurmJob):
+    """The state of one cell, and what it was concluded from."""
+
+    state: State
+    outcome: Annotated[str | None, "what the journal of the deciding attempt says"]
+    stage: Annotated[str, "the first stage without a result, or the last one"]
+    evidence: str
+    age: Annotated[float | None, "seconds since the newest evidence"]
+    cause: str | None
+    attempt: int | None
+    directory: str | None
+    step: int | None
+    steps: int | None
+    spikes: int | None
+    metrics: dict[str, Number]
+
+
+class Text(TypedDict):
+    """A corpus that a job tokenises, and that cells wait for."""
+
+    name: str
+    key: str
+    state: State
+    fraction: float | None
+    evidence: str
+    cause: str | None
+    job: str | None
+    directory: str | None
+
+
+class Status(Document):
+    """`gpas status --json`. Without names `cells` has those of the default grid and of every grid that was started."""
+
+    grids: list[GridSummary]
+    total: Total
+    cells: list[CellStatus]
+    texts: list[Text]
+
+
+class RoomCell(CellName):
+    """A cell in the machine room."""
+
+    stage: str
+
+
+class RunningCell(RoomCell, SlurmJob, Hours):
+    """A cell that runs."""
+
+    attempt: int | None
+    devices: list[str]
+    phase: str | None
+    step: Number | None
+    steps: Number | None
+    loss: Number | None
+    tokens_per_second: Number | None
+    mfu: Number | None
+    memory: Annotated[Number | None, "bytes"]
+    eta: Annotated[Number | None, "seconds"]
+    spikes: Number | None
+
+
+class QueuedCell(RoomCell, SlurmJob):
+    """A cell that waits."""
+
+
+class Use(Hours):
+    """What cells took, and what is left of those that run or wait."""
+
+    states: dict[str, int]
+    left: Annotated[int, "cells without a result"]
+    to_go: Hours | None
+    ends: Annotated[float | None, "unix time"]
+
+
+class GridUse(Use):
+    """A grid in the machine room."""
+
+    grid: str
+
+
+class Top(Document):
+    """`gpas top --json`."""
+
+    time: Time
+    running: list[RunningCell]
+    queued: list[QueuedCell]
+    grids: list[GridUse]
+    total: Use
+
+
+class Event(TypedDict):
+    """`gpas logs --json`: one event of a journal a line, without a schema number. Further fields depend on `kind`."""
+
+    n: Annotated[int, "counts the events of an attempt from 0"]
+    t: Time
+    kind: Annotated[
+        str, "start, phase, data, verified, step, layers, spike, evaluation, checkpoint, profile, warning or outcome"
+    ]
+
+
+class CancelledCell(CellName):
+    """What was done about one cell."""
+
+    state: State
+    asked: Annotated[bool, "whether its job will be stopped or dropped"]
+    what: str
+
+
+class Cancelled(Document):
+    """`gpas cancel --json`: the cells that were queued or running."""
+
+    cells: list[CancelledCell]
+
+
+class Spike(TypedDict):
+    """A spike of the loss or of the gradient norm."""
+
+    step: int
+    of: Literal["loss", "grad_norm"]
+    value: Number
+
+
+class Difference(TypedDict):
+    """A setting in which a cell differs from the one without a gate."""
+
+    setting: str
+    base: Any
+    own: Any
+
+
+class Try(TypedDict):
+    """One attempt."""
+
+    number: int
+    outcome: str | None
+    cause: str
+    state: State
+    evidence: str
+    signal: Annotated[Any, "the signal that ended the process, null when none did"]
+    retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
+    computed: dict[str, Any]
+    facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
+    log: str
+    metrics: dict[str, Number]
+    directory: str
+    checkpoint: str | None
+
+
+class Origin(TypedDict):
+    """One stage of a cell."""
+
+    key: str
+    stage: str
+    name: str
+    parents: list[str]
+    decisive: Annotated[int | None, "the number of the attempt that tables show"]
+    base: str | None
+    cell: dict[str, Any]
+    spikes: list[Spike]
+    differences: list[Difference]
+    attempts: list[Try]
+
+
+class Why(Document):
+    """`gpas why --json`."""
+
+    stages: list[Origin]
+    problem: Annotated[str | None, "why new results could not be read into the database"]
+
+
+class Equation(TypedDict):
+    """Layers with the same equation."""
+
+    first: int
+    last: int
+    equation: str
+
+
+class StageKey(TypedDict):
+    """A stage of a cell's chain."""
+
+    kind: str
+    key: str
+    parents: list[str]
+
+
+class ExplainedCell(CellName):
+    """What a cell is."""
+
+    layers: list[Equation]
+    stages: list[StageKey]
+    cell: dict[str, Any]
+    bounds: NotRequired[Annotated[dict[str, Any], "with --bounds: gpas_cli/evaluate/theory.py explains each number"]]
+
+
+class Explained(Document):
+    """`gpas explain --json`."""
+
+    cells: list[ExplainedCell]
+
+
+class Shape(TypedDict):
+    """Cells that train alike, and what was measured of one of them."""
+
+    cells: int
+    cell: str
+    host: str
+    time: Time
+    shape: list[Any]
+    seconds_per_step: float
+    tokens_per_second: float
+    positions_per_second: float
+    flops_per_second: float
+    peak_memory: Annotated[float, "bytes"]
+    micro_batch: Annotated[int, "rows at once"]
+    steps: Annotated[int, "updates that were measured"]
+    device: str
+    gemm: Annotated[str, "how float32 matrix products were computed"]
+
+
+class Measured(Document):
+    """`gpas bench --json`."""
+
+    shapes: list[Shape]

@@ -1,0 +1,49 @@
+"""Types that several documents share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+State = Literal["missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown"]
+Number = float | str  # what is not finite is the word nan, inf or -inf
+Time = Annotated[float, "unix time, seconds"]
+Seconds = Annotated[float, "seconds"]
+
+
+class Document(TypedDict):
+    """Every document begins with its version."""
+
+    schema: Annotated[Literal[1], "version of the document's form"]
+
+
+class CellName(TypedDict):
+    """A cell of a grid; a cell that several grids have is in the list of each."""
+
+    key: Annotated[str, "content key: 16 hex digits"]
+    grid: str
+    name: Annotated[str, "the name within the grid; grid/name is unique"]
+
+
+class LabelledCell(CellName):
+    """A cell with its label on every axis."""
+
+    axes: dict[str, Any]
+
+
+class SlurmJob(TypedDict):
+    """What SLURM says of a cell's job; all null where it says nothing."""
+
+    job: str | None
+    node: str | None
+    partition: str | None
+    reason: Annotated[str | None, "why it waits"]
+    position: Annotated[int | None, "its place among the jobs that wait"]
+    waiting: Annotated[int | None, "how many jobs wait"]
+    expected_start: Annotated[float | None, "unix time"]
+
+
+class Hours(TypedDict):
+    """Hours of devices: of GPUs, or of cores where no GPU was used."""
+
+    gpu_hours: float
+    core_hours: float

@@ -1,0 +1,97 @@
+"""The types of documents as JSON Schema and as Markdown."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
+
+
+def json_schema(document: type, *, closed: bool = False) -> dict[str, Any]:
+    """The JSON Schema of a document; a `closed` one allows no further fields, which a published one does."""
+    shared: dict[str, Any] = {}
+    top = _object(document, shared, closed)
+    return {"$schema": DRAFT, "title": document.__name__, **top, **({"$defs": shared} if shared else {})}
+
+
+def markdown(document: type) -> Iterator[str]:
+    """The document's lines in docs/json.md: a table of fields, then one for each type that they mention."""
+    schema = json_schema(document)
+    yield from _table(schema)
+    for name, part in sorted(schema.get("$defs", {}).items()):
+        yield from ("", f"**{name}**: {part['description']}", "")
+        yield from _table(part)
+
+
+def _object(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
+    fields = typing.get_type_hints(of, include_extras=True)
+    return {
+        "description": " ".join((of.__doc__ or "").split()),
+        "type": "object",
+        "properties": {name: _schema(hint, shared, closed) for name, hint in fields.items()},
+        "required": [name for name, hint in fields.items() if typing.get_origin(hint) is not typing.NotRequired],
+        **({"additionalProperties": False} if closed else {}),
+    }
+
+
+def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.NotRequired:
+        return _schema(arguments[0], shared, closed)
+    if origin is typing.Annotated:
+        return {**_schema(arguments[0], shared, closed), "description": arguments[1]}
+    if hint is Any:
+        return {}
+    if hint in NAMES:
+        return {"type": NAMES[hint]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (types.UnionType, typing.Union):
+        return _union([_schema(argument, shared, closed) for argument in arguments])
+    if origin is list:
+        return {"type": "array", "items": _schema(arguments[0], shared, closed)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _schema(arguments[1], shared, closed)}
+    return _reference(hint, shared, closed)
+
+
+def _union(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    if all(set(part) == {"type"} for part in parts):
+        return {"type": [part["type"] for part in parts]}
+    return {"anyOf": parts}
+
+
+def _reference(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
+    if not typing.is_typeddict(of):
+        raise TypeError(f"no JSON Schema for {of!r}")
+    if of.__name__ not in shared:
+        shared[of.__name__] = {}  # against types that contain themselves
+        shared[of.__name__] = _object(of, shared, closed)
+    return {"$ref": f"#/$defs/{of.__name__}"}
+
+
+def _table(schema: dict[str, Any]) -> Iterator[str]:
+    yield from ("| field | type | |", "|---|---|---|")
+    for name, field in schema["properties"].items():
+        optional = "" if name in schema["required"] else "may be absent. "
+        yield f"| `{name}` | {_words(field)} | {optional}{field.get('description', '')} |"
+
+
+def _words(field: dict[str, Any]) -> str:
+    """A type in words: "list of RunCell", "string or null"."""
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "enum" in field:
+        return " or ".join(f"`{value}`" for value in field["enum"])
+    if "anyOf" in field:
+        return " or ".join(map(_words, field["anyOf"]))
+    kind = field.get("type", "any")
+    if kind == "array":
+        return f"list of {_words(field['items'])}"
+    if kind == "object":
+        return f"object of {_words(field['additionalProperties'])}"
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)

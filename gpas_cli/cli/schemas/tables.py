@@ -1,0 +1,122 @@
+"""Documents about results: tables, figures, exported networks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from gpas_cli.cli.schemas.common import Document, Number
+
+
+class Metric(TypedDict):
+    """What a table is of."""
+
+    name: str
+    title: str
+    unit: str
+    better: str
+    digits: int
+
+
+class Delta(TypedDict):
+    """The difference from the base: the mean over pairs of the same seed."""
+
+    mean: Number
+    std: Number | None
+    n: Annotated[int, "pairs"]
+    lower: Annotated[int, "pairs with a lower number than the base"]
+    higher: Annotated[int, "pairs with a higher number than the base"]
+    t: Annotated[Number | None, "Student's t of the paired differences"]
+    p: Annotated[Number | None, "its two-sided p value"]
+
+
+class PublishedNumber(TypedDict):
+    """A number that a paper prints."""
+
+    value: Number
+    delta: Number | None
+
+
+class TableRun(TypedDict):
+    """One run that a cell of the table is the mean of."""
+
+    name: str
+    key: str
+    over: Annotated[Any, "its label on the averaged axis: the seed"]
+    state: str
+    value: Number | None
+    progress: float | None
+
+
+class TableCell(TypedDict):
+    """One cell of a table."""
+
+    mean: Number | None
+    std: Number | None
+    n: Annotated[int, "runs with a result"]
+    wanted: Annotated[int, "runs that the grid declares"]
+    delta: Delta | None
+    mark: str
+    status: Annotated[str, "why numbers are missing, empty when none is"]
+    published: dict[str, PublishedNumber]
+    runs: list[TableRun]
+
+
+class TableRow(TypedDict):
+    """One row."""
+
+    title: str
+    labels: dict[str, Any]
+    cells: list[TableCell | None]
+
+
+class Column(TypedDict):
+    """One column; `sources` are the papers whose numbers stand beside it."""
+
+    label: Any
+    title: str
+    sources: list[str]
+
+
+class Table(Document):
+    """`gpas table --json`; of several grids, one document after the other."""
+
+    title: str
+    metric: Metric
+    rows: list[TableRow]
+    columns: list[Column]
+    gains: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
+
+
+class Figure(Document):
+    """`gpas figure --json`."""
+
+    what: str
+    cells: list[str]
+    files: list[str]
+
+
+class FoldError(TypedDict):
+    """How the exported network compares with the cell's; null where there was nothing to compare."""
+
+    random_error: float | None
+    held_out_error: float | None
+    held_out_tokens: int
+    perplexity: float | None
+    exported_perplexity: float | None
+
+
+class Exported(Document):
+    """`gpas export --json`."""
+
+    cell: str
+    folder: str
+    form: Literal["llama", "bundled"]
+    reason: str
+    checkpoint: str
+    step: int
+    steps: int
+    parameters: int
+    dtype: str
+    measured: FoldError
+    notes: list[str]

@@ -1,0 +1,108 @@
+"""Documents about what results rest on: the text, the database, the machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+from gpas_cli.cli.schemas.common import Document
+
+
+class Totals(TypedDict):
+    """How much of a split there is."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    final: Annotated[bool, "whether the source has no more"]
+
+
+class PreparedTotals(Totals):
+    """How much of a split there is, and how much of it rows of the grid's length cut off."""
+
+    cut: Annotated[float, "share of the tokens"]
+
+
+class PreparedCorpus(TypedDict):
+    """A corpus that has been tokenised."""
+
+    source: str
+    folder: str
+    fingerprint: str
+    tokenizer: str
+    splits: dict[str, PreparedTotals]
+
+
+class Prepared(Document):
+    """`gpas data prepare --json`."""
+
+    corpora: list[PreparedCorpus]
+
+
+class Cache(TypedDict):
+    """One token cache."""
+
+    folder: str
+    source: str
+    fingerprint: str
+    tokenizer: str
+    vocab: int
+    max_doc_tokens: int | None
+    bytes_on_disk: int
+    splits: dict[str, Totals]
+
+
+class Caches(Document):
+    """`gpas data status --json`."""
+
+    cache: str
+    caches: list[Cache]
+
+
+class CheckedCaches(Document):
+    """`gpas data check --json`."""
+
+    caches: Annotated[int, "token caches that were read"]
+    damaged: Annotated[list[str], "markers of the shards that have changed"]
+
+
+class Synced(Document):
+    """`gpas sync --json`."""
+
+    attempts: Annotated[int, "attempts that changed"]
+    events: int
+    damaged: Annotated[int, "damaged lines"]
+    problems: list[str]
+
+
+class CheckedDatabase(Document):
+    """`gpas db check --json`."""
+
+    findings: list[str]
+
+
+class Rebuilt(Document):
+    """`gpas db rebuild --json`."""
+
+    attempts: int
+    problems: list[str]
+
+
+class BackedUp(Document):
+    """`gpas db backup --json` and `gpas db upgrade --json`."""
+
+    backup: Annotated[str | None, "the copy that was made; null when the schema was up to date"]
+
+
+class Finding(TypedDict):
+    """One thing looked at."""
+
+    what: str
+    status: Literal["ok", "note", "problem"]
+    detail: str
+    remedy: str
+
+
+class Diagnosis(Document):
+    """`gpas doctor --json`."""
+
+    findings: list[Finding]

@@ -1,0 +1,64 @@
+"""The end of a run: one JSON document, and word to a command of the user's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from face import Face
+
+from gpas_cli.cli import outcome
+from gpas_cli.errors import Exit
+
+ONE = ("--where", "norm=pre", "--where", "gate=none", "--executor", "local")
+
+
+def test_the_command_gets_a_line_and_json(face: Face) -> None:
+    said = face(
+        "run", "small", *ONE, "--notify", 'cat > told.json; echo "$GPAS_SUMMARY" > line.txt; echo noise', "--json"
+    )
+    told = json.loads((face.folder / "told.json").read_text())
+    assert told == said.json
+    assert told["counts"] == {"done": 2}
+    assert [cell["name"] for cell in told["cells"]] == ["pre-s1", "pre-s2"]
+    assert (face.folder / "line.txt").read_text() == "gpas: 2 done of small\n"
+
+
+def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPAS_NOTIFY", "touch told")
+    face("train", "pre-s1")
+    assert (face.folder / "told").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "warning"),
+    [("echo nobody there >&2; exit 7", "the command ended with 7: nobody there"), ("sleep 60", "timed out")],
+)
+def test_its_failure_costs_a_warning_only(
+    face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str
+) -> None:
+    monkeypatch.setattr(outcome, "NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
+    said = face("run", "small", *ONE, "--notify", command)
+    assert f"warning: --notify: {warning}" in said.out or warning in said.out
+    assert "2 done" in said.out
+
+
+def test_text_from_files_reaches_no_shell(face: Face) -> None:
+    hostile = "x$(touch broken)`touch broken`;touch broken"
+    face.ended("pre-s1", "failed", cause=hostile)
+    command = 'cat > told.json; echo "$GPAS_SUMMARY" > line.txt'
+    face("run", "small", *ONE, "--notify", command, expect=Exit.FAILED)
+    assert hostile in (face.folder / "told.json").read_text()
+    cell = {"grid": hostile, "state": "done"}
+    outcome._notify(command, {"counts": {"done": 1}, "cells": [cell]})
+    assert (face.folder / "line.txt").read_text() == f"gpas: 1 done of {hostile}\n"
+    assert not (face.folder / "broken").exists()
+
+
+def test_a_run_that_fails_says_so_in_its_document(face: Face) -> None:
+    face.ended("pre-s1", "failed", cause="no luck")
+    told = face("run", "small", *ONE, "--json", expect=Exit.FAILED).json
+    assert told["exit_code"] == 4
+    assert told["counts"] == {"failed": 1, "done": 1}
+    (failed,) = [cell for cell in told["cells"] if cell["state"] == "failed"]
+    assert "no luck" in failed["reason"]

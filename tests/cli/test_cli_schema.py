@@ -1,0 +1,166 @@
+"""With --json a command prints what `gpas schema` and docs/json.md say, and nothing else on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from face import START, Face, step
+from jsonschema import Draft202012Validator
+from test_cli_documented import COMMANDS
+
+from gpas_cli.cli.schema import page
+from gpas_cli.cli.schemas import DOCUMENTS
+from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.errors import Exit
+from gpas_cli.launch import locks
+from gpas_cli.launch.claims import Claims
+from gpas_cli.launch.watch import alive_path
+
+WITHOUT_JSON = {"gpas init", "gpas schema", "gpas trust"}
+LOCAL = ("--executor", "local", "--yes", "--json")
+ONE = ("--where", "norm=post", "--where", "gate=gpas", "--where", "seed=2")
+
+# The words of each command whose document does not need more than the project of `made`, and its exit codes.
+WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
+    "plan": [(("plan", "--gpu", "H100", "--price", "2"), Exit.DONE), (("plan", "small"), Exit.DONE)],
+    "run grid": [(("run", "small", *ONE, *LOCAL), Exit.DONE), (("run", "small", *LOCAL), Exit.FAILED)],
+    "train": [(("train", "post-gpas-s1"), Exit.DONE)],
+    "retry": [(("retry", "pre-s2", *LOCAL), Exit.DONE), (("retry", "--where", "norm=post", *LOCAL), Exit.DONE)],
+    "rerun": [(("rerun", "pre-s1", *LOCAL), Exit.DONE)],
+    "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
+    "top": [(("top",), Exit.DONE)],
+    "cancel": [(("cancel", "post-s1"), Exit.INCOMPLETE)],
+    "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE)],
+    "explain": [(("explain", "pre-gpas-s1", "post-s1"), Exit.DONE)],
+    "table": [(("table", "small"), Exit.DONE), (("table", "shares"), Exit.DONE)],
+    "sync": [(("sync",), Exit.DONE)],
+    "data prepare": [(("data", "prepare", "--workers", "1"), Exit.DONE)],
+    "data status": [(("data", "status"), Exit.DONE)],
+    "data check": [(("data", "check"), Exit.DONE)],
+    "db check": [(("db", "check"), Exit.FAILED)],
+    "db backup": [(("db", "backup"), Exit.DONE)],
+    "db upgrade": [(("db", "upgrade"), Exit.DONE)],
+    "doctor": [(("doctor",), Exit.DONE)],
+}
+
+
+def check(name: str, document: Any, *, closed: bool = True) -> None:
+    """Raise for a document that is not as declared; a `closed` one has no field that is not declared."""
+    schema = json_schema(DOCUMENTS[name], closed=closed)
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(document)
+
+
+@pytest.fixture
+def made(face: Face) -> Iterator[Face]:
+    """A project with a result, a failure, a running cell, tokenised text and a database."""
+    face.ended("pre-s1", "done", 4.5)
+    face.ended("pre-gpas-s1", "done", 4.25)
+    face("sync")
+    face.ended("pre-s2", "failed", cause="no luck")  # which the database does not have yet
+    running = face.attempt("post-s1", ("start", START), ("step", step(1)), ("step", step(2, loss="nan")))
+    lock = locks.hold(alive_path(running))
+    yield face
+    os.close(lock)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code"), [(name, *case) for name, cases in WORDS.items() for case in cases],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_the_output_is_as_declared(made: Face, name: str, words: tuple[str, ...], code: Exit) -> None:
+    if name == "data check":
+        made("data", "prepare", "--workers", "1")
+    if name == "run grid" and "--where" not in words:  # the running cell would be waited for
+        made.declare((made.folder / "experiments.yaml").read_text().replace("norm: [pre, post]", "norm: [pre]"))
+    said = made(*words, *(["--json"] if "--json" not in words else []), expect=code)
+    check(name, said.json)
+
+
+def test_a_dry_run_prints_the_plan(made: Face) -> None:
+    check("plan", made("run", "small", "--dry-run", "--json").json)
+
+
+def test_queued_cells_are_as_declared(face: Face) -> None:
+    face.runs.mkdir()
+    with Claims(face.runs) as claims:
+        claims.take([face.entry("pre-s1").key])
+        check("top", face("top", "--json").json)
+        check("status", face("status", "--json").json)
+        check("cancel", face("cancel", "pre-s1", "--json").json)
+
+
+def test_events_are_as_declared(made: Face) -> None:
+    for text in made("logs", "pre-s1", "--json").out.splitlines():
+        check("logs", json.loads(text), closed=False)
+
+
+def test_a_rebuilt_database_is_as_declared(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    check("db rebuild", face("db", "rebuild", "--yes", "--json").json)
+
+
+def test_a_figure_is_as_declared(made: Face) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    said = made("figure", "small", "--what", "gate", "--json")
+    check("figure", said.json)
+    assert [Path(path).suffix for path in said.json["files"]] == [".svg", ".png"]
+
+
+def test_a_measurement_is_as_declared(face: Face) -> None:
+    check("bench", face("bench", "small", *ONE, "--seconds", "0.1", "--json").json)
+
+
+def test_an_export_is_as_declared(face: Face) -> None:
+    pytest.importorskip("transformers", reason="the extra `export` is not installed")
+    from gpas_cli.model.llama import build
+    from gpas_cli.train import checkpoint
+    from gpas_cli.train.checkpoint import Position
+    from gpas_cli.train.optim import make_adam
+
+    cell = face.entry("pre-gpas-s1").cell
+    network = build(cell.model)
+    folder = face.ended("pre-gpas-s1", "done", 4.5).checkpoints
+    checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=4))
+    check("export", face("export", "pre-gpas-s1", "out", "--json").json)
+
+
+def test_every_command_that_reads_or_runs_has_a_document() -> None:
+    def has(command: Any) -> bool:
+        return any("--json" in getattr(parameter, "opts", ()) for parameter in command.params)
+
+    speaking = {path for path, command in COMMANDS if has(command)}
+    assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
+    assert speaking == {f"gpas {name}" for name in DOCUMENTS}
+
+
+def test_the_schema_of_a_command_is_printed(face: Face) -> None:
+    assert face("schema", "data", "check").json == json_schema(DOCUMENTS["data check"])
+    assert face("schema").out.splitlines() == list(DOCUMENTS)
+    assert "did you mean 'status'?" in face("schema", "statsu", expect=Exit.USAGE).err
+
+
+def test_the_page_is_up_to_date() -> None:
+    written = Path(__file__).parents[2] / "docs/json.md"
+    assert written.read_text() == page() + "\n", "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("change", "sound"),
+    [
+        (lambda told: None, True),
+        (lambda told: told.pop("total"), False),
+        (lambda told: told["cells"][0].update(state="sublimated"), False),
+        (lambda told: told["cells"][0].update(surplus=1), False),
+    ],
+)
+def test_the_check_can_fail(made: Face, change: Callable[[Any], Any], sound: bool) -> None:
+    told = made("status", "small", "--json").json
+    change(told)
+    validator = Draft202012Validator(json_schema(DOCUMENTS["status"], closed=True))
+    assert validator.is_valid(told) == sound
