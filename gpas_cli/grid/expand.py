@@ -195,9 +195,10 @@ class Expansion:
         if not grid.resources:
             return own
         made = parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
-        if made.fault and grid.resources_node:
-            at = children(grid.resources_node).get("nodes", grid.resources_node)
-            self.report(Problem(("grids", grid.name, "resources"), made.fault, str(at.mark)))
+        if (declared := grid.resources_node) is not None:
+            for name, wrong in made.faults.items():
+                at = children(declared).get(name, declared)
+                self.report(Problem(("grids", grid.name, "resources"), wrong, str(at.mark)))
         return made
 
     def text_resources(self, asked: Resources) -> Resources:

@@ -148,8 +148,8 @@ def _resources(node: Node | None, catalogue: Catalogue, problems: list[Problem])
     declared = _per_size(node, "resources", catalogue, problems, (TEXT,))
     made = {name: built(Resources, child, ("resources", name), problems) for name, child in declared.items()}
     for name, value in made.items():
-        if value is not None and value.fault:
-            fault(problems, ("resources", name), value.fault, children(declared[name]).get("nodes", declared[name]))
+        for setting, wrong in value.faults.items() if value is not None else ():
+            fault(problems, ("resources", name), wrong, children(declared[name]).get(setting, declared[name]))
     return {name: value for name, value in made.items() if value is not None}
 
 

@@ -85,7 +85,7 @@ class Claims:
             for key, sighting in seen.items():
                 if key in self.held:
                     continue
-                if sighting.state in states:
+                if sighting.state in states and not self._barred(sighting, alive):
                     seen[key] = self._claim(key, sighting)
                 else:
                     self._remove_stale(key, sighting, alive)
@@ -126,6 +126,10 @@ class Claims:
             return replace(sighting, state="unknown", evidence=f"cannot be claimed: {explain(error)}")
         self.held.add(key)
         return sighting
+
+    def _barred(self, sighting: Sighting, alive: Liveness) -> bool:
+        """Whether a stage cannot be run as what it builds on has diverged, which is a result: its reason is kept."""
+        return bool(sighting.blocker) and observe(self.runs, sighting.blocker, alive).state == "diverged"
 
     def _remove_stale(self, key: str, sighting: Sighting, alive: Liveness) -> None:
         """Remove the claim of a run that died on a stage that has ended, or of a SLURM job on one with a result."""

@@ -71,6 +71,11 @@ class Liveness:
         """What the scheduler says of all jobs, asked for when the first of them is looked at."""
         return current(self.runs, self.max_age, line=self.line)
 
+    def renew(self, since: float) -> None:
+        """Make sure that the scheduler's answer is none from before `since` (unix time), if it can be had."""
+        if self.queue.time < since:
+            self.__dict__["queue"] = current(self.runs, max_age=max(0.0, time.time() - since), line=self.line)
+
     def queue_after(self, claim: Claim) -> Queue | None:
         """An answer given after the submitter was seen to be dead: only such a one can miss a job for good.
 

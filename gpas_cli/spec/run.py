@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpas_cli.spec.parse import setting
-from gpas_cli.spec.sbatch import memory_fault, option_fault, spread_fault, time_fault, variable_fault
+from gpas_cli.spec.sbatch import memory_fault, notice_fault, option_fault, spread_fault, time_fault, variable_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,10 @@ class Resources:
         return self.cpus_per_task * self.processes
 
     @property
-    def fault(self) -> str:
-        """What is wrong with the settings together, "" when nothing is."""
-        return spread_fault(self.processes, self.nodes)
+    def faults(self) -> dict[str, str]:
+        """What is wrong with settings together, by the name of the one to blame; {} when nothing is."""
+        found = {"nodes": spread_fault(self.processes, self.nodes), "notice": notice_fault(self.notice, self.time)}
+        return {name: fault for name, fault in found.items() if fault}
 
     def alone(self) -> Resources:
         """What one of the processes asks for by itself."""

@@ -33,6 +33,29 @@ def time_fault(word: str) -> str:
     return f"'{word}' is not a time limit; write minutes, H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
 
 
+def time_seconds(word: str) -> int | None:
+    """A time limit as sbatch reads it, in seconds: 90 and 1:30:00 are 5400; None for none, or what is no time limit."""
+    if not re.fullmatch(r"[\d:-]+", word) or time_fault(word):
+        return None
+    days, dash, clock = word.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:  # D-HH, D-HH:MM, D-HH:MM:SS
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 1:
+        hours, minutes, seconds = 0, parts[0], 0
+    else:  # MM:SS, HH:MM:SS
+        hours, minutes, seconds = [0, *parts][-3:]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def notice_fault(notice: int, time: str) -> str:
+    """A warning `notice` seconds before the end of jobs that have the time limit `time`."""
+    limit = time_seconds(time)
+    if limit is None or notice < limit:
+        return ""
+    return f"jobs are to be warned {notice} s before their time limit of {time}; notice must be shorter than time"
+
+
 def option(word: str) -> tuple[str, str | bool]:
     """`--mail-type=END` as (mail-type, END), `--exclusive` as (exclusive, True)."""
     name, equals, value = word.strip().removeprefix("--").partition("=")

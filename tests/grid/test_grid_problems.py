@@ -79,6 +79,11 @@ MISTAKES = {
     "resources": (BASE + "resources: {cpus: many}", "6:23", "'many' is not a whole number"),
     "memory": (BASE + "resources: {mem: 10X}", "6:22", "resources.mem: '10X' is not an amount of memory; write 10G"),
     "memory without quotes": (BASE + "resources: {mem: 4000}", "6:22", "4000 is not a word; in quotes it is one"),
+    "notice as long as the time limit": (
+        BASE + "resources: {time: '0:03:00', notice: 180}",
+        "6:42",
+        "jobs are to be warned 180 s before their time limit of 0:03:00; notice must be shorter than time",
+    ),
     "time": (BASE + "resources: {time: abc}", "6:23", "'abc' is not a time limit; write minutes, H:MM:SS or D-HH"),
     "resources key": (BASE + "resources: {partiton: gpu}", "6:17", "did you mean 'partition'?"),
     "sbatch option of ours": (BASE + "resources: {sbatch: [--array=0-3]}", "6:25", "use resources.at_once"),

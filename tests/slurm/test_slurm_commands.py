@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from face import end
 from fake_slurm import Programs, Site, row
 
 from gpas_cli.launch.slurm import follow, sources, states
+from gpas_cli.store.rundir import write_json
 
 
 def states_of(site: Site) -> dict[str, str]:
@@ -132,3 +134,36 @@ def test_logs_of_a_queued_cell_say_what_it_waits_for(site: Site) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING", Reason="Priority"))
     assert "it is queued (SLURM 8_0 PENDING (Priority))" in site.gpas("logs", "pre-s1").out
+
+
+def test_an_answer_from_before_an_attempt_ended_is_not_believed(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "RUNNING", NodeList="n1"))
+    assert set(states_of(site).values()) == {"running"}
+    attempt = site.gpas.attempt("pre-s1", ("outcome", end("interrupted")))
+    made = {"submission": site.names()[1], "index": 0}
+    write_json(attempt.attempt_path, {**attempt.read_attempt(), "slurm": made})
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    assert states_of(site)["pre-s1"] == "queued"
+
+
+def test_what_builds_on_a_diverged_cell_keeps_its_reason_after_a_retry(site: Site) -> None:
+    text = (site.gpas.folder / "experiments.yaml").read_text()
+    fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
+    site.gpas.declare(
+        text.replace("gate: [none, gpas]", f"gate: [none, gpas, {fixed}]").replace("seed: [1, 2]", "seed: [1]")
+    )
+    site.submit("--where", "norm=pre")
+    site.gpas.ended("pre-gpas-s1", "diverged", cause="loss is nan")
+    pupils = site.names()[2]
+    site.programs.put("squeue", row(pupils, "CANCELLED", ArrayJobID="9", Reason="DependencyNeverSatisfied"))
+
+    def reason() -> tuple[str, str]:
+        cells = site.gpas("status", "small", "--json").json["cells"]
+        return next((cell["state"], cell["cause"]) for cell in cells if cell["name"] == "pre-fixed-s1")
+
+    before = reason()
+    assert before == ("cancelled", "its training small/pre-gpas-s1 diverged (loss is nan)")
+    said = site.gpas("retry", "--where", "norm=pre", "--executor", "slurm", "--yes", expect=None)
+    assert "1 jobs submitted" not in said.out
+    assert reason() == before

@@ -131,6 +131,14 @@ def test_held_jobs_are_named_with_their_remedy(state: str, reason: str, wanted: 
     assert Job("7_0", state, reason).held == wanted
 
 
+def test_a_held_job_has_no_expected_start(programs: Programs, runs: Path) -> None:
+    programs.put(
+        "squeue", row(StartTime="1900000000") + row(StartTime="1900000000", ArrayTaskID="1", Reason="JobHeldUser")
+    )
+    found = queue.current(runs)
+    assert [job.start for i in (0, 1) if (job := found.find(NAME, i))] == [1.9e9, 0.0]
+
+
 def test_ordinals() -> None:
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == [
         "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th",

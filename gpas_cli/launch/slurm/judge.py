@@ -39,6 +39,8 @@ def judge(runs: Path, key: str, last: Sighting, claim: Claim, alive: Liveness) -
         return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)
     if not own and (held := alive.breaker(claim.submission)):
         return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
+    if own and last.age is not None and last.state not in ("queued", "running"):
+        alive.renew(since=time.time() - last.age)  # an answer from before an attempt ended knows nothing of its end
     queue: Queue | None = alive.queue
     job = alive.queue.find(claim.submission, claim.index)
     if job is None:

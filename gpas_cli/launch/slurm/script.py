@@ -46,8 +46,7 @@ def parameters(resources: Resources) -> dict[str, Any]:
     """
     problems: list[Problem] = []
     build(Resources, plain(resources), ("resources",), problems)
-    if resources.fault:
-        problems.append(Problem(("resources", "nodes"), resources.fault))
+    problems += [Problem(("resources", name), fault) for name, fault in resources.faults.items()]
     if problems:
         raise InvalidExperiments(problems)
     return {

@@ -86,7 +86,8 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
             state=state,
             reason=reason,
             nodes=nodes.replace("(null)", ""),
-            start=_time(start),
+            # What SLURM expected of a job before it was held is no expectation any more.
+            start=0.0 if states.is_held(state, reason) else _time(start),
             end=_time(end),
             exit=_exit_words(code) if state in states.ENDED else "",
             restarts=_number(again),
