@@ -106,7 +106,7 @@ def without_fused(adam: Callable[..., torch.optim.Optimizer], *asked: Any, **set
     return adam(*asked, **{**settings, "fused": False, "foreach": True})
 
 
-@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.nonzero, *COPIES, bool, float])
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.nonzero, *sorted(COPIES, key=str), bool, float])
 def test_reading_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
     with reads() as found:
         read(torch.ones(1))
