@@ -167,11 +167,12 @@ def test_cancel_stops_one_cell_and_retry_goes_on(tmp_path: Path) -> None:
 def test_a_failing_job_fails_alone(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
     path = tmp_path / "toy/experiments.yaml"
-    more = "seed: [1]\n      data: [notes, {name: gone, source: files, path: nowhere.txt, tokenizer: bpe}]"
+    (tmp_path / "toy/bad.jsonl").write_text('{"txt": "a field of another name"}\n')
+    more = "seed: [1]\n      data: [notes, {name: bad, source: files, path: bad.jsonl, tokenizer: bpe}]"
     path.write_text(path.read_text().replace("seed: [1]", more))
     ran = toy.gpas("run", "grid", expect=4)
     assert sorted(toy.states().values()) == ["done", "done", "failed", "failed"]
-    assert "nowhere.txt" in ran.stdout
+    assert "bad.jsonl" in ran.stdout
     assert "Traceback" not in ran.stdout
 
 

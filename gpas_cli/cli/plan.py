@@ -51,6 +51,9 @@ def plan(
     With --gpu it estimates hours, and with --price cost, on GPUs that this machine need not have, from the peak of
     their data sheet and an assumed share of it.
 
+    Ends with 0 when `gpas run grid` can run every cell, with 2 when it would refuse to start, with 3 when this version
+    cannot run some cells to their end.
+
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
     chosen = varied_entries(names, where)
@@ -59,6 +62,7 @@ def plan(
         print_json(**as_mapping(planned, price))
     else:
         console().print(render(planned, price, cells=gpu is None))
+    raise typer.Exit(planned.exit_code)
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:

@@ -110,7 +110,7 @@ def run_entries(
             slurm.dry_run(chosen, planned)
         if STATE.as_json:
             print_json(**as_mapping(planned))
-        return
+        raise typer.Exit(planned.exit_code)
     if test_only:
         slurm.test_only(chosen, planned, on_slurm)
         return

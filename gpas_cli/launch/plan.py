@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpas_cli.errors import Exit
 from gpas_cli.launch import slots
 from gpas_cli.launch.claims import CLAIMABLE
 from gpas_cli.launch.estimate import Estimate, estimate
@@ -58,6 +59,15 @@ class Plan:
     estimate: Estimate
     machine: Machine
     text_warnings: tuple[str, ...] = ()
+    startable: bool = True  # whether every job that is lacking can run on `machine`; `gpas run` starts all or none
+
+    @property
+    def exit_code(self) -> Exit:
+        """What `gpas run` says of the same cells before it starts any: USAGE where it refuses, INCOMPLETE where some of
+        them will have no result, else DONE."""
+        if not self.startable:
+            return Exit.USAGE
+        return Exit.INCOMPLETE if self.refused else Exit.DONE
 
     @property
     def warnings(self) -> list[str]:
@@ -124,6 +134,7 @@ def plan(
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
+        startable=len(fitting) == len(lacking),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 

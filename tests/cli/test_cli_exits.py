@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from face import Face
+from face import EXPERIMENTS, Face
 
 from gpas_cli.errors import Exit
 
@@ -42,3 +42,22 @@ def test_doctor_works_outside_a_project(face: Face) -> None:
 
 def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
     assert "nowhere.yaml does not exist" in face("-c", "nowhere.yaml", "doctor", expect=Exit.USAGE).err
+
+
+@pytest.mark.parametrize("command", [("plan",), ("run", "grid", "--dry-run"), ("run", "grid")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (("seed: [1, 2]", "seed: [1, 2]"), Exit.DONE),
+        (("batch: 2}}\n    axes:", "batch: 4000}}\n    resources: {gpus: 4000}\n    axes:"), Exit.USAGE),
+        (('path: "text/*.txt"', 'path: "nowhere/*.txt"'), Exit.USAGE),
+        (("data: notes, optim", "data: notes, downstream: {tasks: [arc_easy]}, optim"), Exit.INCOMPLETE),
+    ],
+    ids=["possible", "no such GPUs", "no such text", "a stage that this version does not run"],
+)
+def test_plan_and_run_answer_alike(face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit) -> None:
+    face.declare(EXPERIMENTS.replace(*change, 1))
+    said = face(*command, "small", "--where", "seed=1", "--executor", "local", expect=code)
+    if code is Exit.USAGE:
+        assert not list(face.runs.glob("??/*/001"))
+        assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))

@@ -44,7 +44,7 @@ def gpas(folder: Path, *words: str, stdin: str | None = None) -> subprocess.Comp
         ("--help",),
         ("--version",),
         ("plan", "--json"),
-        ("plan", "table2"),
+        ("plan", "table2", "--gpu", "H100"),
         ("status",),
         ("status", "--all", "--json"),
         ("top",),

@@ -74,7 +74,7 @@ def made(face: Face) -> Iterator[Face]:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )  # fmt: skip
 def test_the_output_is_as_declared(made: Face, name: str, words: tuple[str, ...], code: Exit) -> None:
-    if name == "data check":
+    if name in ("data check", "data status"):
         made("data", "prepare", "--workers", "1")
     if name == "run grid" and "--where" not in words:  # the running cell would be waited for
         made.declare((made.folder / "experiments.yaml").read_text().replace("norm: [pre, post]", "norm: [pre]"))

@@ -14,12 +14,7 @@ class Totals(TypedDict):
     tokens: int
     bytes: int
     final: Annotated[bool, "whether the source has no more"]
-
-
-class PreparedTotals(Totals):
-    """How much of a split there is, and how much of it rows of the grid's length cut off."""
-
-    cut: Annotated[float, "share of the tokens"]
+    cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null where it is not known"]
 
 
 class PreparedCorpus(TypedDict):
@@ -29,7 +24,7 @@ class PreparedCorpus(TypedDict):
     folder: str
     fingerprint: str
     tokenizer: str
-    splits: dict[str, PreparedTotals]
+    splits: dict[str, Totals]
 
 
 class Prepared(Document):
