@@ -16,15 +16,13 @@ from gpas_cli.cli.console import (
     cells_or_grids,
     confirm,
     console,
-    experiments,
     print_json,
     project,
 )
-from gpas_cli.errors import Exit, GpasError, UnknownCell
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.control import Cancelling
     from gpas_cli.launch.watch import CellState
 
@@ -48,7 +46,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
     if not words and not where:
         raise GpasError("name cells or a grid, or choose cells with --where")
-    states = look(project().runs, _named(words, where))
+    states = look(project().runs, cells_or_grids(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:
         raise GpasError(f"nothing was cancelled: {_standing(states)}")
@@ -65,23 +63,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         print_json(cells=[_as_mapping(result) for result in results])
     if not all(result.asked for result in results):
         raise typer.Exit(Exit.INCOMPLETE)
-
-
-def _named(words: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
-    """The cells that are named; by the start of its key also one that experiments.yaml does not declare any more."""
-    from gpas_cli.launch.undeclared import claimed_cell
-
-    declared: list[str] = []
-    others: list[Entry] = []
-    for word in words or ():
-        try:
-            cells_or_grids([word])
-            declared.append(word)
-        except UnknownCell:
-            if not (found := claimed_cell(project().runs, word, experiments().catalogue)):
-                raise
-            others.append(found)
-    return [*(cells_or_grids(declared, where) if declared or not others else ()), *others]
 
 
 def _standing(states: Sequence[CellState]) -> str:

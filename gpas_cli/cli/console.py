@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.errors import Exit, GpasError
+from gpas_cli.errors import Exit, GpasError, UnknownCell
 from gpas_cli.project import Project
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpas_cli.grid.declared import Experiments
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.spec.cell import Catalogue
 
 SCHEMA = 1
 
@@ -146,15 +147,34 @@ def varied_entries(words: Sequence[str] | None, where: Sequence[str] | None = No
 
 def find_cells(words: Sequence[str]) -> list[Entry]:
     """The cells that `words` name: those of the default grid first, then those of any grid. Words of the form
-    NAME=VALUE are settings of all of them."""
+    NAME=VALUE are settings of all of them. A key may also be that of a cell which no grid declares any more."""
     from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.select import find
 
     names, settings = _split(words)
     usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
     named = {entry.name for entry in usual}
-    return _varied([find(usual if word in named else everything, word) for word in names], settings)
+    return _varied([_find(usual if word in named else everything, word) for word in names], settings)
+
+
+def _find(declared: Sequence[Entry], word: str) -> Entry:
+    """The declared cell that `word` names, else the recorded one whose key begins so."""
+    from gpas_cli.grid.select import find
+    from gpas_cli.launch.undeclared import with_key
+
+    try:
+        return find(declared, word)
+    except UnknownCell:
+        keys = (stage.key for entry in declared for stage in entry.cell.stages)
+        recorded = [] if any(key.startswith(word.lower()) for key in keys) else with_key(project(), word, catalogue())
+        if not recorded:
+            raise
+        return find(recorded, word)
+
+
+def catalogue() -> Catalogue:
+    """The named sizes, corpora, recipes and schemes of the project's experiments file."""
+    return experiments().catalogue
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,6 +12,8 @@ from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_j
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.figure import Figure
 
@@ -62,14 +64,18 @@ def figure(
 
 
 def _make(chosen: Sequence[Entry], what: str) -> Figure:
-    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.ingest import results_of
+
+    with results_of(project()) as (engine, problem):
+        if problem:
+            console().print(problem, style="yellow", markup=False)
+        return _draw(engine, chosen, what)
+
+
+def _draw(engine: Engine, chosen: Sequence[Entry], what: str) -> Figure:
     from gpas_cli.report import figure as figures
     from gpas_cli.report import query
-    from gpas_cli.store.session import connect
 
-    if problem := ingest(project()):
-        console().print(problem, style="yellow", markup=False)
-    engine = connect(project().database, create=False)
     if what in BY_LAYER:
         title, log = BY_LAYER[what]
         return figures.by_layer(_read(chosen, lambda key: query.layer_curve(engine, key, what)), title, log)

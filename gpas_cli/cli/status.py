@@ -14,6 +14,7 @@ from gpas_cli.cli.chosen import SORTS, Chosen, check_sort, check_states, rest
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, print_json, project
 from gpas_cli.cli.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
 from gpas_cli.grid.entry import counted
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 2.0
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit says otherwise
 LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # the states of those
+ALIVE = ("running", "queued")
 LEAST = 3  # cells that --watch shows on however small a screen
 
 State = Annotated[
@@ -43,6 +45,9 @@ def status(
     limit: Limit = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List the cells of every grid.")] = False,
+    recorded: Annotated[
+        bool, typer.Option("--undeclared", help="List instead the cells in runs/ that no grid declares any more.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
@@ -59,13 +64,57 @@ def status(
         chosen=Chosen(states=check_states(state) if state else None, sort=check_sort(sort), limit=limit),
         narrowed=bool(state or where),
     )
-    if as_json:
+    if recorded:
+        _show_undeclared(replace(view, brief=False), as_json)
+    elif as_json:
         print_json(**view.as_mapping(observed(names, where, jobs=True, started=False)))
     elif watch:
         _watch(view, names, where)
     else:
         for part in view.parts(observed(names, where, started=False)):
             console().print(part)
+        if not names:
+            _remark_undeclared()
+
+
+def _remark_undeclared() -> None:
+    """Say that cells run or wait which no grid declares: nothing else would show them."""
+    from rich.text import Text
+
+    lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
+    if lively:
+        remark = f"{count(len(lively), 'cell')} that no grid declares any more: {totals(lively)}"
+        remedy = "`gpas status --undeclared` lists them, `gpas cancel KEY` ends one"
+        console().print(Text.from_markup(f"{remark}; {remedy}"))
+
+
+def _undeclared(*, claimed: bool = False) -> list[CellState]:
+    """The states of the cells in the run directories that no grid declares; `claimed`: that may be under way."""
+    from gpas_cli.launch.undeclared import undeclared
+    from gpas_cli.launch.watch import look
+
+    declared = entries(list(experiments().grids))
+    found = undeclared(project().runs, declared, experiments().catalogue, claimed=claimed)
+    return look(project().runs, found, jobs=not claimed)
+
+
+def _show_undeclared(view: View, as_json: bool) -> None:
+    from rich.text import Text
+
+    states = _undeclared()
+    if as_json:
+        print_json(**view.as_mapping(states))
+        return
+    fitting = view.chosen.fitting(states)
+    shown = view.chosen(states)
+    if shown:
+        console().print(cell_table(shown))
+    if len(fitting) > len(shown):
+        console().print(rest(fitting[len(shown) :]), style="dim")
+    total = f"[bold]{count(len(states), 'cell')}[/bold] in runs/ that no grid declares: {totals(states)}"
+    console().print(Text.from_markup(total))
+    if states:
+        console().print("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` take their keys")
 
 
 def observed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpas_cli.cli.console import AsJson, console, print_json, project
-from gpas_cli.words import count
+from gpas_cli.words import count, verb
 
 
 def sync(as_json: AsJson = False) -> None:
@@ -15,12 +15,19 @@ def sync(as_json: AsJson = False) -> None:
     from gpas_cli.store.session import connect
 
     here = project()
-    result = ingest(connect(here.database), here.runs)
+    engine = connect(here.database)
+    try:
+        result = ingest(engine, here.runs)
+    finally:
+        engine.dispose()
     if as_json:
-        counts = {"attempts": result.attempts, "events": result.events, "damaged": result.damaged}
+        counts = {"attempts": result.attempts, "events": result.events, "damaged": result.damaged, "gone": result.gone}
         print_json(**counts, problems=list(result.problems))
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
     console().print(", ".join(count(number, noun) for number, noun in parts))
+    if result.gone:
+        what = f"{count(result.gone, 'run directory', 'run directories')} {verb(result.gone, 'is', 'are')} gone"
+        console().print(f"{what}: their numbers are kept, and not shown as results", markup=False, style="yellow")
     for problem in result.problems:
         console().print(f"- {problem}", markup=False, style="yellow")

@@ -47,9 +47,11 @@ def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
 
     here, chosen = project(), entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
+    # Results first: a cell that ends meanwhile is then done and not yet read in, never a result without a done stage.
+    results = _results(here, stage_keys(chosen))
     seen = sightings(here.runs, chosen)
     states = {key: (sighting.state, sighting.fraction) for key, sighting in seen.items()}
-    return build(chosen, states, _results(here, stage_keys(chosen)), spec)
+    return build(chosen, states, results, spec)
 
 
 def _spec(name: str) -> TableSpec:
@@ -61,15 +63,15 @@ def _spec(name: str) -> TableSpec:
 
 def _results(here: Project, keys: Sequence[str]) -> dict[str, Result]:
     """Results by stage key, the newest read in first; a database that cannot be written is read as it is."""
-    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.ingest import results_of
     from gpas_cli.report.query import results
-    from gpas_cli.store.session import connect
 
     if not here.runs.is_dir():
         return {}
-    if problem := ingest(here):
-        print(f"gpas: {problem}", file=sys.stderr)
-    return results(connect(here.database, create=False), keys)
+    with results_of(here) as (engine, problem):
+        if problem:
+            print(f"gpas: {problem}", file=sys.stderr)
+        return results(engine, keys)
 
 
 def _print(made: Table, form: str) -> None:

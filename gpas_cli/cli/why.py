@@ -6,18 +6,21 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import AsJson, Cells, console, experiments, find_cells, json_number, print_json, project
+from gpas_cli.cli.console import AsJson, Cells, catalogue, console, find_cells, json_number, print_json, project
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sqlalchemy import Engine
+
     from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.watch import Sighting
     from gpas_cli.report.why import Provenance, Try
 
 
+GONE = "its run directory is gone"
 SPIKES = 8  # named in one line
 
 
@@ -26,19 +29,16 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
     """
-    from gpas_cli.launch.ingest import ingest
+    from gpas_cli.launch.ingest import results_of
     from gpas_cli.report.why import explain_number
-    from gpas_cli.store.rundir import attempts
-    from gpas_cli.store.session import connect
 
     here = project()
     found = find_cells(cells)
-    _require_attempts(found)
-    problem = ingest(here)
-    engine = connect(here.database, create=False)
-    keys = dict.fromkeys(stage.key for entry in found for stage in entry.cell.stages)
-    catalogue = experiments().catalogue
-    stages = [explain_number(engine, here.runs, key, catalogue=catalogue) for key in keys if attempts(here.runs, key)]
+    if not here.runs.is_dir():
+        raise GpasError(_not_run(found[0]))
+    with results_of(here) as (engine, problem):
+        keys = _tried(engine, found)
+        stages = [explain_number(engine, here.runs, key, catalogue=catalogue()) for key in keys]
     if as_json:
         print_json(stages=[_as_mapping(stage) for stage in stages], problem=problem or None)
         return
@@ -48,12 +48,23 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
         _print(stage)
 
 
-def _require_attempts(found: Sequence[Entry]) -> None:
+def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
+    """The keys of the stages with attempts, also of those whose run directories are gone. Raises GpasError for a cell
+    that has none."""
+    from gpas_cli.report.query import stage
     from gpas_cli.store.rundir import attempts
 
+    keys: dict[str, None] = {}
     for entry in found:
-        if not attempts(project().runs, entry.cell.stages[0].key):
-            raise GpasError(f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it")
+        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or stage(engine, s.key)]
+        if not own:
+            raise GpasError(_not_run(entry))
+        keys |= dict.fromkeys(own)
+    return list(keys)
+
+
+def _not_run(entry: Entry) -> str:
+    return f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it"
 
 
 def _print(stage: Provenance) -> None:
@@ -75,12 +86,12 @@ def _print(stage: Provenance) -> None:
 
 def _print_try(attempt: Try, decisive: int | None) -> None:
     facts, say = attempt.facts, console().print
-    mark = "  <- the number in tables" if attempt.number == decisive else ""
+    seen = _standing(attempt)
+    mark = "  <- the number in tables" if attempt.number == decisive and seen.state == attempt.outcome else ""
     if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
         mark = f" (superseded by attempt {decisive})"
-    seen = _standing(attempt)
     killed = f", ended by {_signal(attempt.signal)}" if attempt.signal else ""
-    cause = attempt.cause or ("" if attempt.outcome else seen.evidence)
+    cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
     say(f"  attempt {attempt.number}: {seen.state}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
@@ -120,8 +131,8 @@ def _standing(attempt: Try) -> Sighting:
     from gpas_cli.launch.watch import Sighting, conclude_or_unknown
     from gpas_cli.store.rundir import AttemptDir
 
-    if attempt.outcome:
-        return Sighting(state=attempt.outcome, evidence="outcome in the journal")
+    if attempt.gone:
+        return Sighting(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
     return conclude_or_unknown(AttemptDir(attempt.directory))
 
 

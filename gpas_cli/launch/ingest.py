@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 # A scheduler waits while this runs, and what is not read in now is read in next time.
 BUSY_SECONDS = 3.0
@@ -27,3 +34,26 @@ def ingest(project: Project) -> str:
         return f"results were not copied into the database: {error}; the run directories have them"
     more = f", and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
     return f"passed over, because they cannot be read: {'; '.join(problems[:NAMED])}{more}" if problems else ""
+
+
+@contextmanager
+def results_of(project: Project) -> Iterator[tuple[Engine, str]]:
+    """The results database, brought up to date as far as possible, and what kept it from that ("" if nothing did).
+
+    A user who may only read the database gets it as its owner left it; one who may not even make it gets one in memory.
+    Raises StoreError when the database cannot be read, or is another project's.
+    """
+    from gpas_cli.store import owner, session
+    from gpas_cli.store.ingest import sync
+
+    problem = ingest(project)
+    path = session.file_of(session.parse(project.database))
+    in_memory = path is not None and not path.exists() and not session.may_write(path)
+    engine = session.connect("sqlite://") if in_memory else session.connect(project.database, create=False)
+    try:
+        if in_memory:
+            sync(engine, project.runs)
+        owner.refuse_other(engine, project.runs)
+        yield engine, problem
+    finally:
+        engine.dispose()

@@ -1,40 +1,105 @@
-"""Cells whose jobs are queued or running although experiments.yaml does not declare them any more."""
+"""Cells in the run directories and the database that no grid declares: a grid was edited, or a cell was varied on the
+command line. What such a cell is stands in its attempts, in the submission that claims it, and in the database.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
-from gpas_cli.errors import GpasError, UnknownCell
+from gpas_cli.errors import GpasError, Problem, UnknownCell
 from gpas_cli.grid.entry import Entry
-from gpas_cli.launch.submitters import CLAIM, read_claim
+from gpas_cli.grid.select import MIN_PREFIX
+from gpas_cli.launch.stages import TOKENISE, stage_jobs
+from gpas_cli.launch.submitters import claim_path
 from gpas_cli.launch.told import told_of
+from gpas_cli.project import Project
 from gpas_cli.spec.cell import Catalogue, cell_from
+from gpas_cli.spec.parse import build
+from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.store.rundir import all_stages
 
-_PREFIX = re.compile(r"[0-9a-f]{4,16}")
+T = TypeVar("T")
 
 
-def claimed_cell(runs: Path, word: str, catalogue: Catalogue) -> Entry | None:
-    """The cell of the claimed stage whose key begins with `word` (at least 4 digits), as it was submitted; else None.
-
-    Raises UnknownCell when several stages fit, or the cell that was submitted cannot be read.
+def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, claimed: bool = False) -> list[Entry]:
+    """The cells of the stages under `runs` that none of the `declared` cells needs; with `claimed`, only those that
+    may be queued or running. A stage whose cell this version cannot read is left out.
     """
-    if not _PREFIX.fullmatch(word.lower()):
+    known = stage_jobs(declared).keys()
+    keys = (path.name for path in all_stages(runs))
+    unknown = [key for key in keys if key not in known and (not claimed or claim_path(runs, key).exists())]
+    return _distinct(_entry(told_of(runs, key), key, catalogue) for key in unknown)
+
+
+def with_key(project: Project, word: str, catalogue: Catalogue) -> list[Entry]:
+    """The cells with a stage whose key begins with `word`, by the run directories, else by the database; none for a
+    word that is no key of at least MIN_PREFIX digits. Raises UnknownCell when there is a stage and its cell cannot be
+    read."""
+    word = word.lower()
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX},16}}", word):
+        return []
+    keys = [path.name for path in all_stages(project.runs) if path.name.startswith(word)]
+    recorded = {key: told_of(project.runs, key) for key in keys}
+    recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") != TOKENISE}
+    recorded = recorded or {facts["key"]: facts for facts in _in_database(project, word)}
+    return _distinct(_read(facts, key, catalogue) for key, facts in recorded.items())
+
+
+def _in_database(project: Project, word: str) -> Iterator[dict[str, Any]]:
+    """What the newest attempts at the stages whose keys begin so were to run; nothing where there is no database."""
+    from gpas_cli.store import session
+    from gpas_cli.store.ingest import newest_facts
+
+    try:
+        engine = session.connect(project.database, create=False)
+    except GpasError:
+        return
+    try:
+        yield from newest_facts(engine, word)
+    finally:
+        engine.dispose()
+
+
+def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | None:
+    """`_read`, None for a stage that is no cell's or cannot be read."""
+    try:
+        return None if facts.get("stage") == TOKENISE else _read(facts, key, catalogue)
+    except UnknownCell:
         return None
-    keys = sorted(path.parent.name for path in runs.glob(f"{word[:2].lower()}/{word.lower()}*/{CLAIM}"))
-    if len(keys) > 1:
-        raise UnknownCell(f"'{word}' fits {len(keys)} stages: {', '.join(keys[:6])}")
-    return _as_submitted(runs, keys[0], catalogue) if keys else None
 
 
-def _as_submitted(runs: Path, key: str, catalogue: Catalogue) -> Entry:
-    facts = told_of(runs, key)
+def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
+    """The cell that a stage's facts describe, with the grid and name it had. Raises UnknownCell when they describe
+    none, or one without that key."""
     try:
         cell = cell_from(facts["cell"], catalogue)
-        if key in {stage.key for stage in cell.stages}:
-            return Entry(cell=cell, grid=str(facts["grid"]), name=str(facts["name"]), axes=dict(facts["axes"]))
-        problem = "this version gives it another key"
+        axes = dict(facts["axes"])
     except (GpasError, KeyError, TypeError, ValueError) as error:
-        problem = str(error)
-    claim = read_claim(runs, key)
-    raise UnknownCell(f"{key} is claimed by {claim}, and its cell cannot be read: {problem}")
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UnknownCell(f"{key}: no grid declares it, and its cell cannot be read: {reason}") from error
+    if key not in stage_jobs([Entry(cell, "", "", {})]):
+        raise UnknownCell(f"{key}: no grid declares it, and this version gives its cell another key")
+    return Entry(
+        cell=cell,
+        grid=str(facts["grid"]),
+        name=str(facts["name"]),
+        axes=axes,
+        cadence=_built(Cadence, facts.get("cadence")),
+        resources=_built(Resources, facts.get("resources")),
+        watch=_built(Watch, facts.get("watch")),
+    )
+
+
+def _built(kind: type[T], values: Any) -> T:
+    """An instance from what an attempt recorded of it, with the defaults where this version cannot read that."""
+    problems: list[Problem] = []
+    made = build(kind, values, (), problems) if isinstance(values, Mapping) else None
+    return made or kind()
+
+
+def _distinct(entries: Iterable[Entry | None]) -> list[Entry]:
+    """Each cell once: its stages lead to the same one."""
+    return list({entry.cell.key: entry for entry in entries if entry is not None}.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,12 +14,14 @@ from gpas_cli.report.table import Row, Table, TableCell
 
 SIGNIFICANT = 0.05
 FEWEST = 3  # pairs: two can agree by chance far too easily for a test that trusts their spread
+NAMED = 3  # cells in one note
 SAME_BUDGET = 1.5  # a published run of up to this many times our tokens, or as many fewer, is not remarked on
 
 
 @dataclass(frozen=True)
 class Note:
-    """`kind`: seeds, delta, marks, diverged, unfinished, pairs, base, mixture, override, published, budget or gains."""
+    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, override, published, budget or
+    gains."""
 
     kind: str
     text: str
@@ -44,6 +46,7 @@ def notes(table: Table) -> tuple[Note, ...]:
         _marks,
         _diverged,
         _unfinished,
+        _withheld,
         _pairs,
         _bases,
         _mixtures,
@@ -145,6 +148,30 @@ def _unfinished(table: Table) -> Iterator[Note]:
         yield Note("unfinished", "unsynced: finished, but not in the database; `gpas sync` reads it in")
 
 
+def _withheld(table: Table) -> Iterator[Note]:
+    """Numbers that the database has and the run directories do not."""
+    withheld = [s for s in _standings(table) if s.withheld is not None]
+    gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
+    changed = [s for s in withheld if s not in gone]
+    if gone:
+        yield Note(
+            "withheld",
+            f"not shown, because the run directories are gone: the numbers of {_few(gone)}; "
+            f"restore the directories, or run the cells again with `gpas run grid`",
+        )
+    if changed:
+        yield Note(
+            "withheld",
+            f"not shown, because the run directories do not have them any more: the numbers of {_few(changed)}; "
+            f"`gpas status` shows the evidence, `gpas sync` reads it in",
+        )
+
+
+def _few(standings: Sequence[Standing]) -> str:
+    names = list(dict.fromkeys(s.entry.name for s in standings))
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
 def _pairs(table: Table) -> Iterator[Note]:
     few = [
         f"{_where(table, row, i)} ({cell.delta.n} of {len(cell.standings)})"
@@ -200,7 +227,7 @@ def _overrides(table: Table) -> Iterator[Note]:
         for reason in getattr(standing.entry, "notes", ()):
             why.setdefault(reason, []).append(standing.entry.name)
     for reason, names in why.items():
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         yield Note("override", f"{shown}: {reason}")
 
 

@@ -22,7 +22,10 @@ _SAME = (
 
 
 def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
-    """Stage key -> what its latest done or diverged attempt reported; stages without one are left out."""
+    """Stage key -> what its latest done or diverged attempt reported; stages without one are left out.
+
+    An attempt whose run directory is gone counts only where no other one is left, and is marked so.
+    """
     found: dict[str, Result] = {}
     with engine.connect() as connection:
         for part in _parts(keys):
@@ -31,7 +34,7 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
                 select(Attempt.__table__, Stage.kind)
                 .join(Stage, Stage.key == Attempt.stage_key)
                 .where(Attempt.stage_key.in_(part), Attempt.outcome.in_(DECISIVE))
-                .order_by(Attempt.number),
+                .order_by(Attempt.gone.is_(None), Attempt.number),
             )
             latest = {row["stage_key"]: row for row in rows}
             metrics = _metrics(connection, [row["id"] for row in latest.values()])
@@ -58,11 +61,14 @@ def stage(engine: Engine, key: str) -> dict[str, Any] | None:
 
 
 def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
-    """The curve `name` of a stage as (step, value) by step, attempts joined: of several, the latest attempt counts."""
+    """The curve `name` of a stage as (step, value) by step, attempts joined: of several, the latest attempt counts.
+
+    Attempts whose run directories are gone are left out.
+    """
     points = (
         select(Curve.step, Curve.value)
         .join(Attempt, Attempt.id == Curve.attempt_id)
-        .where(Attempt.stage_key == key, Curve.name == name)
+        .where(Attempt.stage_key == key, Attempt.gone.is_(None), Curve.name == name)
         .order_by(Attempt.number)
     )
     with engine.connect() as connection:
@@ -81,7 +87,7 @@ def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int
     points = (
         select(Attempt.number, LayerCurve.step, LayerCurve.layer, LayerCurve.value)
         .join(Attempt, Attempt.id == LayerCurve.attempt_id)
-        .where(Attempt.stage_key == key, LayerCurve.name == name)
+        .where(Attempt.stage_key == key, Attempt.gone.is_(None), LayerCurve.name == name)
         .order_by(Attempt.number, LayerCurve.step, LayerCurve.layer)
     )
     joined: dict[int, tuple[int, dict[int, float]]] = {}
@@ -110,7 +116,8 @@ def _metrics(connection: Connection, ids: Iterable[int]) -> dict[int, dict[str, 
 
 def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
     same = {name: row[name] for name in _SAME}
-    return Result(key=row["stage_key"], stage=row["kind"], cause=row["cause"] or "", metrics=metrics, **same)
+    own = {"key": row["stage_key"], "stage": row["kind"], "cause": row["cause"] or "", "gone": row["gone"] is not None}
+    return Result(metrics=metrics, **own, **same)
 
 
 def _parts(values: Iterable[Any]) -> Iterator[list[Any]]:

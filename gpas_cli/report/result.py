@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 class Result:
     """What the latest done or diverged attempt of a stage reported.
 
-    `device` is e.g. "cpu" or "cuda"; `ended` a unix time; `fingerprint` is that of the training text. None: the journal
-    does not tell.
+    `gone` says that its run directory, and that of every other such attempt, is not there any more: the numbers are
+    known, and nothing supports them. `device` is e.g. "cpu" or "cuda"; `ended` a unix time; `fingerprint` is that of
+    the training text. None: the journal does not tell.
     """
 
     key: str
@@ -33,3 +34,4 @@ class Result:
     parameters: int | None = None
     last_step: int | None = None
     ended: float | None = None
+    gone: bool = False

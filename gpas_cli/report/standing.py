@@ -39,7 +39,8 @@ class Standing:
     """One entry in a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
 
     state: as `gpas status` has it, or "unsynced" (done, but the database has not heard of it) or "unrecorded" (done
-    without this metric). progress: fraction of the stage that is done, where known.
+    without this metric). progress: fraction of the stage that is done, where known. withheld: a result of the database
+    that is not shown, because the run directories do not have it any more.
     """
 
     entry: Entry
@@ -49,10 +50,13 @@ class Standing:
     value: float | None = None
     progress: float | None = None
     result: Result | None = None
+    withheld: Result | None = None
 
 
 def stand(entry: Entry, seed: Label | None, metric: Metric, name: str, states: States, results: Results) -> Standing:
     """The standing of `entry` for the number called `name`: that of the first stage in its chain that is not done.
+
+    A result counts only where the run directory shows it too, by the evidence that `gpas status` goes by.
 
     Raises GpasError when the entry has no stage that reports the metric.
     """
@@ -61,19 +65,29 @@ def stand(entry: Entry, seed: Label | None, metric: Metric, name: str, states: S
             f"{entry.id}: {metric.name} comes from the stage '{metric.stage}', which this cell does not have"
         )
     for position, stage in enumerate(entry.cell.stages):
-        result = results.get(stage.key)
+        known = results.get(stage.key)
+        result = known if known is not None and _is_supported(known, states) else None
+        withheld = known if result is None else None
         if result is not None and result.outcome == "diverged":
             return Standing(entry, seed, "diverged", stage.key, result=result)
         if result is None or result.outcome != "done":
             # A state is known of one stage at least; whoever is at a later stage has done this one.
             later = any(after.key in states for after in entry.cell.stages[position + 1 :])
             state, progress = states.get(stage.key, ("done" if later else "missing", None))
-            return Standing(entry, seed, "unsynced" if state == "done" else state, stage.key, progress=progress)
+            state = "unsynced" if state == "done" else state
+            return Standing(entry, seed, state, stage.key, progress=progress, withheld=withheld)
         if stage.kind == metric.stage:
             break
     assert result is not None  # the loop ends at the stage in question, and only where that is done
     value = result.metrics.get(name)
     return Standing(entry, seed, "unrecorded" if value is None else "done", stage.key, value=value, result=result)
+
+
+def _is_supported(result: Result, states: States) -> bool:
+    if result.gone:
+        return False
+    state, _ = states.get(result.key, (result.outcome, None))
+    return state == result.outcome
 
 
 def describe(standings: Sequence[Standing], over: str) -> str:

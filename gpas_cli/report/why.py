@@ -35,8 +35,8 @@ class Try:
     `facts` are the columns of the table "attempt" that say where, when and with what it ran. `computed` is how a
     training computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and
     what chose it, `gemm_origin`. `checkpoint` is the newest one that is still there. `signal` is the number of the one
-    that ended the process, if any did and somebody saw it. `retry` says why the attempt was made, where that was a
-    failure of the one before: {of: its number, why}.
+    that ended the process, if any did and somebody saw it. `gone`: the run directory is not there any more. `retry`
+    says why the attempt was made, where that was a failure of the one before: {of: its number, why}.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Try:
     log: Path
     checkpoint: Path | None
     signal: int | None = None
+    gone: bool = False
     retry: Mapping[str, Any] | None = None
 
 
@@ -105,7 +106,7 @@ def explain_number(
         base_key=_key_of(base, stage["kind"]),
         differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
         tries=tuple(_try(runs, row) for row in tries),
-        decisive=result.number if result else None,
+        decisive=result.number if result and not result.gone else None,
         spikes=query.spikes(engine, key),
     )
 
@@ -157,6 +158,7 @@ def _try(runs: Path, row: Mapping[str, Any]) -> Try:
         log=directory.log_path,
         checkpoint=next(iter(newest_first([directory.checkpoints])), None),
         signal=ended.get("signal"),
+        gone=row["gone"] is not None,
         retry=asked.get("retry"),
     )
 

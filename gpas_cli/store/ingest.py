@@ -1,32 +1,36 @@
 """Run directories -> rows. Incremental, idempotent and resumable, because the database remembers how far it has read.
 
 Each attempt is one transaction: its rows and the offset in its journal they came from are stored together or not at
-all. What a journal had when it was last read is not read again, and an attempt whose journal has not grown since costs
-one look at the size of a file.
+all. What a journal had when it was last read is not read again, and an attempt whose journal has not changed since
+costs one look at the size and time of a file. A journal that did change has to end, up to where it was read, in the
+same bytes as before; else everything read from it is forgotten and it is read anew.
+
+An attempt whose run directory is gone keeps its rows and is marked, so that no view shows its numbers as results; the
+mark goes when the directory is back.
 """
 
 from __future__ import annotations
 
-import math
+import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import DataError, DBAPIError, StatementError
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import journal, rundir, session
+from gpas_cli.store import journal, owner, rundir, session
+from gpas_cli.store.files import open_regular
 from gpas_cli.store.fold import Changes, fold, integer, number, optional, string
+from gpas_cli.store.points import forget_points, store_points
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import Base
 
-STAGE, ATTEMPT, METRIC, CURVE, LAYER_CURVE = (
-    Base.metadata.tables[name] for name in ("stage", "attempt", "metric", "curve", "layer_curve")
-)
-STRETCH = 4 << 20  # bytes of a journal taken into memory at a time: about 25,000 events
+STAGE, ATTEMPT = (Base.metadata.tables[name] for name in ("stage", "attempt"))
+TAIL = 4096  # bytes of a journal before the offset that are checked when it has changed: its outcome is among them
 _REQUIRED = ("stage", "cell", "grid", "name", "axes", "executor")
 
 
@@ -34,13 +38,15 @@ _REQUIRED = ("stage", "cell", "grid", "name", "axes", "executor")
 class Ingested:
     """What one `sync` did: attempts that changed, events read, lines or events that were damaged.
 
-    `problems` names the attempts that could not be read, with the reason; they are tried again every time.
+    `gone` counts attempts whose run directories were there the last time. `problems` names the attempts that could not
+    be read, with the reason; they are tried again every time.
     """
 
     attempts: int = 0
     events: int = 0
     damaged: int = 0
     problems: tuple[str, ...] = ()
+    gone: int = 0
 
     def __add__(self, other: Ingested) -> Ingested:
         return Ingested(
@@ -48,7 +54,19 @@ class Ingested:
             self.events + other.events,
             self.damaged + other.damaged,
             self.problems + other.problems,
+            self.gone + other.gone,
         )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the database remembers of an attempt: its row, and its journal as it was when it was read."""
+
+    id: int
+    directory: str
+    offset: int
+    mtime: int | None
+    gone: float | None
 
 
 class Unreadable(Exception):
@@ -58,23 +76,24 @@ class Unreadable(Exception):
 def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Ingested:
     """Bring the rows of all attempts under `runs`, or of those at the stages `keys`, up to their journals.
 
-    Safe to run at the same time elsewhere, and to be killed. Raises StoreError when the database cannot be written;
-    what was stored until then stays, and the next call goes on from there.
+    Safe to run at the same time elsewhere, and to be killed. Raises StoreError when the database cannot be written, and
+    then what was stored before stays; or when it is another project's.
     """
+    owner.claim(engine, runs)
     done = Ingested()
     writer = session.for_writing(engine)
-    offsets = _offsets(engine)
+    known = _known(engine, keys)
     skipped: list[str] = []
     for attempt in _listed(runs, keys, skipped):
         try:
-            if not _has_news(attempt, offsets.get((attempt.key, attempt.number))):
+            if not _has_news(attempt, known.pop((attempt.key, attempt.number), None)):
                 continue
             with writer.begin() as connection:
                 session.lock(connection)
                 done += ingest_attempt(connection, attempt)
         except Unreadable as problem:
             done += Ingested(problems=(str(problem),))
-    return done + Ingested(problems=tuple(skipped))
+    return done + Ingested(problems=tuple(skipped), gone=_mark_gone(writer, runs, known.values()))
 
 
 def ingest_attempt(connection: Connection, attempt: AttemptDir) -> Ingested:
@@ -94,20 +113,37 @@ def ingest_attempt(connection: Connection, attempt: AttemptDir) -> Ingested:
 
 def _ingest(connection: Connection, attempt: AttemptDir) -> Ingested:
     row = _row(connection, attempt)
-    if row is not None and _size(attempt) < row["journal_offset"]:
-        _forget(connection, row["id"])  # the journal was cut or replaced: what was read from it no longer holds
+    mtime = _stat(attempt)[1]  # of before reading: what is written meanwhile is news
+    if row is not None and not _still_holds(attempt, row):
+        _forget(
+            connection, row["id"]
+        )  # the journal was cut, replaced or damaged: what was read from it no longer holds
         row = None
-    changed = row is None
+    changed = row is None or row["gone"] is not None
     if row is None:
         row = _insert_attempt(connection, attempt)
     events = damaged = 0
     while True:
         found, offset, bad = _read(attempt, row["journal_offset"])
         if offset == row["journal_offset"]:
+            _seal(connection, attempt, row, mtime)
             return Ingested(int(changed or events + damaged > 0), events, damaged)
         changes = fold(found)
         events, damaged = events + len(found), damaged + bad + changes.malformed
         row = _apply(connection, row, changes, offset, len(found), bad + changes.malformed)
+
+
+def newest_facts(engine: Engine, prefix: str) -> list[dict[str, Any]]:
+    """What the newest attempt at each stage whose key begins so was to run: {key, stage, cell, grid, name, axes}."""
+    stage, attempt = STAGE.c, ATTEMPT.c
+    statement = (
+        select(stage.key, stage.kind.label("stage"), stage.cell, attempt.grid, attempt.name, attempt.axes)
+        .join(ATTEMPT, attempt.stage_key == stage.key)
+        .where(stage.key.startswith(prefix, autoescape=True))
+        .order_by(stage.key, attempt.number)
+    )
+    with engine.connect() as connection:
+        return list({row["key"]: dict(row) for row in connection.execute(statement).mappings()}.values())
 
 
 def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Iterator[AttemptDir]:
@@ -121,32 +157,78 @@ def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Itera
             skipped.append(f"{error.filename}: {error.strerror}")
 
 
-def _offsets(engine: Engine) -> dict[tuple[str, int], int]:
+def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], _Known]:
+    a = ATTEMPT.c
+    wanted = None if keys is None else set(keys)
     with engine.connect() as connection:
-        rows = connection.execute(select(ATTEMPT.c.stage_key, ATTEMPT.c.number, ATTEMPT.c.journal_offset))
-        return {(key, number): offset for key, number, offset in rows}
+        rows = connection.execute(
+            select(a.stage_key, a.number, a.id, a.directory, a.journal_offset, a.journal_mtime, a.gone)
+        )
+        return {(key, number): _Known(*others) for key, number, *others in rows if wanted is None or key in wanted}
 
 
-def _has_news(attempt: AttemptDir, offset: int | None) -> bool:
-    if offset is None:
+def _has_news(attempt: AttemptDir, known: _Known | None) -> bool:
+    if known is None or known.gone is not None:
         return True
-    size = _size(attempt)
+    size, mtime = _stat(attempt)
+    if size < known.offset or mtime != known.mtime:
+        return True
     # A torn last line stays behind the offset for good: it is worth one read, but no transaction.
-    return size != offset and (size < offset or _read(attempt, offset, limit=1)[1] > offset)
+    return size > known.offset and _read(attempt, known.offset, limit=1)[1] > known.offset
 
 
-def _size(attempt: AttemptDir) -> int:
+def _stat(attempt: AttemptDir) -> tuple[int, int]:
+    """The size of the journal in bytes and the time of its last change in nanoseconds."""
     try:
-        return attempt.journal_path.stat().st_size
+        found = attempt.journal_path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    except OSError as error:
+        raise Unreadable(f"{attempt.journal_path}: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _still_holds(attempt: AttemptDir, row: Mapping[str, Any]) -> bool:
+    """Whether the journal still ends in what was read of it."""
+    offset, tail = row["journal_offset"], row["journal_tail"]
+    return _stat(attempt)[0] >= offset and (tail is None or tail == tail_of(attempt, offset))
+
+
+def tail_of(attempt: AttemptDir, offset: int) -> int:
+    """The checksum of the last bytes of an attempt's journal before `offset`. Raises Unreadable."""
+    start = max(0, offset - TAIL)
+    try:
+        with open_regular(attempt.journal_path) as file:
+            file.seek(start)
+            return zlib.crc32(file.read(offset - start))
     except FileNotFoundError:
         return 0
     except OSError as error:
         raise Unreadable(f"{attempt.journal_path}: {error.strerror}") from error
 
 
-def _read(attempt: AttemptDir, offset: int, limit: int = STRETCH) -> tuple[list[dict[str, Any]], int, int]:
+def _seal(connection: Connection, attempt: AttemptDir, row: Mapping[str, Any], mtime: int) -> None:
+    """Remember what the journal was like when it was read, and that its directory is there."""
+    seal = {"journal_mtime": mtime, "journal_tail": tail_of(attempt, row["journal_offset"]), "gone": None}
+    if any(row[name] != value for name, value in seal.items()):
+        connection.execute(_UPDATE, {**seal, "attempt": row["id"]})
+
+
+def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
+    """Mark those of the attempts that were not met whose directories are certainly gone; returns how many."""
+    if not runs.is_dir():  # not mounted, say: nothing is known of any attempt
+        return 0
+    gone = [known.id for known in rest if known.gone is None and rundir.is_gone(runs / known.directory)]
+    if gone:
+        with writer.begin() as connection:
+            session.lock(connection)
+            connection.execute(_UPDATE, [{"attempt": attempt, "gone": time.time()} for attempt in gone])
+    return len(gone)
+
+
+def _read(attempt: AttemptDir, offset: int, limit: int | None = None) -> tuple[list[dict[str, Any]], int, int]:
     try:
-        return journal.read(attempt.journal_path, offset, limit)
+        return journal.read(attempt.journal_path, offset, journal.STRETCH if limit is None else limit)
     except OSError as error:
         raise Unreadable(f"{attempt.journal_path}: {error.strerror}") from error
 
@@ -161,12 +243,10 @@ _FIND = select(ATTEMPT).where(ATTEMPT.c.stage_key == bindparam("key"), ATTEMPT.c
 _FIRST = select(func.min(ATTEMPT.c.number)).where(ATTEMPT.c.stage_key == bindparam("key"))
 _INSERT = insert(ATTEMPT)
 _UPDATE = update(ATTEMPT).where(ATTEMPT.c.id == bindparam("attempt"))
-_DELETE_METRICS = delete(METRIC).where(METRIC.c.attempt_id == bindparam("attempt"))
 
 
 def _forget(connection: Connection, attempt_id: int) -> None:
-    for table in (METRIC, CURVE, LAYER_CURVE):
-        connection.execute(delete(table).where(table.c.attempt_id == attempt_id))
+    forget_points(connection, attempt_id)
     connection.execute(delete(ATTEMPT).where(ATTEMPT.c.id == attempt_id))
 
 
@@ -237,55 +317,5 @@ def _apply(
         "journal_damaged": row["journal_damaged"] + damaged,
     }
     connection.execute(_UPDATE, columns | {"attempt": row["id"]})
-    _store_points(connection, row["id"], changes)
+    store_points(connection, row["id"], changes)
     return dict(row) | columns
-
-
-def _store_points(connection: Connection, attempt: int, changes: Changes) -> None:
-    """In the order of the primary keys, which is the order of the file."""
-    if changes.metrics is not None:
-        connection.execute(_DELETE_METRICS, {"attempt": attempt})
-        _put(connection, METRIC, [(attempt, name, value) for name, value in sorted(changes.metrics.items())])
-    for name, curve in sorted(changes.curves.items()):
-        _put(connection, CURVE, [(attempt, name, step, value) for step, value in sorted(curve.items())])
-    for name, layers in sorted(changes.layers.items()):
-        _put(connection, LAYER_CURVE, [(attempt, name, *at, value) for at, value in sorted(layers.items())])
-
-
-def _put(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
-    """Insert points, replacing those that are there; each row is the primary key, in order, and the value.
-
-    Straight to the driver, which is three times as fast as building parameters for each point; NaN becomes NULL as in
-    `schema.Real`. No two rows have the same key.
-    """
-    if not rows:
-        return
-    points = [(*at, None if math.isnan(value) else value) for *at, value in rows]
-    statement = _put_statement(table, connection.dialect)
-    if connection.dialect.name == "postgresql":  # the columns as arrays: one statement, ten times as fast
-        connection.exec_driver_sql(statement, tuple(map(_array, zip(*points, strict=True))))
-    else:
-        connection.exec_driver_sql(statement, points)
-
-
-def _array(values: Iterable[int | float | str | None]) -> str:
-    """A Postgres array as text; the driver, which looks at each element in turn, takes ten times as long."""
-    return "{" + ",".join(map(_element, values)) + "}"
-
-
-def _element(value: int | float | str | None) -> str:
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return "NULL" if value is None else repr(value)
-
-
-@cache
-def _put_statement(table: Table, dialect: Dialect) -> str:
-    columns = [*table.primary_key.columns, table.c.value]
-    key = ", ".join(column.name for column in table.primary_key)
-    if dialect.name == "postgresql":
-        arrays = ", ".join(f"%s::{column.type.compile(dialect)}[]" for column in columns)
-        rows = f"SELECT * FROM unnest({arrays})"
-    else:
-        rows = f"VALUES ({', '.join('?' * len(columns))})"
-    return f"INSERT INTO {table.name} ({key}, value) {rows} ON CONFLICT ({key}) DO UPDATE SET value = excluded.value"

@@ -18,7 +18,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from gpas_cli.store.files import open_regular
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
 EXPENDABLE = ("step", "layers")  # what is dropped first when even that is not enough: dense and least missed
 RESERVED = frozenset({"n", "t"})
+STRETCH = 4 << 20  # bytes taken into memory at a time: about 25,000 events
 NEAR = 80  # bytes of a line that hold its checksum, number, time and kind
 SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; a network file system shows them at once
 
@@ -139,6 +140,16 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
         end = len(data)
     events, damaged = _decode_lines(data[:end])
     return events, offset + end, damaged
+
+
+def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int, int]]:
+    """`read` again and again until nothing is left, STRETCH bytes at a time. Raises OSError like `read`."""
+    while True:
+        events, end, damaged = read(path, offset, STRETCH)
+        if end == offset:
+            return
+        yield events, end, damaged
+        offset = end
 
 
 def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import math
 import os
@@ -9,28 +10,20 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import faults, journal, rundir, session
-from gpas_cli.store.ingest import ATTEMPT, CURVE, LAYER_CURVE, METRIC, STAGE, Ingested, Unreadable, ingest_attempt, sync
+from gpas_cli.store import faults, owner, rundir, session
+from gpas_cli.store.agreement import Finding, disagreements
+from gpas_cli.store.ingest import ATTEMPT, STAGE, Ingested, Unreadable, ingest_attempt, sync
+from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC
 from gpas_cli.store.schema import HEAD, Base
 
-
-@dataclass(frozen=True)
-class Finding:
-    """Something wrong with the database, and what helps."""
-
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}"
+LEFT_SECONDS = 600.0  # since a rebuild that still lives has last written its file
 
 
 def upgrade(url: str) -> Path | None:
@@ -67,9 +60,8 @@ def backup(url: str) -> Path:
     target = _beside(path, "backup")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with _explained(url), closing(_raw(path)) as source, closing(sqlite3.connect(partial)) as copy:
-            source.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the original used
+        with _explained(url):
+            _copy(path, partial)
         partial.replace(target)
     except OSError as error:
         raise StoreError(f"{target}: the backup cannot be written: {error.strerror}") from error
@@ -81,13 +73,16 @@ def backup(url: str) -> Path:
 def rebuild(url: str, runs: Path) -> Ingested:
     """Make the database anew from the run directories alone; the old one is in place until the new one is whole.
 
-    An SQLite file that is replaced is kept beside the new one, since it may know attempts whose directories are gone.
-    On a server everything happens in one transaction. Raises StoreError, and then nothing has changed.
+    What an SQLite file held is kept beside it, since it may know attempts whose directories are gone. On a server
+    everything happens in one transaction. Raises StoreError, and then nothing has changed: also when the database is
+    another project's.
     """
     path = session.file_of(session.parse(url))
     if path is None:
         return _rebuild_in_place(url, runs)
-    aside = path.with_name(f".{path.name}.rebuild-{os.getpid()}")
+    _refuse_other_project(url, runs)
+    _sweep(path)
+    aside = path.with_name(f"{_aside_prefix(path)}{os.getpid()}")
     try:
         engine = session.connect(str(aside))
         try:
@@ -96,7 +91,7 @@ def rebuild(url: str, runs: Path) -> Ingested:
             engine.dispose()
         with _explained(url):
             _single_file(aside)
-            _swap(aside, path)
+            _put_in_place(aside, path)
     finally:
         _remove(aside)
     return ingested
@@ -118,7 +113,8 @@ def check(url: str, runs: Path) -> list[Finding]:
             return [
                 Finding(f"the database lacks the table {name}", "`gpas db rebuild` makes it anew") for name in missing
             ]
-        return [*_integrity(engine), *_attempts(engine, runs)]
+        owner.refuse_other(engine, runs)
+        return [*_integrity(engine), *disagreements(engine, runs)]
     except StoreError as error:
         return [Finding(str(error), "the check ended there")]
     finally:
@@ -157,48 +153,6 @@ def _integrity(engine: Engine) -> Iterator[Finding]:
             yield Finding(f"{orphans} rows belong to no attempt or stage", remedy)
 
 
-def _attempts(engine: Engine, runs: Path) -> Iterator[Finding]:
-    """Attempt by attempt: the row and the directory, what the journal holds and what was read of it."""
-    with engine.connect() as connection:
-        rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
-    skipped: list[str] = []
-    for attempt in rundir.all_attempts(runs, skipped):
-        row = rows.pop((attempt.key, attempt.number), None)
-        if row is None:
-            yield Finding(f"{attempt.relative} is not in the database", "`gpas sync` reads it, or says why it cannot")
-            continue
-        try:
-            yield from _journal(attempt, dict(row))
-        except OSError as error:
-            yield Finding(f"{attempt.journal_path}: {error.strerror}", "make it readable")
-    yield from (Finding(problem, "make it readable, or move it away") for problem in skipped)
-    for row in rows.values():
-        if rundir.is_gone(runs / row["directory"]):
-            yield Finding(
-                f"{row['directory']} is in the database and not under {runs}",
-                "restore the directory, or `gpas db rebuild` forgets it",
-            )
-
-
-def _journal(attempt: rundir.AttemptDir, row: dict[str, Any]) -> Iterator[Finding]:
-    events, offset, damaged = journal.read(attempt.journal_path)
-    if offset > row["journal_offset"]:
-        yield Finding(f"{attempt.relative}: {offset - row['journal_offset']} bytes are not yet read", "`gpas sync`")
-    elif (offset, len(events)) != (row["journal_offset"], row["journal_events"]):
-        yield Finding(
-            f"{attempt.relative}: {len(events)} events are in the journal, {row['journal_events']} were read from it",
-            "`gpas db rebuild` reads it anew",
-        )
-    # A torn line whose event was written again, or by a requeued job anew, leaves no gap in the numbers.
-    numbers = {event["n"] for event in events}
-    lost = max(numbers, default=-1) + 1 - len(numbers)
-    if lost:
-        yield Finding(
-            f"{attempt.journal_path}: {lost} events are missing ({damaged} damaged lines)",
-            "what they told is lost; look at the attempt's log and at the disk",
-        )
-
-
 def _rebuild_in_place(url: str, runs: Path) -> Ingested:
     engine = session.for_writing(session.connect(url))
     done = Ingested()
@@ -206,6 +160,7 @@ def _rebuild_in_place(url: str, runs: Path) -> Ingested:
     try:
         with engine.begin() as connection:
             session.lock(connection)
+            owner.claim_in(connection, runs)
             for table in (LAYER_CURVE, CURVE, METRIC, ATTEMPT, STAGE):
                 connection.execute(delete(table))
             for attempt in rundir.all_attempts(runs, skipped):
@@ -219,22 +174,46 @@ def _rebuild_in_place(url: str, runs: Path) -> Ingested:
     return done + Ingested(problems=tuple(skipped))
 
 
-def _swap(new: Path, path: Path) -> None:
-    """Put `new` in the place of `path` in one rename, while no one else can be writing to what it replaces."""
+def _put_in_place(new: Path, path: Path) -> Path | None:
+    """Replace the content of the database `path` by that of `new`; returns where the old one is kept, if there was one.
+
+    The content is copied in one transaction, so that readers keep the old one until it is there, and open connections
+    stay good. Only what is no database is replaced as a file.
+    """
     if not path.exists():
         new.replace(path)
-        return
+        return None
     kept = _beside(path, "replaced")
-    with closing(_raw(path)) as old:
-        try:
-            old.execute("PRAGMA journal_mode = DELETE")  # folds the log in; a log left behind would be read into `new`
-            old.execute("BEGIN EXCLUSIVE")
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise  # locked: someone is at it
-            _move_log(path, kept)
+    try:
+        _copy(path, kept)
+        _overwrite(path, new)
+    except sqlite3.DatabaseError as error:
+        _remove(kept)
+        if isinstance(error, sqlite3.OperationalError):
+            raise  # locked, read-only or a full disk: the old one is as it was
+        _move_log(path, kept)
         _link_or_copy(path, kept)
         new.replace(path)
+    return kept
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a database, also while it is in use, into one file, whatever kind of log the original has."""
+    with closing(_raw(path)) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+
+
+def _overwrite(path: Path, new: Path) -> None:
+    deadline = time.monotonic() + session.BUSY_SECONDS
+
+    def give_up(status: int, _remaining: int, _total: int) -> None:
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
+            raise sqlite3.OperationalError("database is locked")
+
+    # `backup` itself tries again for ever; the connection's own patience would add to ours.
+    with closing(_raw(new)) as source, closing(_raw(path, patience=0.0)) as target:
+        source.backup(target, progress=give_up, sleep=0.05)
 
 
 def _move_log(path: Path, kept: Path) -> None:
@@ -259,6 +238,40 @@ def _single_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def _refuse_other_project(url: str, runs: Path) -> None:
+    try:
+        engine = session.connect(url, create=False)
+    except StoreError:  # absent, damaged or of another version, which is what a rebuild is for
+        return
+    try:
+        owner.refuse_other(engine, runs)
+    finally:
+        engine.dispose()
+
+
+def _aside_prefix(path: Path) -> str:
+    return f".{path.name}.rebuild-"
+
+
+def _sweep(path: Path) -> None:
+    """Remove what rebuilds left behind that were killed. One on another host may live: its file is written often."""
+    for left in path.parent.glob(f"{glob.escape(_aside_prefix(path))}*"):
+        pid = left.name.removeprefix(_aside_prefix(path)).partition("-")[0]
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS and not (pid.isdigit() and _lives(int(pid))):
+                left.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _remove(path: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -271,8 +284,9 @@ def _beside(path: Path, why: str) -> Path:
     return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
 
 
-def _raw(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=session.BUSY_SECONDS, isolation_level=None)
+def _raw(path: Path, patience: float | None = None) -> sqlite3.Connection:
+    timeout = session.BUSY_SECONDS if patience is None else patience
+    return sqlite3.connect(path, timeout=timeout, isolation_level=None)
 
 
 @contextmanager

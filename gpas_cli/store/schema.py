@@ -1,5 +1,6 @@
 """The tables. Everything in them comes from run directories and can be made again from them.
 
+    gpas_project   the one project whose results these are (`store.owner`)
     stage          what is computed: a content key and the cell it stands for
     attempt        one try at a stage, with where and with what it ran, how it ended, how far its journal was read
     metric         the final numbers of an attempt's outcome
@@ -20,7 +21,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Double, ForeignKey, Integer, M
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-HEAD = "0001"  # the last script in migrations/versions, whose names sort by age; a test compares
+HEAD = "0002"  # the last script in migrations/versions, whose names sort by age; a test compares
 VERSION_TABLE = "gpas_alembic_version"  # our own, so that a Postgres database can be shared with other tools
 
 
@@ -50,6 +51,16 @@ class Base(DeclarativeBase):
     type_annotation_map = {float: Double, str: Text, dict[str, Any]: JSON(none_as_null=True), list[str]: JSON}  # noqa: RUF012
 
 
+class ProjectRow(Base):
+    """One row: the id of the run directories, and where they were when they were last read in."""
+
+    __tablename__ = "gpas_project"  # a shared server may have a table "project" of somebody else's
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    runs: Mapped[str]
+
+
 class Stage(Base):
     __tablename__ = "stage"
 
@@ -60,7 +71,12 @@ class Stage(Base):
 
 
 class Attempt(Base):
-    """`created`, `started` and `ended` are unix times; NULL in a column means that no event has told it yet."""
+    """`created`, `started` and `ended` are unix times; NULL in a column means that no event has told it yet.
+
+    `journal_mtime` (nanoseconds) and `journal_tail` (a checksum of the last bytes before `journal_offset`) show a
+    journal that changed after it was read; NULL: read by revision 0001. `gone` is the unix time at which the run
+    directory was first missed, NULL while it is there.
+    """
 
     __tablename__ = "attempt"
     __table_args__ = (UniqueConstraint("stage_key", "number"),)
@@ -99,6 +115,9 @@ class Attempt(Base):
     journal_offset: Mapped[int] = mapped_column(BigInteger, default=0)
     journal_events: Mapped[int] = mapped_column(default=0)
     journal_damaged: Mapped[int] = mapped_column(default=0)
+    journal_mtime: Mapped[int | None] = mapped_column(BigInteger)
+    journal_tail: Mapped[int | None] = mapped_column(BigInteger)
+    gone: Mapped[float | None]
 
 
 class Metric(Base):

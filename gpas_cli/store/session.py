@@ -4,15 +4,20 @@ SQLite is opened with a write-ahead log, so that readers and the one writer do n
 network file system, where such a log needs shared memory that hosts do not share. Transactions are begun explicitly:
 `BEGIN` for readers, `BEGIN IMMEDIATE` on an engine made with `for_writing`, so that a writer waits for its turn at the
 start and not in the middle.
+
+Several users may share a file. It is made with the permissions that the umask leaves, and its log files get its mode
+and its group. Whoever may not write it, or not its folder, reads it without making any file beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -29,6 +34,7 @@ BUSY_SECONDS = 30.0  # how long a statement waits for another process's lock
 NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "panfs", "afs", "9p", "fuse.sshfs"]
 )
+LOGS = ("-wal", "-shm")  # what SQLite keeps beside a file, and how it calls them
 DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
 _ENCODE = "(in a password write @ as %40, / as %2F, : as %3A, # as %23, % as %25)"
@@ -67,6 +73,8 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
         raise StoreError(f"{path}: there is no database yet; `gpas run` makes it, `gpas db rebuild` remakes it")
     if path is not None and not path.parent.is_dir():
         raise StoreError(f"{path}: the folder {path.parent} does not exist; create it, or name another with GPAS_DB")
+    if path is not None and may_write(path):
+        _make_file(path)
     engine = _create_engine(parsed, busy_seconds)
     faults.explain_errors_of(engine, busy_seconds)
     if parsed.get_backend_name() == "sqlite":
@@ -184,6 +192,9 @@ def network_file_system(path: Path) -> str | None:
 def _create_engine(url: URL, busy_seconds: float) -> Engine:
     try:
         if url.get_backend_name() == "sqlite":
+            path = file_of(url)
+            if path is not None and path.exists() and not may_write(path):
+                return create_engine(url, creator=lambda: _open_to_read(path, busy_seconds))
             return create_engine(url, connect_args={"timeout": busy_seconds})
         return create_engine(url, connect_args={"connect_timeout": max(2, round(busy_seconds))})
     except (ModuleNotFoundError, NoSuchModuleError) as error:
@@ -191,6 +202,39 @@ def _create_engine(url: URL, busy_seconds: float) -> Engine:
             f"{faults.name_of(url)}: the driver of {url.drivername} is not installed; "
             f"pip install 'gpas-cli[postgres]', or use sqlite:///path"
         ) from error
+
+
+def may_write(path: Path) -> bool:
+    """Whether this process may write an SQLite file, or make it, and the files that SQLite keeps beside it."""
+    wanted = [path.parent, path] if path.exists() else [path.parent]
+    return all(os.access(each, os.W_OK, effective_ids=os.access in os.supports_effective_ids) for each in wanted)
+
+
+def _make_file(path: Path) -> None:
+    """Make an empty file, which is an empty database, with the permissions of any new file: SQLite's own would keep a
+    group from writing it whatever the umask says."""
+    with contextlib.suppress(OSError):  # SQLite has an error for it
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
+def _open_to_read(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """Open a file for reading without making any beside it, which its owner could then not write.
+
+    Where nobody has left a log the file is all there is, and is taken as it is.
+    """
+    log, shared = (path.with_name(path.name + suffix) for suffix in LOGS)
+    how = "mode=ro&readonly_shm=1" if log.exists() and (shared.exists() or log.stat().st_size) else "immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path))}?{how}", uri=True, timeout=busy_seconds, check_same_thread=False)
+
+
+def _share_log(path: Path) -> None:
+    """Give the log files that this user has made the file's group, as SQLite has given them its mode."""
+    with contextlib.suppress(OSError):  # gone meanwhile, or of a group that this user is not in
+        group = path.stat().st_gid
+        for beside in (path.with_name(path.name + suffix) for suffix in LOGS):
+            found = beside.stat()
+            if found.st_uid == os.geteuid() and found.st_gid != group:
+                os.chown(beside, -1, group)
 
 
 def _prepare_sqlite(engine: Engine, busy_seconds: float) -> None:
@@ -208,15 +252,19 @@ def _prepare_sqlite(engine: Engine, busy_seconds: float) -> None:
 
 def _use_log(engine: Engine) -> None:
     path = file_of(engine.url)
-    if path is None:
+    if path is None or not may_write(path):
         return
     with contextlib.closing(engine.raw_connection()) as connection:
         cursor = connection.cursor()
-        if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal" or network_file_system(path):
+        if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            _share_log(path)
+            return
+        if network_file_system(path):
             return
         # Everything works without the log, only less side by side: a file that is read-only or in use stays as it is.
         with contextlib.suppress(sqlite3.OperationalError):
             cursor.execute("PRAGMA journal_mode = WAL")
+            _share_log(path)
 
 
 @contextlib.contextmanager

@@ -47,14 +47,14 @@ def test_a_sync_that_dies_is_taken_up_where_it_was(
     for n in range(3):
         life.whole(f"{n:016x}")
     with monkeypatch.context() as patch:
-        store, calls = ingest._store_points, iter(range(10))
+        store, calls = ingest.store_points, iter(range(10))
 
         def dies(*arguments: Any) -> None:
             store(*arguments)
             if next(calls) == 1:
                 raise KeyboardInterrupt
 
-        patch.setattr(ingest, "_store_points", dies)
+        patch.setattr(ingest, "store_points", dies)
         with pytest.raises(KeyboardInterrupt):
             sync(engine, life.runs)
     assert len(dump(engine)["attempt"]) == 1

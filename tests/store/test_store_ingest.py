@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from gpas_cli.errors import StoreError
 from gpas_cli.store import ingest, journal
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.maintenance import dump
+from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
 
 Connect = Callable[..., Engine]
@@ -265,7 +268,7 @@ def test_a_long_journal_is_read_in_stretches(
 ) -> None:
     life.whole()
     with monkeypatch.context() as patch:
-        patch.setattr(ingest, "STRETCH", 500)
+        patch.setattr(ingest.journal, "STRETCH", 500)
         patch.setattr(ingest._read, "__defaults__", (500,))
         assert sync(engine, life.runs) == Ingested(attempts=1, events=26)
     fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
@@ -292,3 +295,83 @@ def test_it_is_fast(engine: Engine, life: Life) -> None:
     attempt.journal_path.write_bytes(b"".join(map(journal.encode, lines)))
     assert sync(engine, life.runs).events == 20_000
     assert sync(engine, life.runs).events == 0
+
+
+def outcomes(engine: Engine) -> list[tuple[str | None, float | None]]:
+    """(outcome, when its directory was missed) of every attempt."""
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(select(Attempt.outcome, Attempt.gone).order_by(Attempt.id))]
+
+
+def flip(attempt: AttemptDir) -> None:
+    """Change one byte of the last event, and nothing of the journal's size."""
+    content = bytearray(attempt.journal_path.read_bytes())
+    content[-20] ^= 1
+    attempt.journal_path.write_bytes(content)
+
+
+def test_a_journal_that_was_damaged_after_it_was_read_is_read_anew(connect: Connect, url: str, life: Life) -> None:
+    engine, attempt = connect(url), life.whole()
+    sync(engine, life.runs)
+    assert outcomes(engine) == [("done", None)]
+    flip(attempt)
+    done = sync(engine, life.runs)
+    assert (done.attempts, done.damaged) == (1, 1)
+    assert outcomes(engine) == [(None, None)]
+    assert sync(engine, life.runs) == Ingested()
+    flip(attempt)
+    sync(engine, life.runs)
+    assert outcomes(engine) == [("done", None)]
+
+
+def test_a_journal_that_was_replaced_and_has_grown_is_read_anew(connect: Connect, url: str, life: Life) -> None:
+    engine, attempt = connect(url), life.whole()
+    sync(engine, life.runs)
+    attempt.journal_path.unlink()
+    life.start(attempt, host="elsewhere")
+    life.steps(attempt, range(1, 60))
+    sync(engine, life.runs)
+    with engine.connect() as connection:
+        assert connection.execute(select(Attempt.host, Attempt.outcome, Attempt.last_step)).one() == (
+            "elsewhere",
+            None,
+            59,
+        )
+
+
+def test_a_journal_that_was_only_copied_is_not_read_again(connect: Connect, url: str, life: Life) -> None:
+    engine, attempt = connect(url), life.whole()
+    sync(engine, life.runs)
+    os.utime(attempt.journal_path, (1, 1))
+    assert sync(engine, life.runs) == Ingested()
+    with engine.connect() as connection:
+        assert connection.scalar(select(Attempt.journal_mtime)) == 10**9
+
+
+def test_an_attempt_whose_directory_is_gone_is_marked_until_it_is_back(
+    connect: Connect, url: str, life: Life, tmp_path: Path
+) -> None:
+    engine = connect(url)
+    life.whole()
+    gone = life.whole("fe" * 8)
+    sync(engine, life.runs)
+    shutil.move(gone.path, tmp_path / "aside")
+    assert sync(engine, life.runs, keys=["01" * 8]) == Ingested()
+    assert sync(engine, life.runs) == Ingested(gone=1)
+    assert sync(engine, life.runs) == Ingested()
+    marks = [when for _, when in outcomes(engine)]
+    assert marks[0] is None
+    assert marks[1] == pytest.approx(time.time(), abs=60)
+    shutil.move(tmp_path / "aside", gone.path)
+    assert sync(engine, life.runs).attempts == 1
+    assert outcomes(engine) == [("done", None)] * 2
+
+
+def test_run_directories_that_are_not_there_at_all_mark_nothing(connect: Connect, url: str, life: Life) -> None:
+    """A file system that is not mounted."""
+    engine = connect(url)
+    life.whole()
+    sync(engine, life.runs)
+    life.runs.rename(life.runs.with_name("unmounted"))
+    assert sync(engine, life.runs) == Ingested()
+    assert outcomes(engine) == [("done", None)]

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from sqlalchemy import Engine, text
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
+from gpas_cli.store.journal import encode
 from gpas_cli.store.maintenance import backup, check, dump, rebuild
 from gpas_cli.store.schema import VERSION_TABLE
 
@@ -209,3 +214,76 @@ def test_a_database_that_cannot_be_checked_is_a_finding(url: str, life: Life, tm
     assert "not an SQLite database" in str(check(url, life.runs)[0])
     with pytest.raises(StoreError, match="not supported"):
         check("mysql://host/name", life.runs)
+
+
+def test_a_rebuild_beside_readers_is_at_once_and_they_keep_what_they_see(
+    connect: Connect, url: str, life: Life
+) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    with engine.connect() as reader:
+        before = reader.execute(text("SELECT count(*) FROM curve")).scalar()
+        life.whole("00" * 8)
+        began = time.monotonic()
+        assert rebuild(url, life.runs).attempts == 4
+        assert time.monotonic() - began < maintenance.session.BUSY_SECONDS / 2
+        assert reader.execute(text("SELECT count(*) FROM curve")).scalar() == before
+    with engine.connect() as reader:
+        assert reader.execute(text("SELECT count(*) FROM attempt")).scalar() == 4
+    assert sync(engine, life.runs).attempts == 0
+    assert check(url, life.runs) == []
+
+
+def test_a_rebuild_keeps_the_permissions_of_the_file(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    grown(connect(url), life)
+    (tmp_path / "gpas.db").chmod(0o660)
+    rebuild(url, life.runs)
+    assert (tmp_path / "gpas.db").stat().st_mode & 0o777 == 0o660
+
+
+def test_what_killed_rebuilds_left_is_swept(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    grown(connect(url), life)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    old = time.time() - 3600
+    names = {
+        f".gpas.db.rebuild-{dead.pid}": (old, True),
+        f".gpas.db.rebuild-{dead.pid}-wal": (old, True),
+        f".gpas.db.rebuild-{dead.pid + 1}x": (time.time(), False),  # of another host, and written just now
+        f".gpas.db.rebuild-{os.getppid()}": (old, False),  # its process lives
+        ".other.db.rebuild-1": (old, False),
+    }
+    for name, (when, _) in names.items():
+        (tmp_path / name).write_text("left over")
+        os.utime(tmp_path / name, (when, when))
+    rebuild(url, life.runs)
+    assert {name for name in names if not (tmp_path / name).exists()} == {n for n, (_, goes) in names.items() if goes}
+
+
+def test_checking_a_long_journal_takes_little_memory(connect: Connect, url: str, life: Life) -> None:
+    attempt = life.attempt()
+    with attempt.journal_path.open("wb") as file:
+        for n in range(200_000):
+            file.write(encode({"n": n, "t": 1.0, "kind": "step", "step": n + 1, "loss": 2.5, "note": "x" * 40}))
+    engine = connect(url)
+    assert sync(engine, life.runs).events == 200_000
+    tracemalloc.start()
+    assert check(url, life.runs) == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    size = attempt.journal_path.stat().st_size
+    assert size > 20e6
+    assert peak < 100e6, f"{peak / 1e6:.0f} MB for {size / 1e6:.0f} MB of journal"
+
+
+def test_another_projects_file_is_not_rebuilt(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    engine = connect(url)
+    grown(engine, life)
+    before = dump(engine)
+    other = type(life)(tmp_path / "other/runs")
+    other.whole()
+    with pytest.raises(StoreError, match="holds the results of another project"):
+        rebuild(url, other.runs)
+    assert dump(engine) == before
+    assert not list(tmp_path.glob("*.replaced-*"))
+    assert "another project" in str(check(url, other.runs)[0])

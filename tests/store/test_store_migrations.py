@@ -5,11 +5,13 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from second_revision import check_second_revision
 from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.errors import StoreError
@@ -18,13 +20,14 @@ from gpas_cli.store import maintenance, schema, session
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 
 Connect = Callable[..., Engine]
+Life = Any  # of conftest
 OLDER = HEAD
 
-NEXT = """
+NEXT = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "9000", "0001"
+revision, down_revision = "9000", "{HEAD}"
 
 
 def upgrade():
@@ -68,8 +71,12 @@ def test_models_and_migrations_make_the_same_tables(connect: Connect, url: str, 
     def tables(engine: Engine) -> dict[str, list[str]]:
         with engine.connect() as connection:
             rows = connection.execute(text("SELECT name, sql FROM sqlite_master WHERE type = 'table'")).all()
-        split = {name: re.split(r",\s*\n|\n", sql.replace('"', "")) for name, sql in rows if name != VERSION_TABLE}
-        return {name: sorted(line.strip() for line in lines if line.strip()) for name, lines in split.items()}
+        return {name: definitions(sql.replace('"', "")) for name, sql in rows if name != VERSION_TABLE}
+
+    def definitions(sql: str) -> list[str]:
+        """The columns and constraints, and what is behind the closing bracket, in no particular order."""
+        _, inner, options = re.split(r"(?s)^[^(]*\((.*)\)", sql)
+        return sorted(part.strip() for part in [*re.split(r",(?![^(]*\))", inner), options])
 
     assert tables(made) == tables(by_models)
     by_models.dispose()
@@ -89,7 +96,7 @@ def newer_program(connect: Connect, url: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_older_schema_is_refused(newer_program: str) -> None:
-    with pytest.raises(StoreError, match="0001, this program needs 9000; run `gpas db upgrade`"):
+    with pytest.raises(StoreError, match=f"{OLDER}, this program needs 9000; run `gpas db upgrade`"):
         session.connect(newer_program)
 
 
@@ -141,6 +148,10 @@ def test_migrations_outside_of_gpas_say_how_they_are_run() -> None:
     config.set_main_option("path_separator", "os")
     with pytest.raises(RuntimeError, match="gpas db upgrade"):
         command.upgrade(config, "head")
+
+
+def test_the_second_revision_there_and_back(url: str, life: Life) -> None:
+    check_second_revision(url, life)
 
 
 def test_the_first_migration_can_be_undone(connect: Connect, url: str) -> None:

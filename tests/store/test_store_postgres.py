@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from second_revision import check_second_revision
 from sqlalchemy import Engine, inspect, select, text
 
 from gpas_cli.errors import StoreError
@@ -156,6 +157,26 @@ def test_it_is_rebuilt_in_place_and_checked(connect: Connect, url: str, life: Li
     assert len(maintenance.rebuild(url, life.runs).problems) == 1
     (finding,) = maintenance.check(url, life.runs)
     assert f"fe/{OTHER}/001 is not in the database" in str(finding)
+
+
+def test_the_second_revision_there_and_back(url: str, life: Life) -> None:
+    check_second_revision(url, life)
+
+
+def test_two_projects_in_one_database_are_refused(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    """The second one neither overwrites nor reads, nor rebuilds the first one's."""
+    life.whole()
+    engine = connect(url)
+    sync(engine, life.runs)
+    before = dump(engine)
+    other = type(life)(tmp_path / "other/runs")
+    other.whole(loss=1.0)
+    with pytest.raises(StoreError, match=r"holds the results of another project, .*runs; name another with GPAS_DB"):
+        sync(engine, other.runs)
+    with pytest.raises(StoreError, match="another project"):
+        maintenance.rebuild(url, other.runs)
+    assert "another project" in str(maintenance.check(url, other.runs)[0])
+    assert dump(engine) == before
 
 
 def test_an_upgrade_needs_no_copy_and_a_backup_is_the_servers(connect: Connect, url: str) -> None:

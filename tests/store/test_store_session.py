@@ -216,13 +216,94 @@ def test_a_read_only_file_can_be_read_and_a_write_is_explained(connect: Connect,
         connection.execute(text("DELETE FROM attempt"))
 
 
-def test_a_write_ahead_log_needs_a_folder_that_can_be_written(connect: Connect, unprivileged: Path) -> None:
-    url = f"sqlite:///{unprivileged / 'gpas.db'}"
-    connect(url).dispose()
-    unprivileged.chmod(0o555)  # an ordinary user owns the folder, and so could write to it
+def beside(path: Path) -> set[str]:
+    return {found.name for found in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777], ids=["in a folder of the owner's", "in a folder of all"])
+def test_a_second_user_reads_and_leaves_nothing_behind(connect: Connect, unprivileged: Path, mode: int) -> None:
+    unprivileged.chmod(mode)
+    path = unprivileged / "gpas.db"
+    insert_stage(f"sqlite:///{path}", "a")
+    path.chmod(0o444)  # of the owner's own; root is bound by nothing
+    before = beside(path)
     drop_privileges()
-    with pytest.raises(StoreError, match="or its folder is, where SQLite keeps a log"):
-        session.connect(url)
+    engine = connect(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT key FROM stage")).scalars().all() == ["a"]
+        assert beside(path) == before
+    with (
+        session.for_writing(engine).connect() as connection,
+        pytest.raises(StoreError, match="it is read-only for you"),
+    ):
+        connection.execute(text("DELETE FROM stage"))
+    engine.dispose()
+    assert beside(path) == before
+    os.seteuid(os.getuid())
+    path.chmod(0o644)
+    insert_stage(f"sqlite:///{path}", "b")
+
+
+def insert_stage(url: str, key: str) -> None:
+    engine = session.connect(url)
+    with session.for_writing(engine).begin() as connection:
+        connection.execute(text("INSERT INTO stage VALUES (:key, 'pretrain', '[]', '{}')"), {"key": key})
+    engine.dispose()
+
+
+def test_a_second_user_sees_what_the_owner_is_just_writing(connect: Connect, unprivileged: Path) -> None:
+    """What is in the owner's log and not yet in the file."""
+    path = unprivileged / "gpas.db"
+    owner = connect(f"sqlite:///{path}")
+    with session.for_writing(owner).begin() as connection:
+        connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
+    assert {"gpas.db-wal", "gpas.db-shm"} <= beside(path)
+    path.chmod(0o444)
+    drop_privileges()
+    with connect(f"sqlite:///{path}").connect() as connection:
+        assert connection.execute(text("SELECT key FROM stage")).scalars().all() == ["a"]
+    os.seteuid(os.getuid())
+    path.chmod(0o644)
+    with session.for_writing(owner).begin() as connection:
+        connection.execute(text("DELETE FROM stage"))
+
+
+def test_a_group_that_may_write_can(connect: Connect, unprivileged: Path) -> None:
+    """The file is made with what the umask leaves, and its log gets its mode."""
+    path = unprivileged / "gpas.db"
+    before = os.umask(0o002)
+    try:
+        engine = connect(f"sqlite:///{path}")
+        with session.for_writing(engine).begin() as connection:
+            connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
+        modes = {found.name: found.stat().st_mode & 0o777 for found in unprivileged.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("gpas.db", "gpas.db-wal", "gpas.db-shm"), 0o664)
+
+
+def test_the_log_of_a_second_writer_belongs_to_the_files_group(connect: Connect, unprivileged: Path) -> None:
+    """Else the first one, who is not in the second one's own group, could not write any more."""
+    if os.getuid() != 0:
+        pytest.skip("only root can be a second user")
+    unprivileged.chmod(0o777)
+    path, shared, groups = unprivileged / "gpas.db", 54321, os.getgroups()
+    connect(f"sqlite:///{path}").dispose()
+    os.chown(path, -1, shared)
+    path.chmod(0o664)
+    os.setgroups([shared])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        engine = connect(f"sqlite:///{path}")
+        with session.for_writing(engine).begin() as connection:
+            connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
+        found = {each.name: (each.stat().st_gid, each.stat().st_mode & 0o777) for each in unprivileged.iterdir()}
+    finally:
+        os.seteuid(0)
+        os.setegid(os.getgid())
+        os.setgroups(groups)
+    assert found == dict.fromkeys(("gpas.db", "gpas.db-wal", "gpas.db-shm"), (shared, 0o664))
 
 
 def test_a_folder_that_cannot_be_written(unprivileged: Path) -> None:

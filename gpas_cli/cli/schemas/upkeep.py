@@ -66,6 +66,7 @@ class Synced(Document):
     attempts: Annotated[int, "attempts that changed"]
     events: int
     damaged: Annotated[int, "damaged lines"]
+    gone: Annotated[int, "run directories that were there the last time and are not any more"]
     problems: list[str]
 
 

@@ -1,0 +1,132 @@
+"""Which project a database belongs to.
+
+runs/.project.json   {id, created}: made when a database first reads these run directories; it moves and is copied with
+                     them, so that `gpas db rebuild` gives the new database the same id
+
+The keys of stages are the same in every project. Two projects in one database would overwrite each other's attempts and
+show each other's results, so a database holds one project, and another one is refused. On a server each project needs a
+database (or a schema) of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, delete, insert, select
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store import faults, session
+from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.store.schema import Base
+
+PROJECT = Base.metadata.tables["gpas_project"]
+NAME = ".project.json"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A project's run directories: their id ("" where they have none), and the host and folder they are in."""
+
+    id: str
+    host: str
+    runs: str
+
+    def is_same(self, other: Owner, *, across_hosts: bool) -> bool:
+        """Whether both are one project: by their ids, or by their place where one of the two has no id."""
+        if self.id and other.id:
+            return self.id == other.id
+        return self.runs == other.runs and (self.host == other.host or not across_hosts)
+
+
+def claim(engine: Engine, runs: Path) -> None:
+    """Make the database that of the project whose run directories are in `runs`, unless it is already.
+
+    Run directories without an id get the database's where they are in the place it remembers, else a new one. Raises
+    StoreError when the database is another project's. Nothing happens where there are no run directories.
+    """
+    if not runs.is_dir():
+        return
+    own, before = of(runs), recorded(engine)
+    if before is not None and own.id and (own.id, own.runs) == (before.id, before.runs):
+        return
+    with session.for_writing(engine).begin() as connection:
+        session.lock(connection)
+        claim_in(connection, runs)
+
+
+def claim_in(connection: Connection, runs: Path) -> None:
+    """`claim` in the caller's transaction, which no other writer shares."""
+    own, before = of(runs), _recorded(connection)
+    _refuse(connection.engine, before, own)
+    if not own.id:
+        own = replace(own, id=_write_id(runs, before.id if before else ""))
+    connection.execute(delete(PROJECT))
+    connection.execute(insert(PROJECT), vars(own))
+
+
+def refuse_other(engine: Engine, runs: Path) -> None:
+    """Raise StoreError when the database is another project's than the one whose run directories are in `runs`."""
+    _refuse(engine, recorded(engine), of(runs))
+
+
+def of(runs: Path) -> Owner:
+    """The project in `runs`. Raises StoreError when its id cannot be read."""
+    path = runs / NAME
+    try:
+        found = str(read_json(path)["id"])
+    except FileNotFoundError:
+        found = ""
+    except (OSError, KeyError) as error:
+        raise StoreError(f"{path}: the project's id cannot be read: {error}") from error
+    return Owner(found, socket.gethostname(), str(runs.resolve()))
+
+
+def recorded(engine: Engine) -> Owner | None:
+    """The project of the database, None for one that nothing was read into yet."""
+    with engine.connect() as connection:
+        return _recorded(connection)
+
+
+def _recorded(connection: Connection) -> Owner | None:
+    row = connection.execute(select(PROJECT.c.id, PROJECT.c.host, PROJECT.c.runs)).first()
+    return Owner(*row) if row else None
+
+
+def _refuse(engine: Engine, before: Owner | None, own: Owner) -> None:
+    on_server = engine.dialect.name != "sqlite"
+    if before is None or before.is_same(own, across_hosts=on_server):
+        return
+    remedy = (
+        "name another with GPAS_DB: each project needs a database of its own"
+        if on_server
+        else "name another with GPAS_DB, or, if that project is gone for good, move the file away: "
+        "`gpas sync` makes a new one"
+    )
+    raise StoreError(
+        f"{faults.name_of(engine.url)}: this database holds the results of another project, {before.host}:"
+        f"{before.runs}, and not those of {own.runs}; {remedy}"
+    )
+
+
+def _write_id(runs: Path, known: str) -> str:
+    """Give the run directories an id, and return it: of rivals the first one's. "" where they cannot be written."""
+    path = runs / NAME
+    aside = runs / f".{NAME}.{os.urandom(8).hex()}"
+    try:
+        write_json(aside, {"id": known or secrets.token_hex(8), "created": time.time()})
+        with suppress(FileExistsError):
+            path.hardlink_to(aside)
+    except OSError:
+        with suppress(OSError):  # a file system without links
+            if aside.exists() and not path.exists():
+                aside.replace(path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+    return of(runs).id

@@ -1,0 +1,96 @@
+"""A project whose cells were run by nobody: their journals are written here, and the `gpas` command reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.launch.stages import stage_jobs
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir, create_attempt
+
+REPOSITORY = Path(__file__).parents[2]
+GRID = """\
+version: 1
+default: tiny
+sizes:
+  small: {{hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}}
+grids:
+  tiny:
+    base:
+      size: small
+      data: {{source: files, path: "*.txt", tokenizer: bpe, layout: pad, length: 64}}
+      optim: {{lr: 1e-3, warmup: 1, steps: {steps}, batch: 8}}
+    axes: {{gate: [{gates}], seed: [1, 2]}}
+    table: {{title: Tiny, rows: [gate], columns: size, against: {{gate: none}}}}
+"""
+
+
+class Finished:
+    """A project of four cells in `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.declare()
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def declare(self, steps: int = 30, gates: str = "none, gpas") -> None:
+        """Write the experiments file."""
+        (self.folder / "experiments.yaml").write_text(GRID.format(steps=steps, gates=gates))
+
+    def cells(self) -> list[Entry]:
+        """The cells that are declared now."""
+        return expand(load(self.folder / "experiments.yaml"), ["tiny"])
+
+    def attempt(self, cell: Entry) -> AttemptDir:
+        """An attempt at the cell that nobody has begun."""
+        (job,) = stage_jobs([cell]).values()
+        return create_attempt(self.runs, job.key, {"schema": 1, **job.facts(), "executor": "local", "created": 1.7e9})
+
+    def finish(self, cell: Entry, perplexity: float) -> AttemptDir:
+        """An attempt at the cell that came to this."""
+        attempt = self.attempt(cell)
+        journal = Journal(attempt.journal_path)
+        journal(
+            "start", stage="pretrain", host=socket.gethostname(), device="cpu", threads=2, precision="fp32", code="c0de"
+        )
+        for step in range(1, 31):
+            journal("step", step=step, steps=30, loss=5 - step / 30, lr=1e-3)
+        journal("outcome", outcome="done", step=30, metrics={"perplexity": perplexity, "loss": 4.0})
+        journal.close()
+        (attempt.path / "log.txt").write_text("printed by the job\n")
+        return attempt
+
+    def finish_all(self) -> dict[str, AttemptDir]:
+        """Name -> attempt of every cell; perplexities are 101, 102 and so on, in the order declared."""
+        return {cell.name: self.finish(cell, 101.0 + i) for i, cell in enumerate(self.cells())}
+
+    def gpas(self, *words: str, expect: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+        command = [sys.executable, "-m", "gpas_cli", *words]
+        done = subprocess.run(
+            command, cwd=self.folder, env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == expect, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *words: str) -> dict[str, Any]:
+        return dict(json.loads(self.gpas(*words, "--json").stdout))
+
+    def shown(self) -> str:
+        """The table as text."""
+        return self.gpas("table", "--format", "markdown").stdout

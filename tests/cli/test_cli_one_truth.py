@@ -1,0 +1,73 @@
+"""Run directories, `gpas status` and `gpas table` say the same, whatever happens to a directory after it was read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from finished import Finished
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Finished:
+    return Finished(tmp_path / "project")
+
+
+def states(project: Finished) -> dict[str, str]:
+    return {cell["name"]: cell["state"] for cell in project.json("status", "--all")["cells"]}
+
+
+def test_a_removed_run_directory_is_no_result_anywhere(project: Finished) -> None:
+    made = project.finish_all()
+    assert "103" in project.shown()
+    gone = made["gpas-s1"].path.parent
+    shutil.move(gone, project.folder / "aside")
+    assert states(project)["gpas-s1"] == "missing"
+    said = project.shown()
+    assert "103" not in said
+    assert "1/2 seeds" in said
+    note = "not shown, because the run directories are gone: the numbers of gpas-s1; restore the directories, or run"
+    assert note in said
+    assert project.json("sync")["gone"] == 0  # `table` has noticed it
+    assert note in project.shown()
+    why = project.gpas("why", "gpas-s1").stdout
+    assert "its run directory is gone" in why
+    assert "<- the number in tables" not in why
+    shutil.move(project.folder / "aside", gone)
+    assert states(project)["gpas-s1"] == "done"
+    assert "not shown" not in project.shown()
+    assert "<- the number in tables" in project.gpas("why", "gpas-s1").stdout
+
+
+def test_sync_says_what_is_gone(project: Finished) -> None:
+    made = project.finish_all()
+    project.gpas("sync")
+    shutil.rmtree(made["gpas-s1"].path.parent)
+    assert "1 run directory is gone: their" in project.gpas("sync").stdout
+    project.gpas("db", "rebuild", "--yes")
+    assert "not shown" not in project.shown()
+
+
+@pytest.mark.parametrize("writable", [True, False], ids=["a database that is up to date", "one that stays behind"])
+def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bool) -> None:
+    made = project.finish_all()
+    assert "103" in project.shown()
+    if not writable:
+        (project.folder / "old.db").write_bytes((project.folder / "gpas.db").read_bytes())
+    journal = made["gpas-s1"].journal_path
+    content = bytearray(journal.read_bytes())
+    content[-20] ^= 1
+    stat = journal.stat()
+    journal.write_bytes(content)
+    assert states(project)["gpas-s1"] == "interrupted"
+    if not writable:  # as a failing disk does it: nobody changes the time, so that reading in has no reason to look
+        import os
+
+        os.utime(journal, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    said = project.shown()
+    assert "103" not in said
+    assert "1/2 seeds" in said
+    assert ("not shown, because the run directories do not have them any more: the numbers of gpas-s1" in said) is (
+        not writable
+    )

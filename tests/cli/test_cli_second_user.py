@@ -1,0 +1,95 @@
+"""A colleague looks at results that they may read and not write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from finished import Finished
+from typer.testing import CliRunner
+
+from gpas_cli.cli import console
+from gpas_cli.cli.app import app
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder everyone can look into, and a test that then has only the rights that the files' modes give."""
+    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
+    folder.chmod(0o755)
+    yield folder
+    os.seteuid(os.getuid())
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def run(project: Finished, *words: str) -> str:
+    """What a command prints, in this process: it has the rights that the test has."""
+    console.experiments.cache_clear()
+    done = CliRunner().invoke(app, ["-c", str(project.folder / "experiments.yaml"), *words], catch_exceptions=True)
+    assert done.exit_code == 0, f"{done.output} {done.exception!r}"
+    return done.output
+
+
+def files(project: Finished) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_uid, path.stat().st_mode) for path in project.folder.iterdir()}
+
+
+def become_a_colleague(project: Finished) -> None:
+    for path in [*project.folder.rglob("*"), project.folder]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.getuid() == 0:  # file modes do not bind root
+        os.seteuid(NOBODY)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a folder of the owner's", "a folder of all"])
+def test_table_status_and_why_work_for_a_second_user(unprivileged: Path, shared: bool) -> None:
+    project = Finished(unprivileged / "project")
+    project.finish_all()
+    assert "103" in run(project, "table", "--format", "markdown")
+    before = run(project, "table", "--format", "markdown"), run(project, "status"), run(project, "why", "gpas-s1")
+    become_a_colleague(project)
+    if shared:
+        os.seteuid(os.getuid())
+        project.folder.chmod(0o777)
+        os.seteuid(NOBODY if os.getuid() == 0 else os.getuid())
+    found = files(project)
+    table, status, why = (
+        run(project, *words) for words in (("table", "--format", "markdown"), ("status",), ("why", "gpas-s1"))
+    )
+    assert files(project) == found
+    assert table == before[0]
+    assert "4 done" in status
+    assert why.replace("\n", "") == before[2].replace("\n", "")
+
+
+def test_what_the_owner_has_not_read_in_is_said_to_be_left_out(unprivileged: Path) -> None:
+    project = Finished(unprivileged / "project")
+    cells = project.cells()
+    for i, cell in enumerate(cells[:3]):
+        project.finish(cell, 101.0 + i)
+    run(project, "sync")
+    project.finish(cells[3], 104.0)
+    become_a_colleague(project)
+    said = run(project, "table", "--format", "markdown")
+    assert "it is read-only for you" in said
+    assert "103" in said
+    assert "1 unsynced" in said
+
+
+def test_without_a_database_a_second_user_reads_the_run_directories(unprivileged: Path) -> None:
+    project = Finished(unprivileged / "project")
+    project.finish_all()
+    run(project, "status")
+    become_a_colleague(project)
+    found = files(project)
+    assert "103" in run(project, "table", "--format", "markdown")
+    assert files(project) == found
