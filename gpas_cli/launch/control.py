@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch import locks
 from gpas_cli.launch.cancellation import request
-from gpas_cli.launch.locks import Lock
 from gpas_cli.launch.slurm import cancel as slurm
 from gpas_cli.launch.spawn import token
 from gpas_cli.launch.submitters import Liveness, read_claim
-from gpas_cli.launch.watch import ALIVE, UNREADABLE, CellState, alive_path, host, process_path
+from gpas_cli.launch.watch import ALIVE, UNREADABLE, CellState, host, lives, process_path
 from gpas_cli.permissions import explain, user
 from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
 
@@ -47,7 +45,7 @@ def _cancel(runs: Path, state: CellState, alive: Liveness) -> Cancelling:
         claim = read_claim(runs, state.key) if state.state in ALIVE else None
         if claim is not None and claim.submission:
             return Cancelling(state, True, slurm.cancel(runs, state.key, claim, alive.queue))
-        if state.state == "queued":
+        if state.state == "queued" or state.source == "ending":
             return _cancel_queued(runs, state)
         if state.state == "running" and state.directory is not None:
             return _cancel_running(runs, state, AttemptDir(state.directory))
@@ -85,7 +83,7 @@ def _verified(attempt: AttemptDir) -> int | None:
     except (OSError, GpasError):
         return None
     pid = process.get("pid")
-    here = process.get("host") == socket.gethostname() and locks.probe(alive_path(attempt)) is Lock.HELD
+    here = process.get("host") == socket.gethostname() and lives(attempt)
     if not here or not isinstance(pid, int) or pid <= 0 or not process.get("token"):
         return None
     return pid if process["token"] == token(pid) else None

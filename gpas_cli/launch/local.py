@@ -28,9 +28,9 @@ from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.summary import Board, Item, Reporter, Silent, Summary
 from gpas_cli.launch.text_check import require_texts
-from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, conclude_or_unknown, observe
+from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, conclude_or_unknown, lives, observe
 from gpas_cli.project import Project
-from gpas_cli.store.rundir import read_json
+from gpas_cli.store.rundir import attempts, read_json
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -227,6 +227,8 @@ class LocalScheduler:
                 running += self._start(task)
 
     def _start(self, task: Task) -> bool:
+        if any(map(lives, attempts(self.project.runs, task.job.key)[-1:])):
+            return False  # the process of the attempt before is ending
         lease = self._slots.take(task.job.resources)
         if lease is None:
             self._starved = True

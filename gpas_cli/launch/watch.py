@@ -52,10 +52,10 @@ class Sighting:
     """What is known of one stage, and from what.
 
     `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
-    a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is
-    what kind of evidence that was: outcome, exit, lock or silence. `submission` is the SLURM submission that made an
-    attempt without a result, `job` what SLURM says of it. `blocker` is the key of the stage for whose failure it was
-    not started. `signal` is the number of the signal that ended the process, where somebody saw that.
+    a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is the
+    kind of that evidence: outcome, exit, lock, ending (a lock after one of the first two) or silence. `submission` is
+    the SLURM submission that made an attempt without a result, `job` what SLURM says of it. `blocker` is the key of the
+    stage for whose failure it was not started. `signal` is the number of the signal that ended the process, if known.
     """
 
     state: str
@@ -149,6 +149,9 @@ def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
         # A result once obtained stands, whatever was tried after it.
         earlier = (found for attempt in reversed(tries[:-1]) if (found := _result(attempt)))
         last = next(earlier, last)
+    if last.source in ("outcome", "exit") and last.state not in RESULTS and lives(tries[-1]):
+        evidence = f"{last.state}, but a process of attempt {last.attempt} still holds alive.lock"
+        last = replace(last, state="running", evidence=evidence, cause="", source="ending")
     if last.state in RESULTS or (last.state in ALIVE and last.source != "silence"):
         return last
     claim = read_claim(runs, key) if CLAIM in files else None
@@ -318,6 +321,11 @@ def process_path(attempt: AttemptDir) -> Path:
 
 def alive_path(attempt: AttemptDir) -> Path:
     return attempt.path / "alive.lock"
+
+
+def lives(attempt: AttemptDir) -> bool:
+    """Whether a process of the attempt holds its lock: the job, while it ends as well, or a child that outlived it."""
+    return locks.probe(alive_path(attempt)) is Lock.HELD
 
 
 def last_line(log: Path) -> str:

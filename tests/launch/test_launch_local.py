@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +28,16 @@ from launching import (
 )
 
 from gpas_cli.errors import GpasError
+from gpas_cli.launch import locks
+from gpas_cli.launch.control import cancel
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import StageJob
 from gpas_cli.launch.summary import Board, exit_code
-from gpas_cli.launch.watch import Sighting, observe
+from gpas_cli.launch.watch import Sighting, alive_path, look, observe
 from gpas_cli.project import Project
 from gpas_cli.spec.run import Resources
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json
 
 
 def test_every_outcome_and_one_failure_fails_alone(project: Project) -> None:
@@ -210,3 +216,37 @@ def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
     summary = run(project, entry("done", 1), entry("done", 2))
     assert states(summary) == {"failed": ["done-1"], "done": ["done-2"]}
     assert "No space left" in summary.failed[0].reason
+
+
+def test_an_attempt_waits_for_the_process_of_the_one_before(project: Project) -> None:
+    cell = entry("done", 1)
+    before = create_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    journal = Journal(before.journal_path)
+    journal("outcome", outcome="interrupted", step=1, cause="", metrics={})
+    journal.close()
+    ending = locks.hold(alive_path(before))
+    other = scheduler(project, cell)
+    assert other.submit() == {"followed": 1}
+    background = Background(scheduler(project, cell))
+    assert cancel(project.runs, look(project.runs, [cell]))[0].asked
+    time.sleep(0.5)
+    assert len(attempts(project.runs, key(cell))) == 1
+    os.close(ending)
+    assert states(background.result()) == {"cancelled": ["done-1"]}
+    assert states(other.follow()) == {"cancelled": ["done-1"]}
+    assert states(run(project, cell, retry=["cancelled"])) == {"done": ["done-1"]}
+
+
+def test_a_job_that_was_killed_starts_again_only_when_its_children_have_gone(project: Project) -> None:
+    cell = entry("done", 1)
+    again = scheduler(project, cell)
+    assert again.submit() == {"waiting": 1}
+    before = create_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    orphan = locks.hold(alive_path(before))
+    background = threading.Thread(target=again.follow)
+    background.start()
+    time.sleep(0.5)
+    assert len(attempts(project.runs, key(cell))) == 1
+    os.close(orphan)
+    background.join(10)
+    assert observe(project.runs, key(cell)).attempt == 2

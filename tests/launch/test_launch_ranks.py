@@ -189,4 +189,4 @@ def test_slots_count_processes() -> None:
     assert cores.threads(Resources(ranks=2, cpus=4)) == 4
     assert Resources(gpus=4).processes == 4
     assert gpus.needs(Resources(gpus=2)) == 2
-    assert "2 ranks on 1 GPUs" in gpus.check(Resources(gpus=1, ranks=2), "a cell")
+    assert "2 ranks on 1 GPU:" in gpus.check(Resources(gpus=1, ranks=2), "a cell")

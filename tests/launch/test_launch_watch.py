@@ -183,6 +183,34 @@ def test_exit_json_tells_how_a_process_without_outcome_ended(
     assert found.cause == ("ValueError: no" if state == "failed" else "")
 
 
+@pytest.mark.parametrize("word", ["interrupted", "failed", "cancelled"])
+def test_a_process_that_is_ending_is_running_until_it_has_gone(runs: Path, word: str) -> None:
+    """It may take seconds to leave memory, and a device, to the next attempt."""
+    made = attempt(runs, step(10), ended(word))
+    fd = locks.hold(alive_path(made))
+    seen = observe(runs, KEY)
+    os.close(fd)
+    assert (seen.state, seen.source) == ("running", "ending")
+    assert seen.evidence == f"{word}, but a process of attempt 1 still holds alive.lock"
+    assert observe(runs, KEY).state == word
+
+
+def test_a_result_stands_while_its_process_ends(runs: Path) -> None:
+    made = attempt(runs, step(10), ended("done"))
+    fd = locks.hold(alive_path(made))
+    assert observe(runs, KEY).state == "done"
+    os.close(fd)
+
+
+def test_a_child_that_outlives_a_killed_job_is_running(runs: Path) -> None:
+    made = attempt(runs, step(10))
+    write_json(made.exit_path, {"code": None, "signal": 9})
+    fd = locks.hold(alive_path(made))
+    assert observe(runs, KEY).state == "running"
+    os.close(fd)
+    assert observe(runs, KEY).state == "interrupted"
+
+
 def test_killed_after_a_request_to_cancel_is_cancelled(runs: Path) -> None:
     made = attempt(runs, step(10))
     cancellation.request(made.path)
