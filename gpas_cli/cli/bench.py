@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
 
@@ -18,25 +21,42 @@ def bench(
     names: Names = None,
     where: Where = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time to measure each shape for.")] = 20,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure although it would take long, or more memory than is free.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure updates of a grid's cells here, on made-up text: speed, memory, and what they will take.
 
     One cell of each shape (size, rows, batch, precision) is measured, on one slot. Nothing is trained; `gpas plan`
-    estimates from what was measured.
+    estimates from what was measured. Without a GPU only as many rows of an update are computed as fit the time, and
+    what would take far longer, or more memory than is free, is refused before it begins.
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
     from gpas_cli.launch.bench import bench as measure
 
     found = []
-    with console().status("measuring"):
-        for one in measure(project(), entries(names, where), seconds):
+    with _progress() as tell:
+        for one in measure(project(), entries(names, where), seconds, force=force, tell=tell):
             found.append(one)
     if as_json:
         print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])
     else:
         console().print(render(found))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """One line that changes on a terminal, and lines elsewhere; on standard error."""
+    from rich.console import Console
+
+    errors = Console(stderr=True, highlight=False)
+    if not errors.is_terminal:
+        yield lambda message: errors.print(message, markup=False, soft_wrap=True)
+        return
+    with errors.status("measuring") as status:
+        yield lambda message: status.update(escape(message))
 
 
 def render(found: list[Bench]) -> RenderableType:

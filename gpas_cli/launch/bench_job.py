@@ -1,4 +1,7 @@
-"""The process that measures one cell: `python -m gpas_cli.launch.bench_job`, asked on standard input."""
+"""The process that measures one cell: `python -m gpas_cli.launch.bench_job`, asked on standard input.
+
+Each line that it prints is JSON: {"doing": ...} while it works, and the result last.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,20 @@ from gpas_cli.spec.run import Resources
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """`train.bench.Speed` of {cell, resources, threads, seconds, cache} and the device it is of."""
+    """`train.bench.Speed` of {cell, resources, threads, seconds, rows, cache} and the device it is of."""
     from gpas_cli.train.bench import measure
     from gpas_cli.train.precision import choose_device, make_deterministic
 
     make_deterministic(asked["threads"])
     resources, cache = Resources(**asked["resources"]), Path(asked["cache"])
-    speed = measure(recorded_cell(asked), resources, seconds=asked["seconds"], cache=cache)
+    speed = measure(
+        recorded_cell(asked), resources, seconds=asked["seconds"], rows=asked["rows"], cache=cache, tell=_tell
+    )
     return {**asdict(speed), "device": choose_device().type}
+
+
+def _tell(doing: str) -> None:
+    print(json.dumps({"doing": doing}), flush=True)
 
 
 if __name__ == "__main__":

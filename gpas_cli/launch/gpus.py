@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.launch.slots import Machine
 from gpas_cli.launch.stages import StageJob
-from gpas_cli.spec.flops import parameters, peak_flops
+from gpas_cli.spec.flops import peak_flops
+from gpas_cli.spec.memory import state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import count
 
@@ -22,8 +23,6 @@ MEMORY: dict[str, int] = {
     "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
     "RTX 4090": 24, "RTX 3090": 24,
 }  # fmt: skip
-# Bytes of weight, gradient and Adam's two averages, for each parameter.
-STATE_BYTES = {"fp32": 16, "bf16": 16, "pure_bf16": 8}
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
     """A sentence for each kind of job whose weights, gradients and Adam's averages fill the memory of its GPUs."""
     found: dict[str, int] = {}
     for job in jobs:
-        states = STATE_BYTES[job.cell.precision] * parameters(job.cell)
+        states = state_bytes(job.cell)
         devices = gpus.needs(job.resources)
         each = states / (1 if job.resources.strategy == "ddp" else devices)
         if each > 1e9 * MEMORY[gpus.name]:

@@ -6,7 +6,8 @@ import math
 import re
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ class MadeUp:
 @dataclass(frozen=True)
 class Speed:
     """What updates of a cell cost here. Seconds are the median's; tokens are real ones; memory in bytes, the device's
-    where there is one, else the whole process's."""
+    where there is one, else the whole process's. `rows` of each update were computed."""
 
     seconds_per_step: float
     tokens_per_second: float
@@ -63,6 +64,7 @@ class Speed:
     steps: int
     micro_batch: int
     gemm: str
+    rows: int
 
 
 def made_up_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bool) -> Loop:
@@ -70,23 +72,50 @@ def made_up_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bo
     return assemble(cell, MadeUp(cell, padded=padded), resources)
 
 
-def measure(cell: Cell, resources: Resources, *, seconds: float, cache: Path | None = None) -> Speed:
+def measure(
+    cell: Cell,
+    resources: Resources,
+    *,
+    seconds: float,
+    cache: Path | None = None,
+    rows: int = 0,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Speed:
     """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three.
 
-    The float32 product is the one that runs of this machine use which share `cache`.
+    `rows`: so many rows of each update are computed, after one update that is not counted, and at least twice; the time
+    of a whole update follows from theirs and from that of the optimizer. 0: all. The float32 product is the one that
+    runs of this machine use which share `cache`. `tell` is told what is being done.
     """
-    loop = made_up_loop(cell, resources, padded=cell.data.layout == "pad")
+    part = rows if 0 < rows < cell.optim.batch else cell.optim.batch
+    whole = part == cell.optim.batch
+    tell("building the network")
+    shown = cell if whole else replace(cell, optim=replace(cell.optim, batch=part, mean_rows=0))
+    loop = made_up_loop(shown, resources, padded=cell.data.layout == "pad")
     settle_gemm(cell, loop, cache)
-    for _ in range(WARM_UP):
+    for number in range(WARM_UP if whole else 1):
+        tell(f"update {number + 1}, not counted")
         timed_update(loop)
     times, tokens = list[float](), loop.position.tokens
-    while len(times) < 3 or sum(times) < seconds:
+    while len(times) < (3 if whole else 2) or sum(times) < seconds:
+        tell(f"update {len(times) + 1}" + (f", the last took {times[-1]:.2g} s" if times else ""))
         times.append(timed_update(loop))
-    per_step, real = statistics.median(times), (loop.position.tokens - tokens) / len(times)
+    scale = cell.optim.batch / part
+    per_step, real = statistics.median(times), scale * (loop.position.tokens - tokens) / len(times)
+    if not whole:
+        fixed = min(per_step, _optimizer_seconds(loop))
+        per_step = fixed + scale * (per_step - fixed)
     return Speed(
         per_step, real / per_step, flops_per_token(cell) * real / per_step, peak_memory(loop.precision.device),
-        len(times), loop.micro_batch, loop.position.gemm,
+        len(times), loop.micro_batch, loop.position.gemm, part,
     )  # fmt: skip
+
+
+def _optimizer_seconds(loop: Loop) -> float:
+    """Seconds of the optimizer's part of an update, which does not depend on the number of rows."""
+    began = time.perf_counter()
+    loop.optimizer.step()
+    return time.perf_counter() - began
 
 
 def timed_update(loop: Loop) -> float:

@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.memory import activation_bytes
 from gpas_cli.spec.size import Size
 from gpas_cli.train.loss import logits_at_once
 from gpas_cli.train.precision import Precision
@@ -38,14 +39,8 @@ def micro_batch_rows(
 
 
 def bytes_per_token(size: Size, precision: Precision, *, recompute: bool = False) -> int:
-    """An estimate of what a forward pass keeps for the backward pass, in bytes for each token.
-
-    Per layer: what enters and leaves its norms (Sandwich's four), q, k, v and the attention's output, as rows and
-    joined, and the two halves of the feed-forward network. Logits never exist for all tokens: `head_bytes`.
-    """
-    width = {"fp32": 4, "bf16": 3, "pure_bf16": 2}[precision.name]
-    layer = width * (12 * size.hidden + 2 * size.ffn)
-    return layer + size.layers * 4 * size.hidden if recompute else size.layers * layer
+    """`spec.memory.activation_bytes`; what the head takes beside them is `head_bytes`."""
+    return activation_bytes(size, precision.name, recompute=recompute)
 
 
 def head_bytes(size: Size, device: torch.device) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +13,10 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.launch import bench as room
+from gpas_cli.launch import footprint
 from gpas_cli.launch.bench import bench, measured
 from gpas_cli.launch.plan import plan
-from gpas_cli.launch.slots import Slots, machine
+from gpas_cli.launch.slots import Machine, Slots, machine
 from gpas_cli.project import Project
 from gpas_cli.spec.run import Resources
 
@@ -76,3 +78,31 @@ def test_what_goes_wrong_in_the_process_is_said(here: Project, monkeypatch: pyte
     monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
     with pytest.raises(GpasError, match=r"tiny/s1 could not be measured: no memory left"):
         list(bench(here, chosen(here), 0.1))
+
+
+def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
+    monkeypatch.setattr(room, "machine", lambda: Machine(gpus=(), cores=(0, 1)))
+    here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
+    slow = chosen(here)
+    with pytest.raises(GpasError, match=r"tiny/s1: 1,339M parameters, 1 row of each update, about .* s and .* GB"):
+        list(bench(here, slow, 0.1))
+    monkeypatch.setattr(footprint.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    with pytest.raises(GpasError, match=r"1\.0 GB are free\n.*--force"):
+        list(bench(here, slow, 10_000))
+    with pytest.raises(GpasError, match="it began"):
+        list(bench(here, slow, 10_000, force=True))
+
+
+def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "THREAD_FLOPS", 2e6)  # so slow that two of the eight rows fit the time
+    told: list[str] = []
+    (found,) = bench(here, chosen(here), 1, force=True, tell=told.append)
+    assert 1 <= found.facts["rows"] < 8
+    assert found.facts["micro_batch"] == found.facts["rows"]
+    assert told[0].startswith("tiny/s1: 0M parameters")
+    assert any("update 2" in line for line in told)
+    (speed,) = measured(here.runs).values()
+    assert speed == found.facts["positions_per_second"] == 8 * 64 / found.facts["seconds_per_step"]
