@@ -63,9 +63,10 @@ def test_accounting_tells_a_user_who_cancels_from_a_job_that_could_never_start(p
     programs.put(
         "sacct",
         "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
-        "7_2|a|CANCELLED|0:0|n1|100|200\n",
+        "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n",
     )
-    assert [job.reason for _, _, job in sources.sacct({"a": 1.0})] == ["", states.NEVER, ""]
+    told = {job.id: (index, job.reason) for _, index, job in sources.sacct({"a": 1.0})}
+    assert told == {"7_0": (0, ""), "7_1": (1, states.NEVER), "7_2": (2, ""), "8": (sources.WHOLE, "")}
     assert "-a " in programs.calls("sacct")[0]
 
 

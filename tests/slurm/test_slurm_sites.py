@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from slurm_toy import SlurmToy, one_cell
+from slurm_toy import SlurmToy, one_cell, wait
 
 pytestmark = pytest.mark.long
 
@@ -71,3 +74,69 @@ def test_doctor_asks_a_node_as_the_cells_would_and_leaves_nothing_in_the_queue(
     cluster.run("scontrol", "update", "partitionname=high", "state=up")
     assert "PartitionDown" in found["SLURM node"]
     assert toy.queue() == {}
+
+
+@pytest.fixture
+def private(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster that shows users only jobs of their own."""
+    cluster.configure("MaxJobCount=", "PrivateData=jobs\nMaxJobCount=")
+    yield cluster
+    cluster.configure("PrivateData=jobs\n", "")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
+def test_two_users_of_one_folder_submit_nothing_twice(private: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", private)
+    private.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    before = toy.queue()
+
+    def other(*words: str) -> str:
+        # Another user to SLURM, who may read this Python and the folder wherever they are.
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",
+                "--ambient-caps=+dac_override"]  # fmt: skip
+        env = {**toy.environment(), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [*user, *toy.command(*words)]
+        done = subprocess.run(command, cwd=toy.folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    cells = json.loads(other("status", "--json"))["cells"]
+    assert {cell["state"] for cell in cells} == {"unknown"}, cells
+    assert "root submitted it" in cells[0]["evidence"]
+    assert "0 jobs submitted" in other("run", "grid", "--executor", "slurm", "--yes")
+    assert set(toy.states().values()) == {"queued"}  # the other user's answers are his own
+    assert toy.queue() == before
+    private.run("scontrol", "update", "partitionname=low", "state=up")
+    toy.finish()
+    toy.trained_once()
+
+
+def test_a_python_that_nodes_do_not_have_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    toy = one_cell(cluster, tmp_path / "toy", resources="python: /no/such/python")
+    toy.submit()
+    toy.until(lambda states: states["pre-gpas-s1"] in ("failed", "cancelled"))
+    assert "/no/such/python: not found" in toy.status()["pre-gpas-s1"]["cause"]
+    assert "pre-gpas-s1 has no attempt" in toy.gpas("logs", "pre-gpas-s1").stdout
+
+
+def test_a_cell_cancelled_with_scancel_while_it_waits_for_another_stays_cancelled(
+    accounted: Cluster, tmp_path: Path
+) -> None:
+    """Also after the controller has forgotten the job, and accounting alone remembers it."""
+    toy = one_cell(accounted, tmp_path / "toy", tokenised=False)
+    accounted.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    names = accounted.run("squeue", "-h", "-r", "-o", "%i %E").splitlines()
+    (waits,) = [line.split()[0] for line in names if "after" in line]
+    accounted.run("scancel", waits)
+    assert toy.states() == {"pre-gpas-s1": "cancelled"}
+    for path in toy.runs.glob(".slurm/.queue-*.json"):
+        path.unlink()
+    wait(lambda: waits.split("_")[0] not in accounted.run("squeue", "-h", "-t", "all", "-o", "%F"))
+    assert toy.states() == {"pre-gpas-s1": "cancelled"}
+    assert "0 jobs submitted" in toy.submit()
+    accounted.run("scontrol", "update", "partitionname=low", "state=up")
+    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy.finish()
+    toy.trained_once(texts=1)

@@ -111,18 +111,22 @@ def _placed(jobs: Jobs, lines: Lines) -> Jobs:
 
 
 def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
-    """What accounting has of the arrays of these names, submitted at these times."""
+    """What accounting has of ended elements of the arrays of these names, submitted at these times."""
     first = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(min(since.values()) - 60))
     fields = "JobID,JobName%300,State,ExitCode,NodeList%200,Start,End"
-    told = commands.run("sacct", "-n", "-a", "-X", "-P", "-S", first, f"--name={','.join(since)}", "-o", fields)
+    # Without states and an end, jobs that were cancelled while they waited for others are left out.
+    when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
+    told = commands.run("sacct", "-n", "-a", "-X", "-P", *when, f"--name={','.join(since)}", "-o", fields)
     for line in told.splitlines():
         parts = line.split("|")
         if len(parts) != 7:
             continue
         raw, name, state, code, nodes, start, end = parts
         # What a user cancels is "CANCELLED by 1000"; the scheduler itself takes out what can never start.
-        reason = states.NEVER if state == "CANCELLED" and not _time(start) else ""
-        base = Job("", states.plain(state), reason, nodes, _time(start), _time(end), code)
+        never = state == "CANCELLED" and not _time(start)
+        base = Job(raw, states.plain(state), states.NEVER if never else "", nodes, _time(start), _time(end), code)
+        if raw.isdigit():  # an array of one element that was cancelled before it started
+            yield name, WHOLE, base
         for index in indices(raw):
             yield name, index, replace(base, id=f"{raw.split('_')[0]}_{index}")
 
