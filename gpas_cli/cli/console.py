@@ -151,6 +151,8 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     from gpas_cli.grid.expand import expand
 
     names, settings = _split(words)
+    if settings and not names:
+        raise GpasError(f"name the cell that {settings[0]} is to change")
     usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
     named = {entry.name for entry in usual}
@@ -189,12 +191,16 @@ def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
 
 
 def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
-    """The cells that `words` name, a grid's name standing for all of its cells; without words, those of every grid."""
+    """The cells that `words` name, a grid's name standing for all of its cells; without words, those of every grid.
+    Words of the form NAME=VALUE are settings of all of them."""
     from gpas_cli.grid.select import select
 
     grids = experiments().grids
-    found = [entry for word in words or grids for entry in (entries([word]) if word in grids else find_cells([word]))]
-    return select(list({entry.id: entry for entry in found}.values()), where or [])
+    names, settings = _split(words or [])
+    if settings and not names:
+        raise GpasError(f"name the cells that {settings[0]} is to change")
+    found = [entry for word in names or grids for entry in (entries([word]) if word in grids else find_cells([word]))]
+    return select(list({entry.id: entry for entry in _varied(found, settings)}.values()), where or [])
 
 
 def console() -> Console:
