@@ -82,6 +82,10 @@ def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None
     assert toy.states()["pre-s1"] == "missing"
     assert "is done in attempt 1" in toy.gpas("train", "pre-s1", "optim.lr=0.003", expect=2).stderr
     assert "pre-s1+lr0.003" in toy.gpas("why", "pre-s1", "optim.lr=3e-3").stdout
+    for word in (told["key"][:8], "pre-s1+lr0.003", "small/pre-s1+lr0.003"):
+        assert "pre-s1+lr0.003" in toy.gpas("why", word).stdout
+        assert "30/30" in toy.gpas("logs", word).stdout
+    assert "did you mean 'pre-s1+lr0.003'?" in toy.gpas("why", "pre-s1+lr0.03", expect=2).stderr
     refused = toy.gpas("train", "pre-s1", "optim.lrr=3e-3", "optim.steps=many", expect=2).stderr
     assert "gpas: optim.lrr=3e-3: optim.lrr: unknown key 'lrr'; did you mean 'lr'?" in refused
     assert "optim.steps=many: optim.steps: 'many' is not a whole number" in refused

@@ -160,15 +160,19 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
 
 
 def _find(declared: Sequence[Entry], word: str) -> Entry:
-    """The declared cell that `word` names, else the recorded one whose key begins so."""
+    """The declared cell that `word` names, else the recorded one whose key begins so, or that settings on the command
+    line have made under this name."""
     from gpas_cli.grid.select import find
-    from gpas_cli.launch.undeclared import with_key
+    from gpas_cli.grid.variant import JOINED
+    from gpas_cli.launch.undeclared import undeclared, with_key
 
     try:
         return find(declared, word)
     except UnknownCell:
         keys = (stage.key for entry in declared for stage in entry.cell.stages)
         recorded = [] if any(key.startswith(word.lower()) for key in keys) else with_key(project(), word, catalogue())
+        if not recorded and JOINED in word:
+            recorded = undeclared(project().runs, declared, catalogue())
         if not recorded:
             raise
         return find(recorded, word)

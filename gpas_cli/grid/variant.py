@@ -15,6 +15,8 @@ from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.scalar import Label, resolve, spelled
 from gpas_cli.grid.settings import label, merge, nested, short
 
+JOINED = "+"  # between the name of the declared cell and each setting
+
 
 def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str]) -> list[Entry]:
     """The entries with the settings `NAME=VALUE` laid over theirs, each a cell with a key and a name of its own.
@@ -79,7 +81,7 @@ def _variant(expansion: Expansion, entry: Entry, settings: Node, nodes: Mapping[
     cell = expansion.cell(grid, draft)
     if cell is None:
         return None
-    name = "+".join([entry.name, *(safe(_part(name, value)) for name, value in labels.items())])
+    name = JOINED.join([entry.name, *(safe(_part(name, value)) for name, value in labels.items())])
     return replace(expansion.entry(grid, name, draft, cell), grid=entry.grid)
 
 
