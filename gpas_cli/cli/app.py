@@ -36,12 +36,32 @@ from gpas_cli.cli import (
 from gpas_cli.cli.console import STATE
 from gpas_cli.errors import Exit
 
+# The headings of `gpas --help`.
+RUN = "Run"
+LOOK = "Look"
+RESULTS = "Results"
+DATA = "Data"
+UPKEEP = "Look after"
+
 
 class ConfigAnywhere(TyperGroup):
     """Takes --config after the command as well: `gpas plan --config other.yaml`."""
 
+    def __init__(self, **attributes: Any):
+        super().__init__(**attributes)
+        _hide_types_of_flags(self)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, config_first(args))
+
+
+def _hide_types_of_flags(command: Any) -> None:
+    """In help texts, --yes takes no value and so has no type."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(inner)
 
 
 def config_first(args: list[str]) -> list[str]:
@@ -98,25 +118,25 @@ def main(
     STATE.config = config
 
 
-app.command("init")(init.init)
-app.command("plan")(plan.plan)
-app.command("bench")(bench.bench)
-app.add_typer(run.app, name="run")
-app.command("train")(train.train)
-app.command("status")(status.status)
-app.command("top")(top.top)
-app.command("logs")(logs.logs)
-app.command("cancel")(cancel.cancel)
-app.command("retry")(retry.retry)
-app.command("rerun")(rerun.rerun)
-app.command("why")(why.why)
-app.command("explain")(explain.explain)
-app.command("table")(table.table)
-app.command("figure")(figure.figure)
-app.command("export")(export.export)
-app.command("sync")(sync.sync)
-app.add_typer(data.app, name="data")
-app.add_typer(db.app, name="db")
-app.command("doctor")(doctor.doctor)
-app.command("trust")(trust.trust)
-app.command("schema")(schema.schema)
+app.command("init", rich_help_panel=RUN)(init.init)
+app.command("plan", rich_help_panel=RUN)(plan.plan)
+app.command("bench", rich_help_panel=RUN)(bench.bench)
+app.add_typer(run.app, name="run", rich_help_panel=RUN)
+app.command("train", rich_help_panel=RUN)(train.train)
+app.command("cancel", rich_help_panel=RUN)(cancel.cancel)
+app.command("retry", rich_help_panel=RUN)(retry.retry)
+app.command("rerun", rich_help_panel=RUN)(rerun.rerun)
+app.command("status", rich_help_panel=LOOK)(status.status)
+app.command("top", rich_help_panel=LOOK)(top.top)
+app.command("logs", rich_help_panel=LOOK)(logs.logs)
+app.command("explain", rich_help_panel=LOOK)(explain.explain)
+app.command("table", rich_help_panel=RESULTS)(table.table)
+app.command("figure", rich_help_panel=RESULTS)(figure.figure)
+app.command("why", rich_help_panel=RESULTS)(why.why)
+app.command("export", rich_help_panel=RESULTS)(export.export)
+app.add_typer(data.app, name="data", rich_help_panel=DATA)
+app.command("sync", rich_help_panel=UPKEEP)(sync.sync)
+app.add_typer(db.app, name="db", rich_help_panel=UPKEEP)
+app.command("doctor", rich_help_panel=UPKEEP)(doctor.doctor)
+app.command("trust", rich_help_panel=UPKEEP)(trust.trust)
+app.command("schema", rich_help_panel=UPKEEP)(schema.schema)

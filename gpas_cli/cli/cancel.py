@@ -30,8 +30,9 @@ ASK_ABOVE = 3  # cells
 
 
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Cancel queued and running cells, of a grid all of them. A running job saves a checkpoint first; `gpas retry`
-    resumes from it. Asks before it cancels more than three cells.
+    """Cancel queued and running cells; of a grid, all of them.
+
+    A running job saves a checkpoint first; `gpas retry` resumes from it. Asks before it cancels more than three cells.
 
     A cell that experiments.yaml does not declare any more is named by the start of its key.
 

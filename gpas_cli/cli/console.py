@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,7 +46,7 @@ def complete_grid(incomplete: str) -> list[str]:
 
 
 def complete_cell(incomplete: str) -> list[str]:
-    """Cells that begin so: names of the default grid, and grid/name of all."""
+    """Cells that begin so: names of the default grid, grid/name of all, and keys from the fourth digit on."""
     from gpas_cli.grid.expand import cell_names
 
     try:
@@ -55,12 +55,49 @@ def complete_cell(incomplete: str) -> list[str]:
         return []
     usual = names.get(experiments().default, [])
     everything = [f"{grid}/{name}" for grid, found in names.items() for name in found]
-    return [word for word in (*usual, *everything) if word.startswith(incomplete)]
+    return [word for word in (*usual, *everything) if word.startswith(incomplete)] or _keys(incomplete)
+
+
+def _keys(incomplete: str) -> list[str]:
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.select import MIN_PREFIX
+
+    if len(incomplete) < MIN_PREFIX or set(incomplete) - set("0123456789abcdef"):
+        return []
+    try:
+        keys = dict.fromkeys(entry.key for entry in expand(experiments(), list(experiments().grids)))
+    except GpasError:
+        return []
+    return [key for key in keys if key.startswith(incomplete)]
 
 
 def complete_cell_or_grid(incomplete: str) -> list[str]:
     """Grids, then cells, that begin so."""
     return [*complete_grid(incomplete), *complete_cell(incomplete)]
+
+
+def complete_where(incomplete: str) -> list[str]:
+    """Conditions AXIS=LABEL on any grid that begin so."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.scalar import spelled
+
+    try:
+        every = expand(experiments(), list(experiments().grids))
+    except GpasError:
+        return []
+    conditions = dict.fromkeys(f"{axis}={spelled(label)}" for entry in every for axis, label in entry.axes.items())
+    return [condition for condition in conditions if condition.startswith(incomplete)]
+
+
+def complete_from(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """A completion that offers these words; after a comma, for another of them."""
+    known = list(words)
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [f"{before}{comma}{word}" for word in known if word.startswith(begun)]
+
+    return complete
 
 
 def _json_alone(asked: bool) -> bool:
@@ -96,15 +133,24 @@ Settings = Annotated[
 CellsOrGrids = Annotated[
     list[str] | None,
     typer.Argument(
+        metavar="CELL|GRID...",
         help="Cells (grid/name, a unique name, or the start of a key), or grids for all of their cells.",
         autocompletion=complete_cell_or_grid,
     ),
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", "-w", help="Only these cells: gate=gpas, seed!=2 or optim.lr=1e-3; repeat to narrow."),
+    typer.Option(
+        "--where",
+        "-w",
+        help="Only these cells: gate=gpas, seed!=2 or optim.lr=1e-3; repeat to narrow.",
+        autocompletion=complete_where,
+    ),
 ]
-Executor = Annotated[str, typer.Option("--executor", help="auto, local or slurm.")]
+Executor = Annotated[
+    str,
+    typer.Option("--executor", help="auto, local or slurm.", autocompletion=complete_from(("auto", "local", "slurm"))),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON with a schema number instead of text.", callback=_json_alone)
 ]

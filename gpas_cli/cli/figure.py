@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, print_json, project
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -37,13 +37,14 @@ CURVES = {name: name for name in (*SAME, *SPEED)} | {"total_grad_norm": "grad_no
 # Over updates as well: the norms of what is no layer.
 PARTS = tuple(f"{norm}_{part}" for norm in ("weight_norm", "grad_norm") for part in ("embedding", "final_norm", "head"))
 SPIKES = {"loss": "spike_loss", "total_grad_norm": "spike_grad_norm"}
+KNOWN = (*CURVES, *PARTS, *BY_LAYER)
 WHAT = f"A curve over updates ({', '.join((*CURVES, *PARTS))}) or by layer ({', '.join(BY_LAYER)})."
 
 
 def figure(
     names: Names = None,
     where: Where = None,
-    what: Annotated[str, typer.Option("--what", help=WHAT)] = "loss",
+    what: Annotated[str, typer.Option("--what", help=WHAT, autocompletion=complete_from(KNOWN))] = "loss",
     out: Annotated[Path, typer.Option("--out", "-o", help="The files to write, without suffix.")] = Path("figure"),
     as_json: AsJson = False,
 ) -> None:
@@ -51,9 +52,8 @@ def figure(
 
     Example: [bold]gpas figure quickstart --where norm=pre --what activation_variance[/bold]
     """
-    known = (*CURVES, *PARTS, *BY_LAYER)
-    if what not in known:
-        raise GpasError(f"unknown curve '{what}'; {nearest(what, known)}")
+    if what not in KNOWN:
+        raise GpasError(f"unknown curve '{what}'; {nearest(what, KNOWN)}")
     from gpas_cli.report.figure import save
 
     chosen = entries(names, where)

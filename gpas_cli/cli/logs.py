@@ -35,8 +35,10 @@ def logs(
     ] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
 ) -> None:
-    """Print the log of a cell: phases, losses, evaluations, checkpoints, warnings, and (after |) what its process
-    printed. Attempts follow each other, each under its own heading; a job that tokenised the text comes first.
+    """Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and its end.
+
+    What the process printed stands after |. Attempts follow each other, each under its own heading; a job that
+    tokenised the text comes first.
 
     With -f it continues over further attempts, requeued jobs of SLURM included, until the cell has ended or Ctrl-C.
 

@@ -31,8 +31,10 @@ def rerun(
     notify: Notify = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run cells that have a result again, from the first update, as a new attempt. Nothing is erased: tables show the
-    old number until the new one is there, and `gpas why` shows both.
+    """Run cells that have a result again, as a new attempt.
+
+    It begins at the first update. Nothing is erased: tables show the old number until the new one is there, and
+    `gpas why` shows both.
 
     The request outlives this command: if it is killed, `gpas run grid` runs these cells.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.chosen import SORTS, Chosen, check_sort, check_states, rest
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, print_json, project
+from gpas_cli.cli.chosen import ORDER, SORTS, Chosen, check_sort, check_states, rest
+from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
 from gpas_cli.cli.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
 from gpas_cli.grid.entry import counted
 from gpas_cli.words import count
@@ -31,9 +31,20 @@ ALIVE = ("running", "queued")
 LEAST = 3  # cells that --watch shows on however small a screen
 
 State = Annotated[
-    str | None, typer.Option("--state", metavar="STATE,...", help="Only cells in these states, e.g. running,failed.")
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="STATE,...",
+        help="Only cells in these states, e.g. running,failed.",
+        autocompletion=complete_from(ORDER),
+    ),
 ]
-Sort = Annotated[str | None, typer.Option("--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.")]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=complete_from(SORTS)
+    ),
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most so many cells.")]
 
 

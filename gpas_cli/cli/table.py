@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, experiments, project
+from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, project
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ def table(
     names: Names = None,
     where: Where = None,
     paper: Annotated[bool, typer.Option("--paper", help="Put the published numbers beside ours.")] = False,
-    form: Annotated[str, typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.")] = "rich",
+    form: Annotated[
+        str,
+        typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.", autocompletion=complete_from(FORMATS)),
+    ] = "rich",
     as_json: AsJson = False,
 ) -> None:
     """Print a grid's table: mean and spread over seeds, difference from the base in parentheses, best and second best.

@@ -52,6 +52,8 @@ def find(entries: Sequence[Entry], word: str) -> Entry:
     by_id = [entry for entry in entries if entry.id == word]
     named = by_id or [entry for entry in entries if entry.name == word]
     fitting = named or _by_key(entries, word.lower())
+    if not fitting and re.fullmatch(rf"[0-9a-f]{{1,{MIN_PREFIX - 1}}}", word.lower()):
+        raise UnknownCell(f"no cell is called '{word}', and the start of a key has at least {MIN_PREFIX} digits")
     if not fitting:
         raise UnknownCell(f"no cell '{word}'; {_nearest_name(entries, word)}")
     if len({entry.key for entry in fitting}) > 1:

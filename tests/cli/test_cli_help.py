@@ -1,0 +1,52 @@
+"""What the face says about itself: help texts, completion, grammar."""
+
+from __future__ import annotations
+
+import pytest
+from face import Face
+
+from gpas_cli.cli import console
+from gpas_cli.cli.app import RESULTS, RUN, UPKEEP
+from gpas_cli.words import count, verb
+
+
+def test_commands_stand_under_headings(face: Face) -> None:
+    said = face("--help").out
+    places = [said.index(f"─ {heading} ─") for heading in (RUN, RESULTS, UPKEEP)]
+    assert places == sorted(places)
+    assert places[0] < said.index("│ retry") < places[1] < said.index("│ table") < places[2] < said.index("│ doctor")
+
+
+def test_flags_have_no_type(face: Face) -> None:
+    lines = [line for line in face("run", "grid", "--help").out.splitlines() if "--yes" in line or "--dry-run" in line]
+    assert len(lines) == 2
+    assert not any("bool" in line for line in lines)
+
+
+def test_the_shell_completes_conditions_keys_and_words(face: Face) -> None:
+    console.experiments.cache_clear()
+    assert console.complete_where("norm=p") == ["norm=pre", "norm=post"]
+    key = face.entry("pre-s1").key
+    assert console.complete_cell(key[:6]) == [key]
+    assert console.complete_cell_or_grid("sma")[:2] == ["small", "small/pre-s1"]
+    assert console.complete_from(("running", "failed"))("running,f") == ["running,failed"]
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 cells"), (1, "1 cell"), (1200, "1,200 cells")])
+def test_counts(number: int, words: str) -> None:
+    assert count(number, "cell") == words
+
+
+def test_plurals_and_verbs() -> None:
+    assert count(2, "entry", "entries") == "2 entries"
+    assert [verb(number, "is", "are") for number in (0, 1, 2)] == ["are", "is", "are"]
+
+
+def test_init_elsewhere_says_where_to_go(face: Face) -> None:
+    assert "Next: cd 'sub dir/here', then gpas plan" in face("init", "sub dir/here").out
+    assert "Next: gpas plan" in face("init", "--force").out
+
+
+def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:
+    key = face.entry("pre-s1").key
+    assert "the start of a key has at least 4 digits" in face("why", key[:2], expect=2).err
