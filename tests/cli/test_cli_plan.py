@@ -22,7 +22,7 @@ grids:
 
 def test_what_cannot_run_here_is_said_once_for_each_reason(face: Face) -> None:
     face.declare(LARGE)
-    lines = face("plan").out.splitlines()
+    lines = face("plan", expect=2).out.splitlines()
     assert lines[0] == "8 cells: 8 cannot run here; no job to start"
     assert lines[1].startswith("4 cells cannot run here: the job asks for 1 GPU, and none can be seen on ")
     assert lines[2].startswith("4 cells cannot run here: the job asks for 2 GPUs, ")
@@ -63,7 +63,7 @@ def test_an_unknown_gpu_is_a_mistake(face: Face) -> None:
 def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) -> None:
     for path in (face.folder / "text").iterdir():
         path.unlink()
-    lines = face("plan").out.splitlines()
+    lines = face("plan", expect=2).out.splitlines()
     assert lines[0] == "8 cells: 8 cannot run here; no job to start"
     assert lines[1].startswith("8 cells cannot run here: data.path: no file matches 'text/*.txt' in ")
     said = face("run", "grid", expect=2)
