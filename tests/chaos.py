@@ -63,10 +63,9 @@ def arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Given:
-    """What all rounds share: the text, and a project that ran undisturbed."""
+    """What all rounds share: the text, and what an undisturbed run gave."""
 
     text: Path
-    undisturbed: Project
     reference: Reference
 
 
@@ -87,7 +86,7 @@ class Chaos:
         text = write_text(self.folder / "text")
         say("An undisturbed run of the same cells comes first.")
         undisturbed = Project(self.folder / "reference", text, self.folder / "reference-logs", steps=STEPS)
-        given = Given(text, undisturbed, make_reference(undisturbed))
+        given = Given(text, make_reference(undisturbed))
         executors = self._executors()
         for executor in executors:
             seconds = 60 * self.options.minutes / len(executors)
@@ -190,7 +189,7 @@ class Chaos:
             self._mounted.append(place)
         project = Project(place / "p", given.text, self.folder / f"{place.name}-logs", steps=STEPS, cluster=cluster)
         if cluster and int(place.name.rpartition("-")[2]) % 2:
-            project.take_tokens(given.undisturbed)
+            project.tokenise()
         return project
 
     def _remove(self, place: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from end_to_end import Toy
 
 from gpas_cli.data.corpora import UNSETTLED_SECONDS
+from gpas_cli.data.prepare import prepare
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
@@ -132,9 +132,10 @@ class Project(Toy):
         cells = json.loads(self.gpas("status", "--json", *GRIDS).stdout)["cells"]
         return {f"{cell['grid']}/{cell['name']}": cell["state"] for cell in cells}
 
-    def take_tokens(self, other: Project) -> None:
-        """Begin with the text tokenised as another project did it; on SLURM that is a job which all others wait for."""
-        shutil.copytree(other.folder / "cache", self.folder / "cache")
+    def tokenise(self) -> None:
+        """Begin with the text tokenised; on SLURM that is else a job which all others wait for."""
+        for entry in expand(load(self.folder / "experiments.yaml"), list(GRIDS)):
+            prepare(entry.cell.data, entry.cell.model.size.vocab, self.folder / "cache", root=self.folder)
 
     def stages(self) -> dict[str, dict[str, str]]:
         """Cell -> kind of stage -> key, of every cell declared."""
