@@ -1,4 +1,4 @@
-"""`gpas run grid`: run what a grid lacks."""
+"""`gpas run grid`: run every cell of a grid that has no result."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gpas_cli.cli.console import (
     project,
 )
 from gpas_cli.cli.outcome import Notify, finish
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -69,7 +70,7 @@ def run_grid(
     On this machine it waits for them. Where SLURM runs the jobs they are submitted as job arrays, and the command ends
     with 0; with --wait it stays, tops the queue up, and submits again what was interrupted.
 
-    Cells that another `gpas run` has are followed, not run again; interrupted ones go on from their last checkpoint;
+    Cells that another `gpas run` has are followed, not run again; interrupted ones resume from their last checkpoint;
     failed and cancelled ones wait for `gpas retry`. Ctrl-C asks the jobs to save and leave, a second one ends them.
 
     Ends with 0 when all cells are done, 3 when some are not, 4 when some failed.
@@ -119,7 +120,7 @@ def run_entries(
         console().print(warning, style="yellow", markup=False)
     guess = planned.estimate
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
-        confirm(f"Start {len(planned.jobs)} jobs?", yes)
+        confirm(f"Start {count(len(planned.jobs), 'job')}?", yes)
     if not on_slurm:
         summary = _run(chosen, jobs, retry)
         _conclude(summary)

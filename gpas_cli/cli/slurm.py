@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpas_cli.cli.console import console, project
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -33,7 +34,9 @@ def dry_run(chosen: list[Entry], planned: Plan) -> None:
     from gpas_cli.launch.slurm.submit import SlurmScheduler
 
     for array, text in SlurmScheduler(project(), chosen).preview(planned.jobs):
-        console().print(f"\n# {len(array.jobs)} jobs in {len(array.indices)} array elements", markup=False)
+        console().print(
+            f"\n# {count(len(array.jobs), 'job')} in {count(len(array.indices), 'array element')}", markup=False
+        )
         console().print(text, markup=False)
 
 
@@ -51,7 +54,7 @@ def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
 def submit(
     chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool
 ) -> tuple[Submitted, Summary | None]:
-    """Submit what is lacking and say what was done; with `wait`, what it came to in the end."""
+    """Submit every cell without a result and say what was done; with `wait`, also how it ended."""
     from gpas_cli.cli.live import make_reporter
     from gpas_cli.launch.executor import stop_on_signals
     from gpas_cli.launch.ingest import ingest
@@ -76,10 +79,11 @@ def _tell(done: Submitted, chosen: list[Entry]) -> None:
     from rich.text import Text
 
     for made, job, elements in done.arrays:
-        console().print(f"submitted {made.name} as SLURM job {job or '(unknown)'}: {elements} elements", markup=False)
+        size = count(elements, "element")
+        console().print(f"submitted {made.name} as SLURM job {job or '(unknown)'}: {size}", markup=False)
     for note in done.notes:
         console().print(note, markup=False)
-    parts = [f"{done.jobs} jobs submitted"]
+    parts = [f"{count(done.jobs, 'job')} submitted"]
     parts += [f"{done.followed} already queued or running"] if done.followed else []
     parts += [f"{len(done.left)} left for the next command"] if done.left else []
     parts += [f"{done.over} failed or cancelled before (gpas retry)"] if done.over else []

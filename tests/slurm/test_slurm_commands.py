@@ -166,5 +166,5 @@ def test_what_builds_on_a_diverged_cell_keeps_its_reason_after_a_retry(site: Sit
     before = reason()
     assert before == ("cancelled", "its training small/pre-gpas-s1 diverged (loss is nan)")
     said = site.gpas("retry", "--where", "norm=pre", "--executor", "slurm", "--yes", expect=None)
-    assert "1 jobs submitted" not in said.out
+    assert "1 job submitted" not in said.out
     assert reason() == before

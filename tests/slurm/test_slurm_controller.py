@@ -72,7 +72,7 @@ def test_jobs_that_the_controller_forgot_are_submitted_again(cluster: Cluster, t
     toy.until(lambda states: states == {"pre-gpas-s1": "missing"}, allowed=("queued", "missing"))
     assert "does not know" in toy.status()["pre-gpas-s1"]["cause"]
     toy.edit(", sbatch: [--hold]", "")
-    assert "1 jobs submitted" in toy.submit()
+    assert "1 job submitted" in toy.submit()
     wait(lambda: toy.states() == {"pre-gpas-s1": "done"})
     assert len(toy.attempts()) == 1
     wait(lambda: list(toy.queue().values()) == ["PENDING"] * 3)  # the others are left alone
@@ -88,7 +88,7 @@ def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster,
             wait(toy.training)
             afterwards.enter_context(paused(toy))
         toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
-    assert "1 jobs submitted" in toy.submit()
+    assert "1 job submitted" in toy.submit()
 
     def done() -> bool:
         cell = toy.status()["pre-gpas-s1"]
@@ -123,7 +123,7 @@ def test_an_sbatch_whose_answer_is_lost_is_found_by_name(cluster: Cluster, tmp_p
     finally:
         os.kill(pid, signal.SIGCONT)
     assert "looking for the array in the queue" in said
-    assert "1 jobs submitted" in said
+    assert "1 job submitted" in said
     program.unlink()
     toy.finish()
     assert len(toy.attempts()) == 1

@@ -140,7 +140,7 @@ def test_a_killed_process_is_interrupted_and_goes_on(
         start = next(event for event in toy.events() if event["kind"] == "start")
         kill(start["pid"], number)
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
-    assert "1 jobs submitted" in toy.submit()
+    assert "1 job submitted" in toy.submit()
     toy.finish()
     assert len(toy.attempts()) == 2
     toy.trained_once()
@@ -160,7 +160,7 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
 
 def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, steps=LONG, resources="pack: 2")
-    assert "1 elements" in toy.submit()
+    assert "1 element" in toy.submit()
     wait(toy.training)
     toy.gpas("cancel", "pre-s1")
     toy.until(lambda states: states["pre-s1"] == "cancelled", allowed=("running", "cancelled"))
@@ -245,7 +245,7 @@ def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cl
     cluster.run("scancel", "--signal=USR2", job_of(toy))
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     assert "scontrol is not on the PATH; the next `gpas run` submits what is left" in toy.said()
-    assert "1 jobs submitted" in toy.submit()
+    assert "1 job submitted" in toy.submit()
     toy.finish()
     assert len(toy.attempts()) == 2
     toy.trained_once()

@@ -13,6 +13,7 @@ from gpas_cli.launch.stages import StageJob, blocked
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.summary import Board, Item, Reporter, Summary
 from gpas_cli.launch.watch import ALIVE, RESULTS, Sighting, observe
+from gpas_cli.words import count
 
 EVERY = 5.0  # seconds between two looks
 AGAIN = 30.0  # seconds between two tries to submit what could not be
@@ -92,7 +93,7 @@ class Follower:
         keys = (key for made, _, _ in done.arrays for element in made.keys for key in element if key in self._seen)
         self._tries.update((key, self._seen[key].attempt) for key in keys)
         if done.jobs:
-            self._reporter.notice(f"{done.jobs} more jobs submitted")
+            self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
 
     def _board(self) -> Board:
         jobs = self._jobs
