@@ -105,7 +105,8 @@ class Tokenizer:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": length,
-            "padding_side": "right",
+            "padding_side": "left",  # a batch of prompts goes on at the right
+            "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,
             **words,

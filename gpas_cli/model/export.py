@@ -1,8 +1,9 @@
 """A network as a folder that `transformers` loads: plain LLaMA where the weights can say it all, else our own code.
 
-config.json          what it is; of a network with its own code also the wiring of every layer
-model.safetensors    the weights, under the names of Hugging Face LLaMA, with clear names for what LLaMA lacks
-modeling_gpas.py     the code, where it is not plain LLaMA (`trust_remote_code=True`)
+config.json             what it is; of a network with its own code also the wiring of every layer
+generation_config.json  the special tokens, for `generate`
+model.safetensors       the weights, under the names of Hugging Face LLaMA, with clear names for what LLaMA lacks
+modeling_gpas.py        the code, where it is not plain LLaMA (`trust_remote_code=True`)
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
         "mlp_bias": False,
         **_common(network, shared),
     }
-    return {"config.json": _json(config)}
+    return {"config.json": _json(config), "generation_config.json": _generation(shared)}
 
 
 def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
@@ -55,7 +56,11 @@ def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
         "network": model.to_mapping(),
         "wiring": _wiring(model),
     }
-    return {"config.json": _json(config), f"{CODE}.py": Bundle("gpas_cli.model.remote").text()}
+    return {
+        "config.json": _json(config),
+        "generation_config.json": _generation(shared),
+        f"{CODE}.py": Bundle("gpas_cli.model.remote").text(),
+    }
 
 
 def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +74,11 @@ def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
         "torch_dtype": str(network.model.embed_tokens.weight.dtype).removeprefix("torch."),
         **shared,
     }
+
+
+def _generation(shared: Mapping[str, Any]) -> str:
+    """How `generate` begins, ends and fills rows."""
+    return _json({name: value for name, value in shared.items() if name.endswith("_token_id")})
 
 
 def _wiring(model: Model) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-`gpas_cli.model.bundle` makes one file of this module and of all that it needs; gpas_cli itself never imports it.
+It scores text, generates with a cache of keys and values, and can be trained further. Works with transformers 4.45 and
+newer. `gpas_cli.model.bundle` makes one file of this module and of all that it needs; gpas_cli itself never imports it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from gpas_cli.model.attention import Attention, Places
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.rope import rotate
+from gpas_cli.spec.family import Family
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
+from gpas_cli.spec.size import Size
+
+ROPE_STEP = 256  # positions by which the tables of rotary embeddings grow while text is generated
 
 
 @dataclass(frozen=True)
@@ -51,10 +59,18 @@ class GpasConfig(PretrainedConfig):  # type: ignore[misc]
     """`network`: the cell's model part {size, norm, gate, embed, init}; `wiring`: its slots, one mapping per layer."""
 
     model_type = "gpas"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
-    def __init__(self, network: Mapping[str, Any] | None = None, wiring: Sequence[Mapping[str, Any]] = (), **rest: Any):
+    def __init__(
+        self,
+        network: Mapping[str, Any] | None = None,
+        wiring: Sequence[Mapping[str, Any]] = (),
+        use_cache: bool = True,
+        **rest: Any,
+    ):
         self.network = dict(network or {})
         self.wiring = list(wiring)
+        self.use_cache = use_cache
         super().__init__(**rest)
 
     def to_model(self) -> Model:
@@ -65,45 +81,159 @@ class GpasConfig(PretrainedConfig):  # type: ignore[misc]
         return model
 
 
-class GpasForCausalLM(PreTrainedModel):  # type: ignore[misc]
-    """The language model. It scores text and can be trained further; it has no cache and does not generate."""
+@dataclass(frozen=True, kw_only=True)
+class Context(Places):
+    """Where the new tokens stand among those before them.
+
+    `slots`, (new,), int64: their places in the cache. `real`, (batch, all), bool: which tokens are no padding; None
+    where all are, or where padding stands on the right, which causal attention hides. `cache`: the keys and values of
+    the tokens before them, a cache of transformers, or None.
+    """
+
+    slots: Tensor
+    real: Tensor | None = None
+    cache: Any = None
+
+    def mask(self, width: int) -> Tensor | None:
+        """Which of `width` keys each new token sees, bool, (batch or 1, 1, new, width); None: those up to its own."""
+        if self.real is None and width == len(self.slots):
+            return None
+        keys = torch.arange(width, device=self.slots.device)
+        seen = keys <= self.slots[:, None]
+        if self.real is None:
+            return seen[None, None]
+        real = F.pad(self.real, (0, width - self.real.shape[1]))[:, None, None]
+        # Padding sees itself: a softmax over nothing is no number.
+        return (seen & real) | (keys == self.slots[:, None])
+
+
+class CachedAttention(Attention):
+    """Attention that also sees the keys and values of earlier calls. `layer` counts from 0."""
+
+    def __init__(self, size: Size, family: Family, layer: int):
+        super().__init__(size, family)
+        self.layer = layer
+
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        """x: (batch, new, hidden) -> same shape."""
+        assert isinstance(places, Context)
+        assert places.tables is not None
+        q, k, v = (self._heads(proj(x), None) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = rotate(q, places.tables), rotate(k, places.tables)
+        if places.cache is not None:
+            k, v = places.cache.update(k, v, self.layer)
+        mask = places.mask(k.shape[2])
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """The language model."""
 
     config_class = GpasConfig
     base_model_prefix = "model"
+    _supports_sdpa = True
+    _supports_cache_class = True  # asked for by transformers 4: without it `generate` keeps no cache
+    _no_split_modules: ClassVar[list[str]] = ["Block"]
 
     def __init__(self, config: GpasConfig):
         super().__init__(config)
         network = Llama(config.to_model())
-        # The parts become ours, so that parameters keep their names; the tuple keeps the whole out of the state dict.
-        for name, part in network.named_children():
-            self.add_module(name, part)
-        self._network = (network,)
+        assert network.lm_head is not None  # networks of other families are not exported
+        for number, layer in enumerate(network.model.blocks()):
+            layer.self_attn = CachedAttention(network.spec.size, network.spec.family, number)
+        self.model = network.model
+        self.lm_head = network.lm_head
         self.post_init()
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        logits_to_keep: int = 0,
     ) -> Any:
-        """Logits (batch, time, vocab) of `input_ids` (batch, time). With `labels` of that shape, also the mean loss of
-        every next token in nats; labels of -100 do not count.
+        """Logits (batch, time, vocab) of `input_ids` (batch, time), of the last `logits_to_keep` tokens where that is
+        not 0. With `labels` of that shape, also the mean loss of every next token in nats; labels of -100 do not count.
 
-        `attention_mask` may mark padding on the right, which no real token sees. Raises ValueError for any other.
+        `attention_mask`, (batch, time before + time), is 0 for padding, on either side. `past_key_values` has the keys
+        and values of the tokens before; with `use_cache` (by default as in the config) those of `input_ids` are added.
+        Raises ValueError for a mask of another shape and for `output_attentions`, which are never made.
         """
-        if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
-            raise ValueError("this network takes padding on the right only: set tokenizer.padding_side = 'right'")
-        logits = self._network[0](input_ids)
+        if output_attentions:
+            raise ValueError("the attention weights of this network cannot be returned")
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        cache = past_key_values if past_key_values is not None or not use_cache else DynamicCache()
+        states = self._states(input_ids, attention_mask, cache)
+        logits = self.lm_head(states[-1][:, -logits_to_keep:])
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        output = CausalLMOutput(loss=loss, logits=logits)
+        hidden = tuple(states) if output_hidden_states else None
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=hidden)
         return output.to_tuple() if return_dict is False else output
+
+    def _states(self, tokens: Tensor, attention_mask: Tensor | None, cache: Any) -> list[Tensor]:
+        """The stream (batch, time, hidden) before each layer, and after the last layer and the final norm."""
+        x = self.model.embed_stages(self.model.embed_tokens(tokens))
+        before = int(cache.get_seq_length()) if cache is not None else 0
+        context = self._context(x, before, attention_mask, cache)
+        states = [x]
+        for layer in self.model.blocks():
+            states.append(layer(states[-1], context))
+        states[-1] = self.model.norm(states[-1])
+        return states
+
+    def _context(self, x: Tensor, before: int, attention_mask: Tensor | None, cache: Any) -> Context:
+        rows, new = x.shape[:2]
+        everything = before + new
+        slots = torch.arange(before, everything, device=x.device)
+        assert self.model.rope is not None
+        tables = self.model.rope(-(-everything // ROPE_STEP) * ROPE_STEP, x.device, x.dtype)
+        if attention_mask is None:
+            return Context(tables=_at(tables, slots), slots=slots, cache=cache)
+        if tuple(attention_mask.shape) != (rows, everything):
+            shape = tuple(attention_mask.shape)
+            raise ValueError(f"attention_mask has shape {shape}; this call needs {(rows, everything)}")
+        real = attention_mask.bool()
+        if before == 0 and not bool((real[:, 1:] & ~real[:, :-1]).any()):  # causal attention hides what stands behind
+            return Context(tables=_at(tables, slots), slots=slots, cache=cache)
+        # Padding on the left takes no positions: a row is read as it would be alone.
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)[:, before:]
+        return Context(tables=_at(tables, positions), slots=slots, real=real, cache=cache)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        **_rest: Any,
+    ) -> dict[str, Any]:
+        """What `generate` gives `forward`: of the tokens so far, those that the cache does not have."""
+        before = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
+        new = next_sequence_length or (input_ids.shape[1] - before)
+        return {
+            "input_ids": input_ids[:, -new:],
+            "attention_mask": attention_mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
+        }
 
     def get_input_embeddings(self) -> Any:
         return self.model.embed_tokens
 
     def get_output_embeddings(self) -> Any:
         return self.lm_head
+
+
+def _at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of cos and sin for `positions`, (new,) or (batch, new), to multiply (batch, heads, new, head_dim)."""
+    cos, sin = (table[positions] for table in tables)
+    return (cos, sin) if positions.ndim == 1 else (cos[:, None], sin[:, None])

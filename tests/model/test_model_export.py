@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import random
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,33 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end import WORDS, Toy
+from end_to_end import Toy
+from exporting import Room, needs_transformers, run_alone
 from safetensors.torch import load_file
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.export import Exported, Wish, export
+from gpas_cli.evaluate.export import Wish, export
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.model.gate import Gate
-from gpas_cli.model.llama import build
-from gpas_cli.model.norm import RMSNorm
-from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import create_attempt
-from gpas_cli.train import checkpoint
-from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.optim import make_adam
-from gpas_cli.train.precision import Precision
 from gpas_cli.train.run import Places, prepare_text, train
-
-needs_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (the extra `export`)"
-)
-CPU = Precision("fp32", torch.device("cpu"))
-SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280, "rope_theta": 500.0}
 
 # Loads every folder in a process where gpas_cli cannot be imported; prints name -> what was found.
 LOADER = """
@@ -51,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 torch.set_num_threads(1)
 logging.set_verbosity_error()
 found = {}
-for folder in sys.argv[3:]:
+for folder in sys.argv[2:]:
     network, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
     rows = torch.tensor(json.load(open(sys.argv[1])))
     with torch.no_grad():
@@ -61,72 +43,8 @@ for folder in sys.argv[3:]:
     found[folder] = {"class": type(network).__name__, "perplexity": math.exp(loss), "problems": sum(problems, []),
                      "ids": words("gate norm</s> stream").input_ids,
                      "eos": words.eos_token_id, "pad": words.pad_token_id}
-json.dump(found, open(sys.argv[2], "w"))
+print(json.dumps(found))
 """
-
-
-class Room:
-    """A folder with text, checkpoints of networks that were never quite trained, and their exports."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        chooser = random.Random(1)
-        for i in range(60):
-            (folder / f"{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
-
-    def cell(self, **values: object) -> Cell:
-        data = {
-            "source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 500,
-        }  # fmt: skip
-        optim = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
-        return cell_from({"size": SIZE, "init": {"std": 0.2}, "data": data, "optim": optim, **values})
-
-    def checkpoint(self, cell: Cell, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15)) -> Path:
-        """A checkpoint with gates at `alphas` and norms that differ from channel to channel."""
-        precision = Precision(cell.precision, torch.device("cpu"))
-        network = build(cell.model, seed=3, dtype=precision.weights)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for module in network.modules():
-                if isinstance(module, RMSNorm):
-                    module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
-            for gate, alpha in zip(network.gates(), alphas, strict=False):
-                assert isinstance(gate, Gate)
-                gate.alpha.fill_(alpha)
-        folder = self.folder / "checkpoints" / cell.key
-        return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
-
-    def export(
-        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **wish: Any
-    ) -> Exported:
-        return export(
-            cell, self.checkpoint(cell, alphas), Wish(folder=self.folder / "out" / name, **wish),
-            cache=self.folder / "cache", root=self.folder, tokenizer=None, notify=lambda _: None,
-        )  # fmt: skip
-
-    def perplexity(self, cell: Cell) -> tuple[float, list[list[int]]]:
-        """Ours on the held-out rows, and those rows."""
-        network = build(cell.model)
-        checkpoint.load(self.checkpoint(cell), cell.key, network, None)
-        corpus = prepare_text(cell, self.folder / "cache", self.folder, lambda _: None)
-        batches = list(_whole(corpus.validation))
-        rows = [[*inputs, targets[-1]] for batch in batches for inputs, targets in _rows(batch)]
-        return evaluate(network, batches, CPU, 1.0)["perplexity"], rows
-
-
-def _whole(rows: Any) -> Any:
-    from gpas_cli.data.loader import validation_batches
-
-    return validation_batches(rows, 64, 10**9)
-
-
-def _rows(batch: Any) -> Any:
-    return zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True)
-
-
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    return Room(tmp_path_factory.mktemp("export"))
 
 
 GPAS = {f"{norm}{'-gpas' if gate else ''}": {"norm": norm, "gate": gate} for norm in SCHEMES for gate in (None, "gpas")}
@@ -163,15 +81,9 @@ def test_perplexity_through_transformers_is_ours(room: Room) -> None:
 
 def load_all(folder: Path, rows: list[list[int]], names: list[str]) -> dict[str, dict[str, Any]]:
     (folder / "rows.json").write_text(json.dumps(rows))
-    (folder / "loader.py").write_text(LOADER)
-    environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    folders = {name: str(folder / "out" / name) for name in names}
-    command = [sys.executable, folder / "loader.py", folder / "rows.json", folder / "found.json", *folders.values()]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((folder / "found.json").read_text())
-    return {name: found[path] for name, path in folders.items()}
+    folders = {name: folder / "out" / name for name in names}
+    found = run_alone(folder, LOADER, folder / "rows.json", *folders.values())
+    return {name: found[str(path)] for name, path in folders.items()}
 
 
 def test_an_error_above_the_bound_is_refused_and_nothing_is_written(room: Room) -> None:
@@ -261,5 +173,6 @@ def test_the_command_exports_what_a_run_left(tmp_path: Path) -> None:
     told = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
     assert (told["schema"], told["form"], told["step"]) == (1, "bundled", 10)
     assert {path.name for path in (toy.folder / "again").iterdir()} == {
-        "config.json", "gpas.json", "model.safetensors", "modeling_gpas.py", "tokenizer.json", "tokenizer_config.json",
+        "config.json", "generation_config.json", "gpas.json", "model.safetensors", "modeling_gpas.py",
+        "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip

@@ -1,0 +1,104 @@
+"""What the tests of exports share: networks that were never quite trained, their exports, processes that load them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from end_to_end import WORDS
+
+from gpas_cli.evaluate.export import Exported, Wish, export
+from gpas_cli.model.gate import Gate
+from gpas_cli.model.llama import build
+from gpas_cli.model.norm import RMSNorm
+from gpas_cli.spec.cell import Cell, cell_from
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.optim import make_adam
+from gpas_cli.train.precision import Precision
+from gpas_cli.train.run import prepare_text
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (the extra `export`)"
+)
+CPU = Precision("fp32", torch.device("cpu"))
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280, "rope_theta": 500.0}
+
+
+class Room:
+    """A folder with text, checkpoints of networks that were never quite trained, and their exports."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        chooser = random.Random(1)
+        for i in range(60):
+            (folder / f"{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
+
+    def cell(self, **values: object) -> Cell:
+        data = {
+            "source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 500,
+        }  # fmt: skip
+        optim = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
+        return cell_from({"size": SIZE, "init": {"std": 0.2}, "data": data, "optim": optim, **values})
+
+    def checkpoint(self, cell: Cell, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15)) -> Path:
+        """A checkpoint with gates at `alphas` and norms that differ from channel to channel."""
+        precision = Precision(cell.precision, torch.device("cpu"))
+        network = build(cell.model, seed=3, dtype=precision.weights)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for module in network.modules():
+                if isinstance(module, RMSNorm):
+                    module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
+            for gate, alpha in zip(network.gates(), alphas, strict=False):
+                assert isinstance(gate, Gate)
+                gate.alpha.fill_(alpha)
+        folder = self.folder / "checkpoints" / cell.key
+        return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
+
+    def export(
+        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **wish: Any
+    ) -> Exported:
+        return export(
+            cell, self.checkpoint(cell, alphas), Wish(folder=self.folder / "out" / name, **wish),
+            cache=self.folder / "cache", root=self.folder, tokenizer=None, notify=lambda _: None,
+        )  # fmt: skip
+
+    def perplexity(self, cell: Cell) -> tuple[float, list[list[int]]]:
+        """Ours on the held-out rows, and those rows."""
+        network = build(cell.model)
+        checkpoint.load(self.checkpoint(cell), cell.key, network, None)
+        corpus = prepare_text(cell, self.folder / "cache", self.folder, lambda _: None)
+        batches = list(_whole(corpus.validation))
+        rows = [[*inputs, targets[-1]] for batch in batches for inputs, targets in _rows(batch)]
+        return evaluate(network, batches, CPU, 1.0)["perplexity"], rows
+
+
+def _whole(rows: Any) -> Any:
+    from gpas_cli.data.loader import validation_batches
+
+    return validation_batches(rows, 64, 10**9)
+
+
+def _rows(batch: Any) -> Any:
+    return zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True)
+
+
+def run_alone(folder: Path, script: str, *arguments: object) -> Any:
+    """Run `script` in a process of its own that has no network and does not find gpas_cli by PYTHONPATH; what it
+    printed, as JSON. Its arguments are `arguments`."""
+    environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,149 @@
+"""An exported network in transformers: generation, padding, caches, saving again. In processes without gpas_cli."""
+
+from __future__ import annotations
+
+from textwrap import indent
+from typing import Any
+
+import pytest
+from exporting import Room, needs_transformers, run_alone
+
+pytestmark = needs_transformers
+
+CELLS: dict[str, dict[str, object]] = {
+    "mix": {"norm": "mix", "gate": "gpas"},
+    "sandwich": {"norm": "sandwich", "gate": {"site": "after-norm"}, "embed": "scaled"},
+    "deepnorm": {"norm": "deepnorm", "gate": {"share": "sublayer", "activation": "tanh"}},
+    "b2t": {"norm": "b2t"},
+    "plain": {"norm": "lns", "gate": "gpas"},
+}
+LOAD = """
+import json, logging, sys, warnings
+sys.modules["gpas_cli"] = None
+said = []
+class Keep(logging.Handler):
+    def emit(self, record): said.append(record.getMessage())
+warnings.simplefilter("always")
+warnings.showwarning = lambda message, *_: said.append(str(message))
+import torch, transformers
+transformers.logging.set_verbosity_warning()
+transformers.logging.disable_default_handler()
+transformers.logging.add_handler(Keep())
+logging.getLogger().addHandler(Keep())
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+def load(folder):
+    network = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    return network, AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+"""
+LOOK = """
+said.clear()
+network, words = load(folder)
+prompts = [[5, 9, 40, 41, 7], [12, 30], [60, 61, 62]]
+def greedy(row, steps=12):
+    row = list(row)
+    for _ in range(steps):
+        row.append(int(network(torch.tensor([row]), use_cache=False).logits[0, -1].argmax()))
+    return row
+def generate(ids, **more):
+    return network.generate(ids, do_sample=False, max_new_tokens=12, eos_token_id=None, **more)
+alone = [greedy(row) for row in prompts]
+one = [generate(torch.tensor([row])).tolist()[0] for row in prompts]
+uncached = [generate(torch.tensor([row]), use_cache=False).tolist()[0] for row in prompts]
+longest = max(map(len, prompts))
+left = torch.tensor([[0] * (longest - len(row)) + row for row in prompts])
+mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
+batch = generate(left, attention_mask=mask).tolist()
+continued = [row[longest:] for row in batch]
+padded = network(left, attention_mask=mask).logits
+error = max(
+    float((padded[i, longest - len(row):] - network(torch.tensor([row])).logits[0]).abs().max())
+    for i, row in enumerate(prompts)
+)
+right = torch.tensor([row + [0] * (longest - len(row)) for row in prompts])
+behind = network(right, attention_mask=mask.flip(1)).logits
+error = max([error] + [float((behind[i, :len(r)] - network(torch.tensor([r])).logits[0]).abs().max())
+                       for i, r in enumerate(prompts)])
+beams = network.generate(left, attention_mask=mask, num_beams=3, do_sample=False, max_new_tokens=6).shape[1]
+static = generate(left, attention_mask=mask, cache_implementation="static", disable_compile=True).tolist() if (
+    int(transformers.__version__.split(".")[0]) > 4) else batch
+steps = network(torch.tensor([prompts[0]]), output_hidden_states=True)
+last = network(torch.tensor([prompts[0]]), logits_to_keep=1).logits if "plain" not in folder else steps.logits[:, -1:]
+found.append({
+    "class": type(network).__name__, "said": list(said), "alone": alone, "one": one, "uncached": uncached,
+    "continued": continued, "error": error, "beams": beams - longest, "static": static == batch,
+    "states": len(steps.hidden_states), "last": float((last[0, 0] - steps.logits[0, -1]).abs().max()),
+    "ids": [network.config.eos_token_id, network.config.pad_token_id, network.generation_config.eos_token_id,
+            network.generation_config.pad_token_id, words.eos_token_id, words.pad_token_id],
+    "text": words.decode(network.generate(**words("gate norm", return_tensors="pt"), max_new_tokens=4)[0]),
+})
+"""
+GENERATE = f"{LOAD}\nfound = []\nfor folder in sys.argv[1:]:\n{indent(LOOK, '    ')}\nprint(json.dumps(found))"
+SAVE = (
+    LOAD
+    + """
+network, words = load(sys.argv[1])
+ids = torch.tensor([[5, 9, 40, 41, 7, 8]])
+before = network(ids).logits
+network.save_pretrained(sys.argv[2])
+words.save_pretrained(sys.argv[2])
+again, words = load(sys.argv[2])
+same = network.generation_config.to_dict() == again.generation_config.to_dict()
+network.train()
+with torch.enable_grad():
+    network(ids, labels=ids).loss.backward()
+trained = all(weight.grad is not None for weight in network.parameters())
+print(json.dumps({"said": said, "equal": bool((again(ids).logits == before).all()), "class": type(again).__name__,
+                  "generation": same, "ids": words("gate norm").input_ids, "trained": trained}))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def seen(room: Room) -> dict[str, Any]:
+    """What a process found about each exported cell."""
+    for name, values in CELLS.items():
+        room.export(room.cell(**values), f"remote-{name}")
+    folders = [room.folder / "out" / f"remote-{name}" for name in CELLS]
+    return dict(zip(CELLS, run_alone(room.folder, GENERATE, *folders), strict=True))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_greedy_generation_is_the_argmax_of_repeated_passes(seen: dict[str, Any], name: str) -> None:
+    told = seen[name]
+    assert told["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+    assert told["one"] == told["uncached"] == told["alone"]
+    assert len({tuple(row[-12:]) for row in told["alone"]}) > 1
+    assert told["beams"] > 0
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_padding_on_either_side_changes_nothing(seen: dict[str, Any], name: str) -> None:
+    told = seen[name]
+    assert told["continued"] == [row[-12:] for row in told["alone"]]
+    assert told["error"] < 1e-4
+    assert told["static"]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_it_loads_without_a_warning_and_knows_its_special_tokens(seen: dict[str, Any], name: str) -> None:
+    told = seen[name]
+    assert told["said"] == []
+    assert told["ids"] == [1, 0] * 3
+    assert told["text"].startswith("gate norm")
+    assert told["states"] == 5
+    assert told["last"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mix", "plain"])
+def test_saved_by_transformers_and_loaded_again_it_is_the_same_and_can_be_trained(room: Room, name: str) -> None:
+    room.export(room.cell(**CELLS[name]), f"saved-{name}")
+    out = room.folder / "out"
+    told = run_alone(room.folder, SAVE, out / f"saved-{name}", out / f"saved-{name}-again")
+    assert told["said"] == []
+    assert told["equal"]
+    assert told["generation"]
+    assert told["trained"]
+    assert told["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+    assert (out / f"saved-{name}-again/modeling_gpas.py").exists() == (name != "plain")
