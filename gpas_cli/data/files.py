@@ -112,7 +112,8 @@ class Files(Source):
         base = _rooted_base(self.root, pattern)
         files = {path.relative_to(base).as_posix(): path for path in found if path.is_file()}
         if not files:
-            raise DataError(f"{setting}: no file matches '{words}' in {self.root}; {_EXAMPLE}")
+            hint = _nearest(self.root, pattern) or _EXAMPLE
+            raise DataError(f"{setting}: no file matches '{words}' in {self.root}; {hint}")
         for name, path in files.items():
             if not name.endswith(SUFFIXES):
                 raise DataError(
@@ -207,6 +208,22 @@ def field_of(line: bytes, field: str, where: str) -> str:
         half = f"half a character, \\u{ord(text[error.start]):04x}"
         raise DataError(f"{where}: the field '{field}' has {half}, at place {error.start + 1}: not Unicode") from error
     return text
+
+
+def _nearest(root: Path, pattern: Path) -> str:
+    """The folder or file that may have been meant by the first part of the pattern that is not there, "" if none."""
+    folder = root
+    for part in pattern.parts:
+        if glob.has_magic(part) or not (folder / part).exists():
+            break
+        folder = folder / part
+    else:
+        return ""
+    try:
+        hint = "" if glob.has_magic(part) else nearest(part, sorted(path.name for path in folder.iterdir()))
+    except OSError:  # the folder may not be listed
+        return ""
+    return f"there is no {folder / part}, {hint}" if hint.startswith("did") else ""
 
 
 def _rooted(root: Path, pattern: Path) -> Path:

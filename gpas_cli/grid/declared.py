@@ -129,7 +129,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Experiments:
-    """A whole experiments.yaml. `resources` are by size; `text_resources` what is said of jobs that tokenise."""
+    """A whole experiments.yaml. `resources` are by size; `text_resources` what is said of jobs that tokenise; `corpora`
+    the nodes of the texts that `catalogue` has."""
 
     path: Path
     default: str
@@ -138,3 +139,4 @@ class Experiments:
     recipes: Mapping[str, Node] = field(default_factory=dict)
     resources: Mapping[str, Resources] = field(default_factory=dict)
     text_resources: Mapping[str, object] = field(default_factory=dict)
+    corpora: Mapping[str, Node] = field(default_factory=dict)

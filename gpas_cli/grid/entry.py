@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpas_cli.grid.document import Node
@@ -14,10 +14,27 @@ from gpas_cli.words import count, verb
 
 @dataclass(frozen=True)
 class Declared:
-    """Where a cell comes from: the grid that declares it, which another may include, and its settings."""
+    """Where a cell comes from: the grid that declares it, which another may include, its settings, and the named texts
+    of the file."""
 
     grid: str
     settings: Node
+    corpora: Mapping[str, Node] = field(default_factory=dict)
+
+    def place(self, path: Sequence[str]) -> str:
+        """Where in the file the setting stands, or the nearest one above it: "experiments.yaml:12:7"."""
+        node = self.settings
+        for part in path:
+            node = self._below(node, part)
+        return str(node.mark)
+
+    def _below(self, node: Node, part: str) -> Node:
+        """The entry `part` of a mapping, or of the text under `corpora` that a word names; the node itself if none."""
+        entries = node.value if isinstance(node.value, dict) else {"like": node}
+        if part in entries:
+            return entries[part]
+        start = entries["like"].value if "like" in entries else None
+        return self._below(self.corpora[start], part) if isinstance(start, str) and start in self.corpora else node
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Expansion:
             resources=asked,
             text_resources=self.text_resources(asked),
             notes=draft.notes,
-            declared=Declared(grid.name, draft.settings),
+            declared=Declared(grid.name, draft.settings, self.experiments.corpora),
         )
 
     def resources(self, grid: Grid, settings: Node) -> Resources:

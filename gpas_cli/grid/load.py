@@ -68,6 +68,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         text_resources=read_resources(
             children(resources).get(TEXT) if resources else None, ("resources", TEXT), problems
         ),
+        corpora=entries(parts.get("corpora"), (), []),
     )
     problems.extend(check(experiments))
     if problems:

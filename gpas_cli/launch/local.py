@@ -118,7 +118,7 @@ class LocalScheduler:
                 self._tasks[key] = Task(self.jobs[key], phase, sighting, before=phase == "ended")
             slots.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
             require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
-            require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")})
+            require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.entries)
             self._slots = Slots(runs, self.machine)
             self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
         except BaseException:

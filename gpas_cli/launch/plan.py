@@ -118,7 +118,7 @@ def plan(
     lacking = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
     # Compute nodes and machines elsewhere may have text that is not here.
     elsewhere = isinstance(machine, Cluster | NamedGpus)
-    texts = Texts(project, (job.cell for job in lacking.values()), elsewhere=elsewhere)
+    texts = Texts(project, (job.cell for job in lacking.values()), entries=entries, elsewhere=elsewhere)
     fitting = {
         key: job
         for key, job in lacking.items()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpas_cli.errors import DataError, GpasError
+from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
@@ -14,12 +15,22 @@ from gpas_cli.spec.data import Data
 class Texts:
     """The texts of `cells` as they are found in `project`; without one nothing is looked for, and nothing is missing.
 
+    `entries`: the declared cells, by which messages say where in experiments.yaml a text is named.
     `elsewhere`: the cells run on other machines, so that text which is not here is worth a warning only.
     """
 
-    def __init__(self, project: Project | None, cells: Iterable[Cell], *, elsewhere: bool = False):
+    def __init__(
+        self,
+        project: Project | None,
+        cells: Iterable[Cell],
+        *,
+        entries: Iterable[Entry] = (),
+        elsewhere: bool = False,
+    ):
         self._project, self._elsewhere = project, elsewhere
-        self._missing = _missing(project, cells) if project else {}
+        missing = _missing(project, cells) if project else {}
+        declared = {_text_of(entry.cell): entry.declared for entry in entries}
+        self._missing = {data: _placed(reason, declared.get(data)) for data, reason in missing.items()}
 
     def missing(self, cell: Cell) -> str:
         """Why the text of the cell cannot be read, "" where it seems that it can, or the cell is none of `cells`."""
@@ -46,9 +57,9 @@ class Texts:
                 yield f"{data.path or data.source}: {warning}"
 
 
-def require_texts(project: Project, cells: Mapping[str, Cell]) -> None:
+def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable[Entry]) -> None:
     """Raise GpasError that names the cells (id -> cell) whose text is not there, each reason once."""
-    texts = Texts(project, cells.values())
+    texts = Texts(project, cells.values(), entries=entries)
     reasons: dict[str, list[str]] = {}
     for who, cell in cells.items():
         if reason := texts.missing(cell):
@@ -66,6 +77,12 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
 
     texts = dict.fromkeys(map(_text_of, cells))
     return {data: absent(data, project.cache, project.config.parent) for data in texts}
+
+
+def _placed(reason: str, declared: Declared | None) -> str:
+    """The reason, which begins with the name of a setting, with the place of that setting before it."""
+    setting = reason.partition(":")[0]
+    return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
 def _text_of(cell: Cell) -> Data:

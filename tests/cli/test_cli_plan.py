@@ -65,10 +65,19 @@ def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) ->
         path.unlink()
     lines = face("plan", expect=2).out.splitlines()
     assert lines[0] == "8 cells: 8 cannot run here; no job to start"
-    assert lines[1].startswith("8 cells cannot run here: data.path: no file matches 'text/*.txt' in ")
+    quoted = '"text/*.txt"'
+    declared = (face.folder / "experiments.yaml").read_text().splitlines()
+    number, line = next((number, line) for number, line in enumerate(declared, start=1) if quoted in line)
+    place = f"experiments.yaml:{number}:{line.index(quoted) + 1}"
+    assert lines[1].startswith(f"8 cells cannot run here: {place}: data.path: no file matches 'text/*.txt' in ")
     said = face("run", "grid", expect=2)
-    assert "small/pre-s1 and 7 more: data.path: no file matches 'text/*.txt'" in said.err
+    assert f"small/pre-s1 and 7 more: {place}: data.path: no file matches 'text/*.txt'" in said.err
     assert not list(face.runs.glob("??/*/*/attempt.json"))
+    (face.folder / "text").rename(face.folder / "texts")
+    assert "/text, did you mean 'texts'?" in face("train", "pre-s1", expect=2).err
+    said = face("train", "pre-s1", "data.path=texts/x.txt", expect=2).err
+    assert "pre-s1+path-texts_x.txt: data.path=texts/x.txt: data.path: no file matches 'texts/x.txt'" in said
+    assert "8 missing" in face("table").out
 
 
 def test_the_plan_says_what_becomes_of_the_text(face: Face) -> None:
