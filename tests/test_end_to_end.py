@@ -61,7 +61,7 @@ def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     for what in ("loss", "activation_variance"):
         toy.gpas("figure", "--what", what, "--out", what)
-        assert (toy.folder / f"{what}.svg").read_text().count("pre-gpas-s1") >= 1
+        assert (toy.folder / f"{what}.svg").read_text().count("Pre-LN + GPAS") >= 1
     check_database(toy)
 
 

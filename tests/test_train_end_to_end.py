@@ -34,7 +34,7 @@ def test_one_cell_in_the_foreground_is_known_to_all(toy: Toy) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     for what in ("weight_norm", "weight_norm_q", "weight_norm_head", "total_grad_norm", "memory"):
         toy.gpas("figure", "--where", "gate=gpas", "--what", what, "--out", what)
-        assert "pre-gpas-s1" in (toy.folder / f"{what}.svg").read_text()
+        assert "Pre-LN + GPAS" in (toy.folder / f"{what}.svg").read_text()
 
 
 def test_a_cell_that_is_run_again_starts_at_the_first_update(toy: Toy) -> None:

@@ -8,85 +8,164 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, print_json, project
-from gpas_cli.errors import GpasError, nearest
+from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
+from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.figure import Figure
+    from gpas_cli.report.quantities import Quantity
+    from gpas_cli.report.series import Run, Series
 
-# By layer: what -> (words for the axis, logarithmic)
-MATRICES = {
-    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
-    "norms": "the norms",
-}  # fmt: skip
-BY_LAYER = {
-    "gate": ("gate value act(alpha)", False),
-    "activation_variance": ("activation variance", True),
-    "grad_norm": ("gradient norm", True),
-    "weight_norm": ("weight norm", False),
-    **{f"weight_norm_{part}": (f"weight norm of {words}", False) for part, words in MATRICES.items()},
-    "importance": ("rise of the loss without the layer", False),
-}
-# Over updates: what -> the curve in the database; the total gradient norm has the name of the layers' there.
-SAME = ("loss", "eval_loss", "eval_perplexity", "eval_bits_per_byte", "lr")
-SPEED = ("tokens_per_second", "seconds_per_step", "flops_per_second", "mfu", "memory")
-CURVES = {name: name for name in (*SAME, *SPEED)} | {"total_grad_norm": "grad_norm"}
-# Over updates as well: the norms of what is no layer.
-PARTS = tuple(f"{norm}_{part}" for norm in ("weight_norm", "grad_norm") for part in ("embedding", "final_norm", "head"))
-SPIKES = {"loss": "spike_loss", "total_grad_norm": "spike_grad_norm"}
-KNOWN = (*CURVES, *PARTS, *BY_LAYER)
-WHAT = f"A curve over updates ({', '.join((*CURVES, *PARTS))}) or by layer ({', '.join(BY_LAYER)})."
+DEFAULT = Path("figure")
+WHAT = (
+    f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
+    f"or by layer, at the last recorded update ({', '.join(one.name for one in BY_LAYER)})."
+)
+Out = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="The file to write; its suffix (.pdf, .svg, .png) names the format, without one it is SVG and PNG. "
+        "Repeat for more files. By default figure.svg and figure.png.",
+    ),
+]
+EveryRun = Annotated[
+    bool, typer.Option("--every-run", help="A line for each run instead of mean and standard deviation over seeds.")
+]
+Title = Annotated[str | None, typer.Option("--title", help="Words above the plot; the grid's title by default.")]
+Size = Annotated[tuple[float, float], typer.Option("--size", help="Width and height in inches.", min=1)]
 
 
 def figure(
     names: Names = None,
     where: Where = None,
-    what: Annotated[str, typer.Option("--what", help=WHAT, autocompletion=complete_from(KNOWN))] = "loss",
-    out: Annotated[Path, typer.Option("--out", "-o", help="The files to write, without suffix.")] = Path("figure"),
+    what: Annotated[str, typer.Option("--what", help=WHAT, autocompletion=complete_from(QUANTITIES))] = "loss",
+    out: Out = None,
+    every_run: EveryRun = False,
+    title: Title = None,
+    size: Size = (6.4, 4.0),
     as_json: AsJson = False,
 ) -> None:
-    """Draw curves of a grid's cells as OUT.svg and OUT.png. Triangles mark spikes of the loss and the gradient norm.
+    """Draw curves of a grid's cells: the mean over seeds with a band of one standard deviation.
 
-    Example: [bold]gpas figure quickstart --where norm=pre --what activation_variance[/bold]
+    Colours stand for schemes, line styles for gates. Triangles mark spikes of the loss and the gradient norm. With
+    --json the numbers are printed, and a picture is drawn only if -o names a file.
+
+    Example: [bold]gpas figure quickstart --what activation_variance -o variance.pdf[/bold]
     """
-    if what not in KNOWN:
-        raise GpasError(f"unknown curve '{what}'; {nearest(what, KNOWN)}")
-    from gpas_cli.report.figure import save
+    from gpas_cli.report.figure import check_formats, save
 
+    drawn = quantity(what)
+    paths = [path for asked in out or ([] if as_json else [DEFAULT]) for path in _files(asked)]
+    check_formats(paths)
     chosen = entries(names, where)
-    written = save(_make(chosen, what), out)
-    console().print(f"Wrote {' and '.join(str(path) for path in written)}.", markup=False)
+    runs = _runs(chosen, drawn)
+    made = _make(runs, drawn, title if title is not None else _title(chosen), every_run)
+    if paths:
+        save(made, paths, size)
+        console().print(_conclusion(made, paths, chosen, runs), soft_wrap=True)
     if as_json:
-        print_json(what=what, cells=[entry.id for entry in chosen], files=[str(path) for path in written])
+        print_json(what=what, files=[str(path) for path in paths], **_as_mapping(made, chosen, runs))
 
 
-def _make(chosen: Sequence[Entry], what: str) -> Figure:
+def _files(asked: Path) -> list[Path]:
+    """The files that one --out means."""
+    return [asked] if asked.suffix else [asked.with_name(asked.name + suffix) for suffix in (".svg", ".png")]
+
+
+def _title(chosen: Sequence[Entry]) -> str:
+    """The titles of the grids, each once."""
+    grids = dict.fromkeys(entry.grid for entry in chosen)
+    return "; ".join(experiments().grids[name].title or name for name in grids)
+
+
+def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[Run]:
+    """The curves of those cells that have recorded one."""
     from gpas_cli.launch.ingest import results_of
 
     with results_of(project()) as (engine, problem):
         if problem:
-            console().print(problem, style="yellow", markup=False)
-        return _draw(engine, chosen, what)
+            console().print(problem, style="yellow")
+        found = [_run(engine, entry, drawn) for entry in chosen]
+    return [run for run in found if run.points]
 
 
-def _draw(engine: Engine, chosen: Sequence[Entry], what: str) -> Figure:
-    from gpas_cli.report import figure as figures
+def _run(engine: Engine, entry: Entry, drawn: Quantity) -> Run:
+    """The curve of whichever of the cell's stages recorded one last; without points if none did."""
     from gpas_cli.report import query
+    from gpas_cli.report.series import Run, by_layer, over_updates
 
-    if what in BY_LAYER:
-        title, log = BY_LAYER[what]
-        return figures.by_layer(_read(chosen, lambda key: query.layer_curve(engine, key, what)), title, log)
-    if what in PARTS:
-        parts = _read(chosen, lambda key: [(step, at[0]) for step, at in query.layer_curve(engine, key, what)])
-        return figures.over_updates(parts, what)
-    marks = _read(chosen, lambda key: query.curve(engine, key, SPIKES[what])) if what in SPIKES else {}
-    return figures.over_updates(_read(chosen, lambda key: query.curve(engine, key, CURVES[what])), what, marks)
+    table = experiments().grids[entry.grid].table
+    made = Run(entry, table.over if table else "seed", ())
+    for key in (stage.key for stage in entry.cell.stages):
+        if drawn.by_layer or drawn.per_layer:
+            layers = query.layer_curve(engine, key, drawn.recorded_as)
+            if layers and drawn.by_layer:
+                step, values = layers[-1]
+                points, final = by_layer(entry, values)
+                made = Run(entry, made.over, points, final_norm=final, step=step)
+            elif layers:
+                made = Run(entry, made.over, over_updates(((step, at[0]) for step, at in layers), drawn.scale))
+        elif points := over_updates(query.curve(engine, key, drawn.recorded_as), drawn.scale):
+            marks = query.curve(engine, key, drawn.spikes) if drawn.spikes else []
+            made = Run(entry, made.over, points, over_updates(marks, drawn.scale))
+    return made
 
 
-def _read(chosen: Sequence[Entry], read: Any) -> dict[str, Any]:
-    """Cell name -> the curve of whichever of its stages recorded one."""
-    found = {entry.name: [curve for stage in entry.cell.stages if (curve := read(stage.key))] for entry in chosen}
-    return {name: curves[-1] for name, curves in found.items() if curves}
+def _make(runs: Sequence[Run], drawn: Quantity, title: str, every_run: bool) -> Figure:
+    from gpas_cli.printable import one_line
+    from gpas_cli.report.figure import Figure
+    from gpas_cli.report.series import make_series
+
+    layers = max((run.entry.cell.model.size.layers for run in runs), default=0) if drawn.by_layer else 0
+    steps = {run.step for run in runs if run.step is not None}
+    when = f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
+    x = f"layer ({when})" if drawn.by_layer else "update"
+    return Figure(one_line(title), x, drawn.axis, make_series(runs), drawn.log, layers, every_run)
+
+
+def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[Run]) -> str:
+    """What was drawn, and how many cells have nothing to draw."""
+    words = f"Wrote {' and '.join(str(path) for path in paths)}: {len(made.series)} lines from {len(runs)} runs"
+    missing = len(chosen) - len(runs)
+    return f"{words}; {missing} of {len(chosen)} cells have no such curve yet." if missing else f"{words}."
+
+
+def _as_mapping(made: Figure, chosen: Sequence[Entry], runs: Sequence[Run]) -> dict[str, Any]:
+    """The numbers of a figure for `--json`. `over` is the averaged axis, `std` null for a single run."""
+    recorded = {run.entry.id for run in runs}
+    return {
+        "title": made.title,
+        "x": made.x,
+        "y": made.y,
+        "log": made.log,
+        "series": [_series_as_mapping(series) for series in made.series],
+        "cells": [run.entry.id for run in runs],
+        "missing": [entry.id for entry in chosen if entry.id not in recorded],
+    }
+
+
+def _series_as_mapping(series: Series) -> dict[str, Any]:
+    final = series.final_norm()
+    return {
+        "title": series.title,
+        "labels": dict(series.labels),
+        "over": series.runs[0].over,
+        "points": [{"x": x, **vars(summary)} for x, summary in series.mean()],
+        "final_norm": vars(final) if final else None,
+        "runs": [
+            {
+                "name": run.entry.id,
+                "key": run.entry.cell.key,
+                "over": run.entry.axes.get(run.over),
+                "points": run.points,
+                "spikes": run.marks,
+                "final_norm": run.final_norm,
+            }
+            for run in series.runs
+        ],
+    }

@@ -1,102 +1,272 @@
-"""Curves of a grid as SVG and PNG: loss by step, gates by layer, activation variance by layer.
+"""Series of a grid as a picture for a paper: PDF, SVG or PNG.
 
 Needs matplotlib (the extra `figures`), imported only here and only when a figure is drawn. The same data gives the same
-SVG: no date, no random ids.
+file: no date, no random ids.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.report.series import Series
 
-Points = Sequence[tuple[float, float]]
-
-# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", ":", "-.")
-
-
-@dataclass(frozen=True)
-class Line:
-    """One curve: its name in the legend, its points (x, y), and those at which something is to be marked."""
-
-    title: str
-    points: Points
-    marks: Points = ()
+FORMATS = (".pdf", ".svg", ".png")
+# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008, without yellow; grey).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v")  # one for each round through the colours
+SHADES = "viridis"  # for colours that stand for numbers
+BRIGHTEST = 0.85  # part of the shades that is dark enough for white paper
+SIZE = (6.4, 4.0)  # inches, without what a long legend adds
+LONGEST_LABEL = 34  # characters in a line of the legend
+ROWS = 24  # entries in a column of the legend
+LINE = 0.19  # inches; the height of a line of the legend or title
+NARROW = 5.0  # inches; a narrower plot has its legend below
+FEW = 40  # points that are marked one by one
+SPREAD = 0.8  # layers over which the final norm's values are spread, so that none hides another
+TICKS = 4  # at least so many numbers on a logarithmic axis
+STEPS = ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)))  # multiples of powers of ten, the coarsest first
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Lines with the words around them. `log` draws y logarithmically, and needs a positive y somewhere."""
+    """Series with the words around them.
+
+    log: y is logarithmic where all values are positive. layers: how many there are where x counts layers, else 0.
+    every_run: each run has a line of its own; otherwise the mean with a band of a standard deviation on both sides.
+    """
 
     title: str
     x: str
     y: str
-    lines: tuple[Line, ...]
+    series: tuple[Series, ...]
     log: bool = False
+    layers: int = 0
+    every_run: bool = False
 
 
-def over_updates(curves: Mapping[str, Points], what: str = "loss", marks: Mapping[str, Points] | None = None) -> Figure:
-    """Title -> `query.curve` called `what`, drawn as it is, and title -> its spikes. Losses are in nats per token."""
-    title = f"{what.replace('_', ' ').capitalize()} during training"
-    return Figure(title, "update", what, _lines(curves, marks or {}))
+def check_formats(paths: Sequence[Path]) -> None:
+    """Raise GpasError unless every suffix names a format."""
+    for path in paths:
+        if path.suffix.lower() not in FORMATS:
+            raise GpasError(f"{path}: unknown format '{path.suffix}'; {nearest(path.suffix.lower(), FORMATS)}")
 
 
-def by_layer(curves: Mapping[str, Sequence[tuple[int, Mapping[int, float]]]], what: str, log: bool = False) -> Figure:
-    """Title -> `query.layer_curve`; the last recorded step of each is drawn over its layers, counted from 1."""
-    last = {title: curve[-1][1] for title, curve in curves.items() if curve}
-    points = {title: [(layer + 1, value) for layer, value in sorted(values.items())] for title, values in last.items()}
-    return Figure(f"{what.capitalize()} by layer, at the end of training", "layer", what, _lines(points), log)
+def save(figure: Figure, paths: Sequence[Path], size: tuple[float, float] = SIZE) -> None:
+    """Write the picture to `paths`, each in the format of its suffix; `size` in inches.
 
-
-def save(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write `path` with the suffixes .svg and .png. Raises GpasError without matplotlib or without anything to draw."""
-    if not any(line.points for line in figure.lines):
+    Raises GpasError without matplotlib, for another suffix, or without anything to draw.
+    """
+    check_formats(paths)
+    if not figure.series:
         raise GpasError(f"{figure.title}: nothing was recorded that could be drawn")
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Canvas
     except ModuleNotFoundError as error:
         raise GpasError("figures need matplotlib: pip install 'gpas-cli[figures]'") from error
-    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.hashsalt": figure.title, "svg.fonttype": "none"}):
-        canvas = Canvas(figsize=(6.4, 4.0), layout="constrained")
+    settings: Any = {
+        "svg.hashsalt": figure.title,
+        "svg.fonttype": "none",
+        "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's usual Type 3
+        "text.parse_math": False,  # a dollar in a title is a dollar
+    }
+    with mpl.rc_context(settings):
+        canvas = Canvas(figsize=_canvas_size(figure, size), layout="constrained")
         _draw(canvas, figure)
-        canvas.savefig(svg, metadata={"Date": None})
-        canvas.savefig(png, dpi=160)
-    return svg, png
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower())
+            canvas.savefig(path, dpi=200, metadata=dates)
+
+
+def _canvas_size(figure: Figure, size: tuple[float, float]) -> tuple[float, float]:
+    """Room for the legend as well: beside the plot it may be taller than it, and below it is added to the height."""
+    lines = sum(len(textwrap.wrap(series.title, LONGEST_LABEL)) for series in figure.series)
+    height = size[1] + LINE * max(0, len(_title_lines(figure, size[0])) - 1)
+    if size[0] < NARROW:
+        return size[0], height + LINE * (lines + 2)
+    columns = math.ceil(len(figure.series) / ROWS)
+    longest = max(min(len(series.title), LONGEST_LABEL) for series in figure.series)
+    return size[0] + 0.075 * max(0, columns * (longest + 6) - 20), max(height, LINE * (lines / columns + 4))
+
+
+def _title_lines(figure: Figure, width: float) -> list[str]:
+    return textwrap.wrap(figure.title, int(8 * width))
 
 
 def _draw(canvas: Any, figure: Figure) -> None:
     axes = canvas.subplots()
-    for i, line in enumerate(figure.lines):
-        # Same colour, other dashes, once the colours run out.
-        style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
-        marker = "o" if len(line.points) <= 64 else None
-        axes.plot(
-            *zip(*line.points, strict=True), label=line.title, marker=marker, markersize=3, linewidth=1.3, **style
-        )
-        if line.marks:
-            axes.plot(*zip(*line.marks, strict=True), linestyle="", marker="^", markersize=6, color=style["color"])
-    axes.set(title=figure.title, xlabel=figure.x, ylabel=figure.y)
-    axes.grid(alpha=0.3)
+    handles = [_draw_series(axes, figure, series) for series in figure.series]
+    _draw_final_norm(axes, figure)
+    axes.set_xlabel(figure.x)
+    axes.set_ylabel(figure.y)
+    axes.set_title("\n".join(_title_lines(figure, canvas.get_figwidth())), fontsize="medium", loc="left")
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if figure.layers:
+        _layer_axis(axes, figure)
     if figure.log:
-        axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize="small")
+        _log_axis(axes, figure)
+    _legend(canvas, figure, handles)
 
 
-def _lines(curves: Mapping[str, Points], marks: Mapping[str, Points] | None = None) -> tuple[Line, ...]:
-    """Curves without their holes: what is not finite cannot be drawn, and what is empty needs no legend."""
-    finite = {title: _finite(points) for title, points in curves.items()}
-    marked = {title: _finite(points) for title, points in (marks or {}).items()}
-    return tuple(Line(title, points, marked.get(title, ())) for title, points in finite.items() if points)
+def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
+    """Draw one series; the artist that stands for it in the legend."""
+    look = {**_look(series), **({} if _few_points(figure) else {"marker": ""})}
+    if figure.every_run:
+        for run in series.runs:
+            handle = axes.plot(*zip(*run.points, strict=True), **look)[0]
+    else:
+        handle = _draw_mean(axes, figure, series, look)
+    for run in series.runs:
+        if run.marks:
+            axes.plot(*zip(*run.marks, strict=True), linestyle="", marker="^", markersize=6, color=look["color"])
+    return handle
 
 
-def _finite(points: Points) -> Points:
-    return [(x, y) for x, y in points if math.isfinite(y)]
+def _draw_mean(axes: Any, figure: Figure, series: Series, look: dict[str, Any]) -> Any:
+    means = series.mean()
+    handle = axes.plot([x for x, _ in means], [s.mean for _, s in means], **look)[0]
+    band = [(x, s.mean - s.std, s.mean + s.std) for x, s in means if s.std is not None]
+    if band:
+        # On a logarithmic axis a band that reaches zero ends at the lowest of the values.
+        lowest = min(y for run in series.runs for _, y in run.points)
+        floor = lowest if _logarithmic(figure) else -math.inf
+        xs, low, high = zip(*band, strict=True)
+        axes.fill_between(xs, [max(y, floor) for y in low], high, color=look["color"], alpha=0.18, linewidth=0)
+    for tail in series.tails():
+        axes.plot(*zip(*tail, strict=True), **{**look, "linewidth": 0.6})
+    return handle
+
+
+def _few_points(figure: Figure) -> bool:
+    return max(len(run.points) for series in figure.series for run in series.runs) <= FEW
+
+
+def _draw_final_norm(axes: Any, figure: Figure) -> None:
+    """The final norm is no layer: its values stand by themselves, right of the last layer."""
+    shown = [series for series in figure.series if series.final_norm() is not None]
+    for i, series in enumerate(shown):
+        look, summary = _look(series), series.final_norm()
+        assert summary is not None  # chosen so
+        values = [run.final_norm for run in series.runs] if figure.every_run else [summary.mean]
+        axes.errorbar(
+            [_beyond(figure) + SPREAD * ((i + 0.5) / len(shown) - 0.5)] * len(values),
+            values,
+            yerr=None if figure.every_run or summary.std is None else [summary.std],
+            **{**look, "linestyle": "", "elinewidth": 0.8},
+        )
+
+
+def _beyond(figure: Figure) -> float:
+    return figure.layers + 1.5
+
+
+def _look(series: Series) -> dict[str, Any]:
+    """Colour, dashes, marker and width of a series' lines."""
+    colour: Any = COLOURS[series.colour % len(COLOURS)]
+    if series.shade is not None:
+        from matplotlib import colormaps
+
+        colour = colormaps[SHADES](BRIGHTEST * series.shade)
+    marker = MARKERS[series.colour // len(COLOURS) % len(MARKERS)]
+    return {
+        "color": colour,
+        "linestyle": DASHES[series.style % len(DASHES)],
+        "linewidth": 1.3,
+        "marker": marker,
+        "markersize": 3.5,
+        "markerfacecolor": "white" if series.style else colour,
+    }
+
+
+def _layer_axis(axes: Any, figure: Figure) -> None:
+    """Whole numbers for layers, and words for the final norm, behind a line."""
+    step = math.ceil(figure.layers / 16)
+    ticks: list[float] = list(range(1, figure.layers + 1, step))
+    labels = [f"{tick:g}" for tick in ticks]
+    if any(run.final_norm is not None for series in figure.series for run in series.runs):
+        axes.axvline(figure.layers + 0.75, color="0.6", linewidth=0.8, linestyle=":")
+        ticks.append(_beyond(figure))
+        labels.append("final\nnorm")
+    axes.set_xticks(ticks, labels)
+
+
+def _logarithmic(figure: Figure) -> bool:
+    """Whether y can be logarithmic: all values are positive."""
+    return figure.log and all(y > 0 for series in figure.series for run in series.runs for _, y in run.points)
+
+
+def _log_axis(axes: Any, figure: Figure) -> None:
+    if not _logarithmic(figure):
+        return
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.set_yscale("log")
+    ticks = log_ticks(*axes.get_ylim())
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: readable(value))
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between `low` and `high`: as few as show the scale, on a logarithmic axis."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in STEPS:
+        # Powers of whole numbers, so that 3e-5 is not 3.0000000000000004e-05.
+        ticks = [tick for power in decades for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
+        if len(ticks) >= TICKS:
+            return ticks[:: math.ceil(len(ticks) / (3 * TICKS))]
+    return [float(f"{low + (high - low) * i / TICKS:.3g}") for i in range(TICKS + 1)]
+
+
+def readable(value: float) -> str:
+    """A tick's number: 0.003, 20, 10⁻⁶, 2×10⁵."""
+    if 1e-4 < value < 1e5:
+        return f"{value:g}"
+    factor, power = f"{value:e}".split("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if float(factor) == 1 else f"{float(factor):g}\N{MULTIPLICATION SIGN}10{raised}"
+
+
+def _legend(canvas: Any, figure: Figure, handles: Sequence[Any]) -> None:
+    """A list of the series outside the plot, inside the canvas."""
+    below = canvas.get_figwidth() < NARROW
+    legend = canvas.legend(
+        handles,
+        [str(i) for i in range(len(handles))],
+        loc="outside lower left" if below else "outside right upper",
+        ncols=1 if below else math.ceil(len(handles) / ROWS),
+        frameon=False,
+        fontsize="small",
+        handlelength=2.4,
+        title="\n".join(_explained(figure)) or None,
+        title_fontsize="x-small",
+        alignment="left",
+    )
+    # Set afterwards: a label that begins with an underscore would be left out.
+    for text, series in zip(legend.get_texts(), figure.series, strict=True):
+        text.set_text("\n".join(textwrap.wrap(series.title, LONGEST_LABEL)))
+
+
+def _explained(figure: Figure) -> Iterator[str]:
+    """What lines, bands and triangles are."""
+    sizes = sorted({len(series.runs) for series in figure.series})
+    over = figure.series[0].runs[0].over
+    if sizes[-1] > 1 and not figure.every_run:
+        count = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+        yield "mean ± standard deviation"
+        yield f"over {count} {over}s"
+    elif sizes[-1] > 1:
+        yield f"a line for each {over}"
+    if not figure.every_run and any(series.tails() for series in figure.series):
+        yield f"thin: not all {over}s"
+    if any(run.marks for series in figure.series for run in series.runs):
+        yield "triangles: spikes"

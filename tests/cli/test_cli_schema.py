@@ -107,9 +107,10 @@ def test_a_rebuilt_database_is_as_declared(face: Face) -> None:
 
 def test_a_figure_is_as_declared(made: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    said = made("figure", "small", "--what", "gate", "--json")
+    said = made("figure", "small", "--what", "loss", "--json", "-o", "a", "-o", "b.pdf")
     check("figure", said.json)
-    assert [Path(path).suffix for path in said.json["files"]] == [".svg", ".png"]
+    assert said.json["files"] == ["a.svg", "a.png", "b.pdf"]
+    assert said.json["series"][0]["points"]
 
 
 def test_a_measurement_is_as_declared(face: Face) -> None:

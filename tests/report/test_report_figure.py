@@ -1,57 +1,145 @@
-"""Figures: what is drawn, and that the same data gives the same file."""
+"""Figures: what stands in the file, that nothing leaves the canvas, and that the same data gives the same file."""
 
 from __future__ import annotations
 
-import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from report_cells import entry
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figure import Figure, Line, by_layer, over_updates, save
+from gpas_cli.report.figure import COLOURS, Figure, log_ticks, readable, save
+from gpas_cli.report.series import Run, make_series
+
+NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
+HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
 
 
-def test_what_cannot_be_drawn_is_left_out() -> None:
-    figure = over_updates({"a": [(1, 5.0), (2, math.nan), (3, 4.0)], "b": [(1, math.inf)], "c": []})
-    assert figure.lines == (Line("a", [(1, 5.0), (3, 4.0)]),)
+def figure(label: str = "gpas", layers: int = 0, **more: object) -> Figure:
+    """Six schemes with and without a gate, two seeds each."""
+    runs = [
+        Run(
+            entry(norm, gate, seed, axes={"gate": label if gate == "gpas" else gate}),
+            "seed",
+            tuple((float(x), 5.0 / x + seed + i) for x in range(1, 5)),
+            final_norm=7.0 if layers else None,
+        )
+        for i, norm in enumerate(NORMS)
+        for gate in ("none", "gpas")
+        for seed in (1, 2)
+    ]
+    usual: dict[str, object] = {"title": "Title", "x": "update", "y": "loss (nats per token)", "layers": layers}
+    return Figure(series=make_series(runs), **(usual | more))  # type: ignore[arg-type]
 
 
-def test_spikes_are_marked_on_their_own_curve(tmp_path: Path) -> None:
-    curves = {"a": [(1, 5.0), (2, 9.0)], "b": [(1, 5.0)]}
-    figure = over_updates(curves, "loss", {"a": [(2, 9.0), (3, math.inf)], "gone": [(1, 1.0)]})
-    assert [line.marks for line in figure.lines] == [[(2, 9.0)], ()]
+def drawn(made: Figure, folder: Path) -> str:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    plain = save(over_updates(curves), tmp_path / "plain")[0].read_text()
-    assert len(save(figure, tmp_path / "marked")[0].read_text()) > len(plain)
+    save(made, [folder / "x.svg"])
+    return (folder / "x.svg").read_text()
 
 
-def test_layers_count_from_one_and_the_last_step_is_drawn() -> None:
-    figure = by_layer({"GPAS": [(10, {0: 0.0, 1: 0.0}), (20, {1: 0.5, 0: 0.25})], "none": []}, "gate value")
-    assert figure.lines == (Line("GPAS", [(1, 0.25), (2, 0.5)]),)
-    assert figure.title == "Gate value by layer, at the end of training"
+def test_the_legend_names_methods_and_says_what_the_bands_are(tmp_path: Path) -> None:
+    text = drawn(figure(), tmp_path)
+    for words in ("Pre-LN + GPAS", "Sandwich-LN", "loss (nats per token)", "mean ± standard deviation", "over 2 seeds"):
+        assert f">{words}<" in text
+    assert "demo-" not in text
+    for colour in COLOURS[:6]:
+        assert text.count(colour.lower()) >= 4  # line, band and legend of a scheme with and without the gate
 
 
-def test_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
+def test_each_run_has_its_line_where_that_is_asked_for(tmp_path: Path) -> None:
+    def lines(text: str) -> int:
+        return len(re.findall(r'<g id="line2d_', text))
+
+    every = drawn(figure(every_run=True), tmp_path)
+    assert "a line for each seed" in every
+    assert lines(every) == lines(drawn(figure(), tmp_path)) + 12
+
+
+def test_the_final_norm_is_labelled_and_layers_are_whole_numbers(tmp_path: Path) -> None:
+    text = drawn(figure(layers=4, x="layer"), tmp_path)
+    assert re.findall(r">(\d+|final|norm|2\.5)<", text)[:6] == ["1", "2", "3", "4", "final", "norm"]
+    assert "norm<" not in drawn(figure(x="layer"), tmp_path)
+
+
+@pytest.mark.parametrize("size", [(6.4, 4.0), (3.3, 2.4), (10.0, 3.0)])
+def test_everything_is_inside_the_canvas(tmp_path: Path, size: tuple[float, float]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    figure = by_layer({f"<m{i}>": [(1, {0: 1.0 + i, 1: 2.0})] for i in range(9)}, "activation variance", log=True)
-    first = save(figure, tmp_path / "new" / "variance")
-    again = save(figure, tmp_path / "again.svg")
-    assert [path.name for path in first] == ["variance.svg", "variance.png"]
-    assert first[0].read_bytes() == again[0].read_bytes()
-    text = first[0].read_text()
-    assert "&lt;m0&gt;" in text
-    assert "Activation variance by layer" in text
-    assert first[1].read_bytes().startswith(b"\x89PNG")
+    from matplotlib.figure import Figure as Canvas
+
+    from gpas_cli.report import figure as module
+
+    made = figure(HOSTILE, title=HOSTILE * 3)
+    canvas = Canvas(figsize=module._canvas_size(made, size), layout="constrained")
+    module._draw(canvas, made)
+    canvas.draw_without_rendering()
+    inside = canvas.bbox
+    (axes,), (legend,) = canvas.axes, canvas.legends
+    plot, words = axes.get_window_extent(), legend.get_window_extent()
+    for box in (words, axes.get_tightbbox()):
+        assert box.x0 >= inside.x0 - 1
+        assert box.x1 <= inside.x1 + 1
+        assert box.y0 >= inside.y0 - 1
+        assert box.y1 <= inside.y1 + 1
+    assert words.x0 >= plot.x1 or words.y1 <= plot.y0
+    assert plot.width > 0.35 * inside.width
+
+
+def test_user_text_is_neither_formula_nor_hidden(tmp_path: Path) -> None:
+    text = drawn(figure("_$x^2$", title="$\\frac"), tmp_path)
+    assert ">Pre-LN + _$x^2$<" in text
+    assert ">$\\frac<" in text
+
+
+def test_the_suffix_names_the_format_and_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    paths = [tmp_path / "new" / f"x{suffix}" for suffix in (".pdf", ".svg", ".PNG")]
+    save(figure(layers=4, log=True), paths)
+    first = [path.read_bytes() for path in paths]
+    assert [content[:5] for content in first] == [b"%PDF-", b"<?xml", b"\x89PNG\r"]
+    assert b"/Type3" not in first[0]
+    save(figure(layers=4, log=True), paths)
+    assert [path.read_bytes() for path in paths] == first
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x.PNG", "x.pdf", "x.svg"]
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(GpasError, match=r"unknown format '.pgn'; did you mean '.png'"):
+        save(figure(), [tmp_path / "x.svg", tmp_path / "x.pgn"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(GpasError, match="Loss during training: nothing was recorded"):
-        save(over_updates({}), tmp_path / "x")
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(GpasError, match="Title: nothing was recorded"):
+        save(Figure("Title", "x", "y", ()), [tmp_path / "x.svg"])
 
 
 def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[figures\]'"):
-        save(Figure("t", "x", "y", (Line("a", [(1, 2)]),)), tmp_path / "x")
+        save(figure(), [tmp_path / "x.svg"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.3, 250, [1, 10, 100]),
+        (0.25, 250, [0.3, 1, 3, 10, 30, 100]),
+        (0.9, 9.5, [1, 2, 5]),
+        (2.5, 9.5, [3, 4, 5, 6, 7, 8, 9]),
+        (1.00, 1.04, [1.0, 1.01, 1.02, 1.03, 1.04]),
+    ],
+)
+def test_logarithmic_ticks_are_round_and_few(low: float, high: float, ticks: list[float]) -> None:
+    found = log_ticks(low, high)
+    assert found == ticks or (len(ticks) < 4 and set(ticks) <= set(found))
+    assert 4 <= len(found) <= 12
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.003, "0.003"), (20, "20"), (1e-6, "10⁻⁶"), (2e5, "2\N{MULTIPLICATION SIGN}10⁵")]
+)
+def test_ticks_are_readable(value: float, text: str) -> None:
+    assert readable(value) == text

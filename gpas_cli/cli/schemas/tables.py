@@ -88,12 +88,54 @@ class Table(Document):
     notes: list[dict[str, Any]]
 
 
+class Mean(TypedDict):
+    """A mean over the runs that a line stands for."""
+
+    mean: float
+    std: Annotated[float | None, "sample standard deviation; null for a single run"]
+    n: int
+
+
+class Point(Mean):
+    """A mean at an update or, for what is drawn by layer, at a layer counted from 1."""
+
+    x: float
+
+
+class DrawnRun(TypedDict):
+    """The curve of one cell; points and spikes are pairs of x and y."""
+
+    name: str
+    key: str
+    over: Annotated[Any, "its label on the averaged axis: the seed"]
+    points: list[list[float]]
+    spikes: list[list[float]]
+    final_norm: float | None
+
+
+class Series(TypedDict):
+    """One line of a figure."""
+
+    title: str
+    labels: dict[str, Any]
+    over: Annotated[str, "the averaged axis"]
+    points: list[Point]
+    final_norm: Annotated[Mean | None, "the value at the final norm, which is no layer"]
+    runs: list[DrawnRun]
+
+
 class Figure(Document):
-    """`gpas figure --json`."""
+    """`gpas figure --json`; a picture is drawn only if --out names a file."""
 
     what: str
-    cells: list[str]
-    files: list[str]
+    files: Annotated[list[str], "the pictures written"]
+    title: str
+    x: Annotated[str, "title of the x axis"]
+    y: Annotated[str, "title of the y axis, with the unit"]
+    log: Annotated[bool, "whether y is logarithmic where all values are positive"]
+    series: list[Series]
+    cells: Annotated[list[str], "cells that have recorded the curve"]
+    missing: Annotated[list[str], "cells that have not"]
 
 
 class FoldError(TypedDict):

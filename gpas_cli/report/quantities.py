@@ -1,0 +1,78 @@
+"""What `gpas figure` can draw: curves over updates and by layer, with the words and units of their axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpas_cli.errors import GpasError, nearest
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """`curve` is its name in the database, by default its own; recorded values times `scale` are in `unit`.
+
+    by_layer: drawn over layers, at the last recorded update. per_layer: a curve over updates that is recorded among the
+    series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    curve: str = ""
+    by_layer: bool = False
+    per_layer: bool = False
+    log: bool = False
+    scale: float = 1.0
+    spikes: str = ""
+
+    @property
+    def recorded_as(self) -> str:
+        return self.curve or self.name
+
+    @property
+    def axis(self) -> str:
+        """The title of the y axis: "training loss (nats per token)"."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+NATS = "nats per token"
+MATRICES = {
+    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
+    "norms": "the norms",
+}  # fmt: skip
+ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
+
+OVER_UPDATES = (
+    Quantity("loss", "training loss", NATS, spikes="spike_loss"),
+    Quantity("eval_loss", "validation loss", NATS),
+    Quantity("eval_perplexity", "validation perplexity"),
+    Quantity("eval_bits_per_byte", "validation loss", "bits per byte"),
+    Quantity("lr", "learning rate"),
+    Quantity("tokens_per_second", "throughput", "tokens/s"),
+    Quantity("seconds_per_step", "time per update", "s"),
+    Quantity("flops_per_second", "computation", "TFLOP/s", scale=1e-12),
+    Quantity("mfu", "model FLOPs utilisation", "%", scale=100),
+    Quantity("memory", "memory", "GB", scale=1e-9),
+    Quantity("total_grad_norm", "gradient norm", curve="grad_norm", spikes="spike_grad_norm"),
+    *(
+        Quantity(f"{norm}_{part}", f"{title} of {words}", per_layer=True)
+        for norm, title in (("weight_norm", "weight norm"), ("grad_norm", "gradient norm"))
+        for part, words in ENDS.items()
+    ),
+)
+BY_LAYER = (
+    Quantity("gate", "gate value act(\N{GREEK SMALL LETTER ALPHA})", by_layer=True),
+    Quantity("activation_variance", "activation variance at the input", by_layer=True, log=True),
+    Quantity("grad_norm", "gradient norm", by_layer=True, log=True),
+    Quantity("weight_norm", "weight norm", by_layer=True),
+    *(Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True) for part, words in MATRICES.items()),
+    Quantity("importance", "rise of the loss without the layer", NATS, by_layer=True),
+)
+QUANTITIES = {quantity.name: quantity for quantity in (*OVER_UPDATES, *BY_LAYER)}
+
+
+def quantity(name: str) -> Quantity:
+    """The quantity called `name`. Raises GpasError with the nearest name."""
+    if name not in QUANTITIES:
+        raise GpasError(f"unknown curve '{name}'; {nearest(name, QUANTITIES)}")
+    return QUANTITIES[name]

@@ -1,0 +1,185 @@
+"""Curves of single runs -> one series per method: mean and spread over seeds, a title, and how it is to be told apart.
+
+Colour stands for the scheme and whatever else varies, the line style for the gate, so that a scheme with and without
+GPAS shares a hue. No matplotlib here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.printable import one_line
+from gpas_cli.report.labels import Label, label_title, row_title, scheme_titles
+from gpas_cli.report.stats import Summary, summary
+from gpas_cli.spec.norm import SCHEMES
+
+if TYPE_CHECKING:
+    from gpas_cli.grid import Entry
+
+Points = tuple[tuple[float, float], ...]
+
+STYLES = 4  # line styles that can be told apart; a grid with more gates gets a colour for each
+METHOD = ("norm", "gate")  # axes that make the first part of a title
+
+
+@dataclass(frozen=True)
+class Run:
+    """The curve of one cell: finite points (x, y) by x, those at which spikes are marked, and the final norm's value.
+
+    over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
+    """
+
+    entry: Entry
+    over: str
+    points: Points
+    marks: Points = ()
+    final_norm: float | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs of one method. `labels` are those that they share.
+
+    `colour` and `style` count from 0; where colours stand for numbers in order, `shade` goes from 0 to 1.
+    """
+
+    title: str
+    labels: Mapping[str, Label]
+    runs: tuple[Run, ...]
+    colour: int = 0
+    style: int = 0
+    shade: float | None = None
+
+    def mean(self) -> list[tuple[float, Summary]]:
+        """Mean and standard deviation at every x that all runs have."""
+        values = [dict(run.points) for run in self.runs]
+        common = sorted(set.intersection(*(set(points) for points in values)))
+        return [(x, summary([points[x] for points in values])) for x in common]
+
+    def tails(self) -> list[Points]:
+        """What runs have beyond the last x of the mean, each from there on: of a run still going, or of its peers."""
+        common = self.mean()
+        last = common[-1][0] if common else -math.inf
+        tails = [tuple(point for point in run.points if point[0] >= last) for run in self.runs]
+        return [tail for tail in tails if len(tail) > (1 if common else 0)]
+
+    def final_norm(self) -> Summary | None:
+        """Mean and standard deviation of the final norm's values, None where not all runs have one."""
+        values = [run.final_norm for run in self.runs if run.final_norm is not None]
+        return summary(values) if values and len(values) == len(self.runs) else None
+
+
+def over_updates(curve: Iterable[tuple[float, float]], scale: float = 1.0) -> Points:
+    """The finite points of a curve, scaled: what is not finite cannot be drawn."""
+    return tuple((x, y * scale) for x, y in curve if math.isfinite(y))
+
+
+def by_layer(entry: Entry, values: Mapping[int, float]) -> tuple[Points, float | None]:
+    """Values by index -> points over layers from 1 on, and the value of the final norm where there is one.
+
+    The value after the last layer's is the final norm's. Of several values a layer, such as the gates of its two
+    sub-layers, the later ones lie between the layer and the next.
+    """
+    layers, count = entry.cell.model.size.layers, max(values, default=-1) + 1
+    each = max(1, count // layers)
+    inside = {index: value for index, value in values.items() if index < each * layers and math.isfinite(value)}
+    final = values.get(layers) if each == 1 else None
+    points = tuple((1 + index / each, value) for index, value in sorted(inside.items()))
+    return points, final if final is None or math.isfinite(final) else None
+
+
+def make_series(runs: Sequence[Run]) -> tuple[Series, ...]:
+    """One series for each set of runs that differ in nothing but the averaged axis, in order of declaration.
+
+    A cell that several grids share counts once.
+    """
+    # Reversed twice: of equal cells the first counts.
+    distinct = list({run.entry.cell.key: run for run in reversed(runs)}.values())[::-1]
+    groups: dict[tuple[str, frozenset[tuple[str, Label]]], list[Run]] = {}
+    for run in distinct:
+        groups.setdefault((run.entry.grid, frozenset(_labels(run).items())), []).append(run)
+    titles = scheme_titles([run.entry for run in distinct])
+    varying = _varying([_labels(group[0]) for group in groups.values()])
+    found = [
+        Series(_title(_labels(group[0]), varying, titles), _labels(group[0]), tuple(group)) for group in groups.values()
+    ]
+    return _coloured(_with_grids(found), varying)
+
+
+def _labels(run: Run) -> dict[str, Label]:
+    return {axis: label for axis, label in run.entry.axes.items() if axis != run.over}
+
+
+def _varying(labels: Sequence[Mapping[str, Label]]) -> list[str]:
+    """The axes on which not all have the same label."""
+    axes = dict.fromkeys(axis for mapping in labels for axis in mapping)
+    return [axis for axis in axes if len({mapping.get(axis) for mapping in labels}) > 1]
+
+
+def _title(labels: Mapping[str, Label], varying: Sequence[str], titles: Mapping[Label, str]) -> str:
+    """The method, and the labels of other axes that vary: "Pre-LN + GPAS, optim.lr 0.001"."""
+    method = [axis for axis in METHOD if axis in labels]
+    words = [row_title(method, tuple(labels[axis] for axis in method), titles)] if method else []
+    words += [label_title(axis, labels.get(axis), titles) or f"no {axis}" for axis in varying if axis not in METHOD]
+    return one_line(", ".join(words))
+
+
+def _with_grids(found: Sequence[Series]) -> list[Series]:
+    """Titles that two grids have in common, with the name of the grid."""
+    counts = Counter(series.title for series in found)
+    return [
+        replace(series, title=f"{series.title} ({series.runs[0].entry.grid})") if counts[series.title] > 1 else series
+        for series in found
+    ]
+
+
+def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, ...]:
+    styles = _styles([series.labels.get("gate", "none") for series in found])
+    hued = [axis for axis in varying if axis != "gate" or len(styles) > STYLES]
+    keys = [(*(series.labels.get(axis) for axis in hued), _grid(series, found)) for series in found]
+    colours = _colours(keys, hued)
+    shades = _shades([key[0] for key in keys]) if len(hued) == 1 and hued[0] not in METHOD else {}
+    return tuple(
+        replace(
+            series,
+            colour=colours[key],
+            style=styles[series.labels.get("gate", "none")] if len(styles) <= STYLES else 0,
+            shade=shades.get(key[0]),
+        )
+        for series, key in zip(found, keys, strict=True)
+    )
+
+
+def _grid(series: Series, found: Sequence[Series]) -> str:
+    """The grid of a series where another has the same labels, else ""."""
+    alike = sum(other.labels == series.labels for other in found)
+    return series.runs[0].entry.grid if alike > 1 else ""
+
+
+def _styles(gates: Sequence[Label]) -> dict[Label, int]:
+    """Gate -> line style: the first gate is drawn solid (0), no gate dashed (1) where there are both."""
+    distinct = list(dict.fromkeys(gates))
+    others = [gate for gate in distinct if gate != "none"]
+    order = [*others[:1], "none", *others[1:]] if others and "none" in distinct else distinct
+    return {gate: index for index, gate in enumerate(order)}
+
+
+def _colours(keys: Sequence[tuple[object, ...]], hued: Sequence[str]) -> dict[tuple[object, ...], int]:
+    """A colour for each key. A scheme has the same one in every figure that is coloured by schemes alone."""
+    distinct = list(dict.fromkeys(keys))
+    if list(hued) == ["norm"] and all(key[0] in SCHEMES and not key[1] for key in distinct):
+        return {key: list(SCHEMES).index(str(key[0])) for key in distinct}
+    return {key: index for index, key in enumerate(distinct)}
+
+
+def _shades(labels: Sequence[object]) -> dict[object, float]:
+    """Numbers -> their rank between 0 and 1; nothing for words."""
+    if not all(isinstance(label, int | float) and not isinstance(label, bool) for label in labels):
+        return {}
+    ranked = sorted({float(str(label)) for label in labels})
+    return {label: ranked.index(float(str(label))) / max(1, len(ranked) - 1) for label in labels}

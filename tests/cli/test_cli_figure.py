@@ -1,0 +1,74 @@
+"""`gpas figure`: files as asked for, and the numbers behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded import finish, gpas, make_project
+
+GRIDS = """
+  g:
+    title: My grid
+    base: BASE
+    axes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid of eight cells, of which the last is missing."""
+    folder = tmp_path_factory.mktemp("figure")
+    for i, entry in enumerate(make_project(folder, GRIDS)[:-1]):
+        finish(folder / "runs", entry, 30 + i)
+    return folder
+
+
+def test_the_numbers_of_a_figure_as_json(project: Path) -> None:
+    done = gpas(project, "figure", "--what", "activation_variance", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["what"], told["files"]) == (1, "activation_variance", [])
+    assert (told["x"], told["title"], told["log"]) == ("layer (at update 40)", "My grid", True)
+    assert told["missing"] == ["g/lns-gpas-s2"]
+    assert [series["title"] for series in told["series"]] == ["Pre-LN", "Pre-LN + GPAS", "LNS", "LNS + GPAS"]
+    first = told["series"][0]
+    assert [(point["x"], point["n"]) for point in first["points"]] == [(1, 2), (2, 2), (3, 2)]
+    assert first["points"][0]["mean"] == pytest.approx(0.1 * 30.5)
+    assert first["final_norm"]["mean"] == pytest.approx(0.4 * 30.5)
+    assert [(run["name"], run["over"]) for run in first["runs"]] == [("g/pre-s1", 1), ("g/pre-s2", 2)]
+    assert told["series"][3]["points"][0]["std"] is None
+    assert not list(project.glob("*.svg"))
+
+
+def test_units_are_those_of_the_axis(project: Path) -> None:
+    told = json.loads(gpas(project, "figure", "--what", "memory", "--json").stdout)
+    assert told["y"] == "memory (GB)"
+    assert told["series"][0]["points"][0]["mean"] == pytest.approx(0.4)
+
+
+def test_a_file_for_each_suffix(project: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    done = gpas(project, "figure", "g", "-o", "out/a.pdf", "-o", "out/b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "Wrote out/a.pdf and out/b.svg and out/b.png: 4 lines from 7 runs; 1 of 8 cells have no such curve yet.\n"
+    )
+    assert sorted(path.name for path in (project / "out").iterdir()) == ["a.pdf", "b.png", "b.svg"]
+    assert (project / "out/a.pdf").read_bytes().startswith(b"%PDF-")
+    assert ">My grid<" in (project / "out/b.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
+        (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
+        (("--what", "importance"), "My grid: nothing was recorded that could be drawn"),
+    ],
+)
+def test_mistakes(project: Path, words: tuple[str, ...], message: str) -> None:
+    done = gpas(project, "figure", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
