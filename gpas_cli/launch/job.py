@@ -184,7 +184,9 @@ def _run_stage(run: Run) -> dict[str, Any]:
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name
 
-    if missing := missing_gpus(int(run.attempt["resources"]["gpus"])):
+    resources = Resources(**run.attempt["resources"])
+    gpus = resources.gpus_in_slurm if run.attempt.get("executor") == "slurm" else resources.gpus
+    if missing := missing_gpus(gpus):
         print(missing, file=sys.stderr)
         return {"outcome": "interrupted", "cause": missing, "node": node_name()}
     cell, here = recorded_cell(run.attempt), run.place

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpas_cli.spec.parse import setting
-from gpas_cli.spec.sbatch import memory_fault, notice_fault, option_fault, spread_fault, time_fault, variable_fault
+from gpas_cli.spec.sbatch import (
+    asks_for_gpus,
+    memory_fault,
+    notice_fault,
+    option_fault,
+    spread_fault,
+    time_fault,
+    variable_fault,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +90,11 @@ class Resources:
     def processes(self) -> int:
         """How many processes one job has."""
         return self.ranks or max(1, self.gpus)
+
+    @property
+    def gpus_in_slurm(self) -> int:
+        """How many GPUs a job has in SLURM; at least 1 where it is an option of sbatch that asks for them."""
+        return self.gpus or int(any(asks_for_gpus(word) for word in self.sbatch))
 
     @property
     def cpus_per_task(self) -> int:

@@ -62,6 +62,12 @@ def option(word: str) -> tuple[str, str | bool]:
     return name.strip().replace("_", "-"), value if equals else True
 
 
+def asks_for_gpus(word: str) -> bool:
+    """Whether an option of sbatch asks for GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
+    name, value = option(word)
+    return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
+
+
 def option_fault(word: str) -> str:
     """A further option of sbatch, none of those that gpas sets."""
     name, _ = option(word)

@@ -48,7 +48,8 @@ def missing_gpus(asked: int) -> str:
         return ""
     count = "none is" if not seen else f"{seen} of {needed} are" if seen > 1 else f"1 of {needed} is"
     listed = f" (CUDA_VISIBLE_DEVICES={','.join(shown)})" if shown else ""
-    return f"the job asked for {asked} GPU{'s' * (asked > 1)}, and {count} visible on {node_name()}{listed}"
+    built = "" if torch.version.cuda or torch.version.hip else f"; torch {torch.__version__} is built for CPUs only"
+    return f"the job asked for {asked} GPU{'s' * (asked > 1)}, and {count} visible on {node_name()}{listed}{built}"
 
 
 def node_name() -> str:
