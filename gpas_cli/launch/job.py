@@ -210,6 +210,7 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
         cache=Path(attempt["cache"]),
         root=Path(attempt["root"]),
         teacher=last_checkpoint(runs, teacher.trained.key, teacher.optim.steps) if teacher else None,
+        code=str(attempt.get("code") or ""),
     )
     cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
     # Only the first process has a journal, and only it tells others.

@@ -15,10 +15,13 @@ from gpas_cli.launch.estimate import Estimate, estimate
 from gpas_cli.launch.gpus import NamedGpus, too_large
 from gpas_cli.launch.sizes import SizeCost, by_size
 from gpas_cli.launch.slots import Cluster, Machine
+from gpas_cli.launch.snapshot import current_code
 from gpas_cli.launch.stages import RUNNABLE, StageJob, blocked, stage_jobs
 from gpas_cli.launch.submitters import Liveness
 from gpas_cli.launch.text_check import Texts
+from gpas_cli.launch.trained import checkpoint_code
 from gpas_cli.launch.watch import CellState, Sighting, look, observe, resumable
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -59,6 +62,7 @@ class Plan:
     estimate: Estimate
     machine: Machine
     text_warnings: tuple[str, ...] = ()
+    code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job that is lacking can run on `machine`; `gpas run` starts all or none
 
     @property
@@ -73,7 +77,7 @@ class Plan:
     def warnings(self) -> list[str]:
         """What a user may not expect of the jobs, and what is likely to go wrong although they can start."""
         sizes = too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
-        return [*sizes, *self.text_warnings]
+        return [*sizes, *self.text_warnings, *self.code_warnings]
 
     @property
     def texts(self) -> tuple[StageJob, ...]:
@@ -135,7 +139,24 @@ def plan(
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
         startable=len(fitting) == len(lacking),
+        code_warnings=_other_code(runs, [fitting[key] for key in resume]),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
+    )
+
+
+def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
+    """A sentence when jobs would resume from checkpoints that another version of the code made."""
+    if not resumed:
+        return ()
+    now = current_code()
+    before = {job.id: code for job in resumed if (code := checkpoint_code(runs, job.key)) and code != now}
+    if not before:
+        return ()
+    refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
+    end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will be of both"
+    cells, made = count(len(before), "cell"), ", ".join(sorted(set(before.values())))
+    return (
+        f"{cells} would resume after the code has changed (from version {made} to {now}): {next(iter(before))}{end}",
     )
 
 

@@ -46,6 +46,11 @@ def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
     return Snapshot(code, target, git_facts(package))
 
 
+def current_code(package: Path | None = None) -> str:
+    """The name of the running package's content, as `snapshot` would give it. Copies nothing."""
+    return digest(read_files(package or Path(gpas_cli.__file__).parent))
+
+
 def read_files(package: Path) -> dict[str, bytes]:
     """Relative path -> content of every file of a package, byte code apart."""
     roots = {"": package} | {f"packaged/{name}/": packaged_in(package, name) for name in TRAVELLING}

@@ -38,3 +38,12 @@ def tokenizer_of(checkpoint: Path) -> str | None:
     events, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
     known = [event["tokenizer"] for event in events if event["kind"] == "data" and "tokenizer" in event]
     return known[-1] if known else None
+
+
+def checkpoint_code(runs: Path, key: str) -> str:
+    """The version of the code of the attempt that made the newest checkpoint, "" where it is not known."""
+    newest = newest_checkpoint(runs, key)
+    try:
+        return str(AttemptDir(newest.parents[1]).read_attempt().get("code") or "") if newest else ""
+    except (OSError, GpasError):
+        return ""

@@ -206,6 +206,10 @@ def _mixtures(table: Table) -> Iterator[Note]:
     yield from _mixture(everything, "precisions", lambda r: r.precision)
     yield from _mixture(everything, "versions of the code", lambda r: _short(r.code))
     yield from _mixture(everything, "devices", lambda r: r.gpu or r.device)
+    changed = [s for s in everything if s.value is not None and _changed(s.result)]
+    if changed:
+        runs = "1 run" if len(changed) == 1 else f"{len(changed)} runs"
+        yield Note("mixture", f"{runs} resumed after the code had changed: {_first(changed)} (`gpas why`)")
 
 
 def _mixture(
@@ -215,6 +219,17 @@ def _mixture(
     if len(counts) > 1:
         told = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
         yield Note("mixture", f"{where}the numbers mix {what}: {told}")
+
+
+def _changed(result: Result | None) -> bool:
+    """Whether several versions of the code made the result, one after the other."""
+    return result is not None and result.metrics.get("code_versions", 1) > 1
+
+
+def _first(standings: Sequence[Standing]) -> str:
+    """The first few by name."""
+    more = f" and {len(standings) - NAMED} more" if len(standings) > NAMED else ""
+    return ", ".join(s.entry.id for s in standings[:NAMED]) + more
 
 
 def _short(text: str | None) -> str | None:

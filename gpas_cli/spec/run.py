@@ -56,6 +56,9 @@ class Resources:
     `ranks` processes share the work, 0: one for each GPU. They keep whole copies of the network (`ddp`) or shards of
     it (`fsdp`); `auto` shards what is large for the GPU, and recomputes its activations layer by layer (`blocks`).
 
+    `resume`: whether a run may go on from a checkpoint that another version of the code made (`any-code`: with a
+    warning, and a note in tables) or is refused (`same-code`).
+
     The rest is for SLURM only. gpus and cpus count over all `nodes`, with one task per GPU. `sbatch` has further
     options as they are given to sbatch, `setup` lines of shell that run before the job, `environment` NAME=VALUE,
     `python` the command that starts Python there. `pack` small cells share one job; at most `at_once` jobs of an array
@@ -85,6 +88,7 @@ class Resources:
     at_once: int = setting(0, low=0, late=True)
     notice: int = setting(120, low=1, high=3600, late=True)
     retries: int = setting(3, low=1, high=1000, late=True)
+    resume: str = setting("any-code", choices=("any-code", "same-code"), late=True)
 
     @property
     def processes(self) -> int:

@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ class Position:
     """Where a run stands: updates done, target tokens seen, seconds spent in updates; which text it reads
     (`data.prepare.Corpus.identity`, "" where a checkpoint does not tell); and how it splits a batch: rows at once in
     each of so many processes, and by which matrix product (`train.gemm`), kept so that a resumed run rounds as an
-    unbroken one."""
+    unbroken one; and the versions of the code that made its updates, oldest first, with blanks between them."""
 
     step: int = 0
     tokens: int = 0
@@ -46,6 +46,13 @@ class Position:
     processes: int = 1
     gemm: str = ""
     text: str = ""
+    codes: str = ""
+
+    def made_by(self, code: str) -> Position:
+        """The position with `code` as the version that makes the next updates; unchanged where `code` is unknown."""
+        if not code or self.codes.split()[-1:] == [code]:
+            return self
+        return replace(self, codes=f"{self.codes} {code}".strip())
 
 
 def save(

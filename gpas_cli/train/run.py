@@ -42,13 +42,15 @@ USUAL = Watch()
 @dataclass(frozen=True)
 class Places:
     """Where a run reads and writes: the folder of its own checkpoints and those of earlier attempts, the teacher's
-    checkpoint, the token cache, and the folder that relative data paths start from."""
+    checkpoint, the token cache, and the folder that relative data paths start from. `code`: the version of the code
+    that runs, "" where it is not known."""
 
     checkpoints: Path
     earlier: Sequence[Path]
     cache: Path
     root: Path
     teacher: Path | None = None
+    code: str = ""
 
 
 def train(
@@ -65,8 +67,8 @@ def train(
     """Pretrain `cell`, resuming from the newest sound checkpoint. Collective: every process of `world` calls it.
 
     Only the first process's `emit` is used; a wish of any to `stop` stops all. Raises DataError when the text cannot
-    be had, DamagedCheckpoint when the teacher's gates cannot, GpasError when the batch cannot be shared evenly or the
-    text is another one than that of the checkpoint.
+    be had, DamagedCheckpoint when the teacher's gates cannot, GpasError when the batch cannot be shared evenly, the
+    text is another one than that of the checkpoint, or the code is and `resources.resume` refuses that.
     """
     emit = emit if world.leads else silent
     if uneven := cell.optim.shared(world.size):
@@ -82,7 +84,9 @@ def train(
     record_verified(corpus, emit)
     loop = assemble(cell, batches, resources, world, places.teacher)
     loop.warn = lambda message: emit("warning", message=message)
-    loop.position = replace(_resume(cell, places, loop, corpus.identity, emit), text=corpus.identity)
+    position = _resume(cell, places, loop, corpus.identity, emit)
+    _check_code(position, places.code, resources, emit)
+    loop.position = replace(position, text=corpus.identity).made_by(places.code)
     gemm = settle_gemm(cell, loop, places.cache)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
@@ -192,6 +196,20 @@ def _resume(cell: Cell, places: Places, loop: Loop, text: str, emit: Emit) -> Po
     return Position()
 
 
+def _check_code(position: Position, code: str, resources: Resources, emit: Emit) -> None:
+    """Warn when the checkpoint was made by other code than now goes on from it, or refuse where that is asked for."""
+    before = position.codes.rpartition(" ")[2]
+    if not before or not code or before == code:
+        return
+    changed = f"update {position.step} was made by version {before} of the code, and this is version {code}"
+    if resources.resume == "same-code":
+        raise GpasError(
+            f"{changed}; resources.resume: same-code refuses to mix them. Restore the code (`gpas why` has the commit) "
+            "and `gpas retry`, set resume: any-code, or move the stage's run directory away to train from the start"
+        )
+    emit("warning", message=f"{changed}: the result will be of both")
+
+
 @dataclass
 class _Training:
     """One pass over the remaining updates, watched."""
@@ -209,7 +227,7 @@ class _Training:
         diverged = self._updates()
         if diverged is not None:
             return diverged
-        return Outcome("done", self.loop.position.step, metrics=self._final())
+        return Outcome("done", self.loop.position.step, metrics={**self._final(), **self._versions()})
 
     def _updates(self) -> Outcome | None:
         """Every remaining update; an outcome if training ends before the last."""
@@ -251,7 +269,12 @@ class _Training:
         return Outcome("diverged", divergence.step, divergence.cause, self._spent()) if divergence else None
 
     def _spent(self) -> dict[str, float]:
-        return {"train_seconds": self.loop.position.seconds}
+        return {"train_seconds": self.loop.position.seconds, **self._versions()}
+
+    def _versions(self) -> dict[str, float]:
+        """How many versions of the code made the updates, where it is more than one."""
+        versions = len(set(self.loop.position.codes.split()))
+        return {"code_versions": versions} if versions > 1 else {}
 
     def _keep(self, step: int) -> Outcome | None:
         """Checkpoint and evaluate where the cadence asks for it; the last update's are made in any case."""

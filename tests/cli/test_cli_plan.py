@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from face import EXPERIMENTS, Face
+from face import EXPERIMENTS, Face, end
 
 LARGE = """\
 version: 1
@@ -52,6 +52,20 @@ def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     assert "assumed, not measured: 40 % of the peak of one H100" in text
     half = face("plan", "--gpu", "H100", "--mfu", "0.2", "--json").json
     assert half["estimate"]["gpu_hours"] > 1.99 * hours
+
+
+def test_a_plan_says_that_the_code_has_changed_since_a_checkpoint(face: Face) -> None:
+    left = (("checkpoint", {"step": 2, "path": "x"}), ("outcome", end("interrupted")))
+    made = face.attempt("pre-s1", *left)
+    (made.checkpoints / "step-00000002").mkdir(parents=True)
+    assert "1 cell would resume after the code has changed (from version c0de to " in face("plan").out
+    face.declare(
+        EXPERIMENTS.replace(
+            "    axes:\n      norm: [pre, post]",
+            "    resources: {resume: same-code}\n    axes:\n      norm: [pre, post]",
+        )
+    )
+    assert "resume: same-code refuses 1 of them" in face("plan").out
 
 
 def test_an_unknown_gpu_is_a_mistake(face: Face) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from report_cells import entry, quickstart, result, spec
@@ -320,6 +321,15 @@ def test_mixtures_are_told() -> None:
     assert "versions of the code: c0de (2), other (1)" in told
     assert "devices: cpu (2), H200 (1)" in told
     assert "validation texts" not in told
+
+
+def test_a_run_that_other_code_resumed_is_named() -> None:
+    entries = [entry("pre"), entry("mix")]
+    results = result(entries[0], 1.0) | result(entries[1], 2.0)
+    mixed = results[entries[1].cell.stages[0].key]
+    results[mixed.key] = replace(mixed, metrics={**mixed.metrics, "code_versions": 2.0})
+    told = note(build(entries, {}, results, spec()), "mixture")
+    assert told == f"1 run resumed after the code had changed: {entries[1].id} (`gpas why`)"
 
 
 def test_like_numbers_need_no_word() -> None:

@@ -212,6 +212,24 @@ def test_a_resumed_run_tells_the_same_spikes(places: Places, tmp_path: Path, mon
         assert not after.of("warning")
 
 
+def test_a_run_that_other_code_goes_on_with_says_so(places: Places, tmp_path: Path) -> None:
+    def attempt(number: int, code: str, stop_at: int | None = None, **more: str) -> tuple[Outcome, Recorder]:
+        recorder, asked = Recorder(), iter(range(10**6))
+        earlier = [tmp_path / str(before) for before in range(number)]
+        where = replace(places, checkpoints=tmp_path / str(number), earlier=earlier, code=code)
+        stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at else (lambda: None)
+        return train(cell(), where, recorder, cadence=CADENCE, stop=stop, resources=Resources(**more)), recorder
+
+    attempt(0, "aaaa", 5)
+    same, recorder = attempt(1, "aaaa", 5)
+    assert ("code_versions" in same.metrics, recorder.of("warning")) == (False, [])
+    with pytest.raises(GpasError, match=r"version aaaa of the code, and this is version bbbb.*same-code refuses"):
+        attempt(2, "bbbb", resume="same-code")
+    mixed, recorder = attempt(3, "bbbb")
+    assert "update 10 was made by version aaaa of the code" in recorder.of("warning")[0]["message"]
+    assert (mixed.outcome, mixed.metrics["code_versions"]) == ("done", 2)
+
+
 def test_a_checkpoint_without_a_record_of_what_was_usual(places: Places, tmp_path: Path) -> None:
     go(places, tmp_path / "1", cell(), 9)
     for path in (tmp_path / "1").glob("watch-*.json"):
