@@ -15,7 +15,12 @@ def line(event: Event) -> str:
     describe = _LINES.get(str(event.get("kind")))
     try:
         return describe(event) if describe else ""
-    except (TypeError, ValueError):  # the checksum is right, but another version means something else by the name
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # the checksum is right, but another version means something else by the name
         return f"{event['kind']}: {dict(event)}"
 
 

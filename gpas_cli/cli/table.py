@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, project
+from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -40,8 +41,12 @@ def table(
     form = "json" if as_json else form
     if form not in FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
-    for name in names or [experiments().default]:
-        _print(_make(name, where, paper), form)
+    made = [_make(name, where, paper) for name in names or [experiments().default]]
+    if form == "json" and len(made) > 1:
+        print_json(tables=[json.loads(render_as(one, form)) for one in made])
+        return
+    for one in made:
+        _print(one, form)
 
 
 def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
@@ -83,6 +88,11 @@ def _print(made: Table, form: str) -> None:
 
         console().print(Drawn(made))
     else:
-        from gpas_cli.report.render import render
+        print(render_as(made, form))
 
-        print(render(made, form).rstrip("\n"))
+
+def render_as(made: Table, form: str) -> str:
+    """The table as text, without the newline at its end."""
+    from gpas_cli.report.render import render
+
+    return render(made, form).rstrip("\n")

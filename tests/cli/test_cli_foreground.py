@@ -68,6 +68,7 @@ def board(running: bool = True, **more: Any) -> Board:
             "started on n1, H100, 4 processes, 1 thread, bf16, 1,000 parameters, code 01234567",
         ),
         ({"kind": "weather"}, ""),
+        ({"kind": "step", "loss": 2.5}, "step: {'kind': 'step', 'loss': 2.5}"),
     ],
 )
 def test_an_event_as_a_line(event: dict[str, Any], text: str) -> None:

@@ -82,6 +82,13 @@ def test_the_output_is_as_declared(made: Face, name: str, words: tuple[str, ...]
     check(name, said.json)
 
 
+def test_several_tables_are_one_document(made: Face) -> None:
+    told = made("table", "small", "shares", "--json").json
+    assert [table["title"] for table in told["tables"]] == ["Small", "Cells of small, and two of its own"]
+    for table in told["tables"]:
+        check("table", table)
+
+
 def test_a_dry_run_prints_the_plan(made: Face) -> None:
     check("plan", made("run", "small", "--dry-run", "--json").json)
 

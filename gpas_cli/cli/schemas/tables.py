@@ -78,7 +78,7 @@ class Column(TypedDict):
 
 
 class Table(Document):
-    """`gpas table --json`; of several grids, one document after the other."""
+    """`gpas table --json`; of several grids, an object with the fields `schema` and `tables`, a list of these."""
 
     title: str
     metric: Metric
