@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.cli.columns import Columns
+    from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.room import Meter, Use
     from gpas_cli.launch.text import Awaited
     from gpas_cli.launch.watch import CellState
@@ -104,9 +105,13 @@ def _undeclared(*, claimed: bool = False) -> list[CellState]:
     from gpas_cli.launch.undeclared import undeclared
     from gpas_cli.launch.watch import look
 
-    declared = entries(list(experiments().grids))
-    found = undeclared(project().runs, declared, experiments().catalogue, claimed=claimed)
+    found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
     return look(project().runs, found, jobs=not claimed)
+
+
+def _everything() -> Iterator[Entry]:
+    """The cells of all grids, expanded when the first one is asked for."""
+    yield from entries(list(experiments().grids))
 
 
 def _show_undeclared(view: View, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from gpas_cli.errors import GpasError, Problem, UnknownCell
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import MIN_PREFIX
 from gpas_cli.launch.stages import TOKENISE, stage_jobs
-from gpas_cli.launch.submitters import claim_path
+from gpas_cli.launch.submitters import CLAIM
 from gpas_cli.launch.told import told_of
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Catalogue, cell_from
@@ -28,9 +28,9 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     """The cells of the stages under `runs` that none of the `declared` cells needs; with `claimed`, only those that
     may be queued or running. A stage whose cell this version cannot read is left out.
     """
-    known = stage_jobs(declared).keys()
-    keys = (path.name for path in all_stages(runs))
-    unknown = [key for key in keys if key not in known and (not claimed or claim_path(runs, key).exists())]
+    keys = [path.name for path in all_stages(runs) if not claimed or (path / CLAIM).exists()]
+    known = stage_jobs(declared).keys() if keys else ()
+    unknown = [key for key in keys if key not in known]
     return _distinct(_entry(told_of(runs, key), key, catalogue) for key in unknown)
 
 
