@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
+from gpas_cli.cli.console import (
+    AsJson,
+    CellsOrGrids,
+    Where,
+    cells_or_grids,
+    complete_from,
+    console,
+    entries,
+    experiments,
+    print_json,
+    project,
+)
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 
 if TYPE_CHECKING:
@@ -41,7 +52,7 @@ Size = Annotated[tuple[float, float], typer.Option("--size", help="Width and hei
 
 
 def figure(
-    names: Names = None,
+    names: CellsOrGrids = None,
     where: Where = None,
     what: Annotated[str, typer.Option("--what", help=WHAT, autocompletion=complete_from(QUANTITIES))] = "loss",
     out: Out = None,
@@ -62,7 +73,7 @@ def figure(
     drawn = quantity(what)
     paths = [path for asked in out or ([] if as_json else [DEFAULT]) for path in _files(asked)]
     check_formats(paths)
-    chosen = entries(names, where)
+    chosen = cells_or_grids(names, where) if names else entries(names, where)
     runs = _runs(chosen, drawn)
     made = _make(runs, drawn, title if title is not None else _title(chosen), every_run)
     if paths:
@@ -78,9 +89,10 @@ def _files(asked: Path) -> list[Path]:
 
 
 def _title(chosen: Sequence[Entry]) -> str:
-    """The titles of the grids, each once."""
-    grids = dict.fromkeys(entry.grid for entry in chosen)
-    return "; ".join(experiments().grids[name].title or name for name in grids)
+    """The titles of the grids, each once; the name of one that is not declared any more."""
+    declared = experiments().grids
+    titles = (declared[e.grid].title or e.grid if e.grid in declared else e.grid for e in chosen)
+    return "; ".join(dict.fromkeys(titles))
 
 
 def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[Run]:
@@ -99,7 +111,8 @@ def _run(engine: Engine, entry: Entry, drawn: Quantity) -> Run:
     from gpas_cli.report import query
     from gpas_cli.report.series import Run, by_layer, over_updates
 
-    table = experiments().grids[entry.grid].table
+    grid = experiments().grids.get(entry.grid)
+    table = grid.table if grid else None
     made = Run(entry, table.over if table else "seed", ())
     for key in (stage.key for stage in entry.cell.stages):
         if drawn.by_layer or drawn.per_layer:

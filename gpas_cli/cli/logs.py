@@ -183,7 +183,9 @@ class Files:
         """What the process printed, each line after a bar."""
         if self.raw or not self.attempt.log_path.exists():
             return
-        with self.attempt.log_path.open("rb") as file:
+        from gpas_cli.store.files import open_regular
+
+        with open_regular(self.attempt.log_path) as file:
             file.seek(self.output)
             while data := file.read(STRETCH) + file.readline():
                 end = len(data) if whole else data.rfind(b"\n") + 1
@@ -195,8 +197,10 @@ class Files:
 
 def _near_end(path: Path, span: int) -> int:
     """Where the first line begins of those within the last `span` bytes of a file."""
+    from gpas_cli.store.files import open_regular
+
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.seek(0, os.SEEK_END) - span
             if start <= 0:
                 return 0

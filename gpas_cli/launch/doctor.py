@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +42,7 @@ NETWORK_FILE_SYSTEMS = (
     "9p",
 )
 FREE_GIGABYTES = 2.0
+PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def examine(project: Project, *, nodes: bool = False) -> Iterator[Finding]:
     yield _disk(project)
     yield from _files(project)
     yield _database(project)
+    yield from _secrets(project)
 
 
 def _python() -> Finding:
@@ -197,6 +201,19 @@ def _database(project: Project) -> Finding:
     except GpasError as error:
         return Finding("database", "problem", str(error), "see `gpas db --help`")
     return Finding("database", "ok", session.name_of(project.database))
+
+
+def _secrets(project: Project) -> Iterator[Finding]:
+    """Passwords that earlier versions wrote into the records of submissions, where anyone may read them."""
+    told = []
+    for record in project.runs.glob(".slurm/*/submission.json"):
+        with suppress(OSError):
+            told += [record.parent] if PASSWORD.search(record.read_bytes()) else []
+    if told:
+        more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+        detail = f"the database's password is in {told[0]}{more}, written by an earlier version of gpas"
+        remedy = "change the password, and delete these folders once their jobs have ended"
+        yield Finding("secrets", "problem", detail, remedy)
 
 
 def _existing(path: Path) -> Path:

@@ -29,6 +29,7 @@ from gpas_cli.launch.slurm.judge import judge
 from gpas_cli.launch.slurm.queue import FRESH, FRESH_LINE
 from gpas_cli.launch.submitters import CLAIM, SILENCE, Claim, Liveness, read_claim
 from gpas_cli.permissions import explain
+from gpas_cli.store.files import open_regular
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, look_in, read_json
 
@@ -331,7 +332,7 @@ def lives(attempt: AttemptDir) -> bool:
 def last_line(log: Path) -> str:
     """The last line a job printed that is not blank: of a traceback, the error."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
             text = file.read().decode(errors="replace")
     except OSError:

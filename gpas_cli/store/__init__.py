@@ -2,9 +2,14 @@
 
     journal      one job's append-only file of checksummed events          (standard library only)
     rundir       where an attempt keeps its files, and how one is created  (standard library only)
+    files        opening what should be a regular file                     (standard library only)
     schema       the tables, as SQLAlchemy models
     session      opening a database, and refusing one that is not ours or not of this version
+    owner        which project a database belongs to
+    fold         a stretch of a journal -> what it changes in the database
+    points       writing metrics and curves
     ingest       run directories -> rows, incrementally
+    agreement    whether rows and run directories agree
     maintenance  upgrade, check, rebuild, backup
 
 Nothing is imported here: a job needs the journal alone and must not pay for SQLAlchemy.

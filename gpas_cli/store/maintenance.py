@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -193,12 +194,15 @@ def _put_in_place(new: Path, path: Path) -> Path | None:
             raise  # locked, read-only or a full disk: the old one is as it was
         _move_log(path, kept)
         _link_or_copy(path, kept)
+        new.chmod(stat.S_IMODE(path.stat().st_mode))
         new.replace(path)
     return kept
 
 
 def _copy(path: Path, target: Path) -> None:
-    """Copy a database, also while it is in use, into one file, whatever kind of log the original has."""
+    """Copy a database, also while it is in use, into one file with its permissions, whatever kind of log it has."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
     with closing(_raw(path)) as source, closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")

@@ -82,7 +82,7 @@ class Finished:
         command = [sys.executable, "-m", "gpas_cli", *words]
         done = subprocess.run(
             command, cwd=self.folder, env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
-            capture_output=True, text=True,
+            capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == expect, done.stdout + done.stderr
         assert "Traceback" not in done.stderr

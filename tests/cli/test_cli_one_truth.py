@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -62,8 +63,6 @@ def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bo
     journal.write_bytes(content)
     assert states(project)["gpas-s1"] == "interrupted"
     if not writable:  # as a failing disk does it: nobody changes the time, so that reading in has no reason to look
-        import os
-
         os.utime(journal, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     said = project.shown()
     assert "103" not in said
@@ -71,3 +70,17 @@ def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bo
     assert ("not shown, because the run directories do not have them any more: the numbers of gpas-s1" in said) is (
         not writable
     )
+
+
+def test_files_that_are_no_files_block_no_command(project: Finished) -> None:
+    """A FIFO that nobody writes to would be waited for without end."""
+    cell = project.cells()[0]
+    attempt = project.attempt(cell)
+    (attempt.path / "exit.json").write_text('{"code": 1, "signal": null}')
+    os.mkfifo(attempt.log_path)
+    assert states(project)[cell.name] == "failed"
+    assert "not a regular file" in project.gpas("logs", cell.name, expect=2).stderr
+    os.mkfifo(attempt.journal_path)
+    assert states(project)[cell.name] == "unknown"
+    assert f"{attempt.journal_path}: not a regular file" in project.gpas("sync").stdout
+    assert "`gpas sync` reads it, or says why it cannot" in project.gpas("db", "check", expect=4).stdout

@@ -50,6 +50,13 @@ def test_a_key_finds_its_cell_in_every_command(project: Finished) -> None:
     assert "no cell 'gpas-s3'" in project.gpas("why", "gpas-s3", expect=2).stderr
 
 
+def test_a_key_draws_its_curves(project: Finished) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    key = project.old["gpas-s1"]
+    assert project.json("figure", key[:8], "--what", "loss", "--out", "curve")["cells"] == ["tiny/gpas-s1"]
+    assert (project.folder / "curve.svg").exists()
+
+
 def test_a_key_that_only_the_database_has_is_explained(project: Finished) -> None:
     project.gpas("sync")
     key = project.old["gpas-s1"]

@@ -241,6 +241,16 @@ def test_a_rebuild_keeps_the_permissions_of_the_file(connect: Connect, url: str,
     assert (tmp_path / "gpas.db").stat().st_mode & 0o777 == 0o660
 
 
+def test_copies_are_no_more_readable_than_the_database(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+    grown(connect(url), life)
+    (tmp_path / "gpas.db").chmod(0o600)
+    rebuild(url, life.runs)
+    backup(url)
+    copies = [path for path in tmp_path.glob("gpas.db.*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in copies} == {0o600}
+    assert len(copies) == 2
+
+
 def test_what_killed_rebuilds_left_is_swept(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
     grown(connect(url), life)
     dead = subprocess.Popen(["true"])
