@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,26 +34,13 @@ def bench(
     from gpas_cli.launch.bench import bench as measure
 
     found = []
-    with _progress() as tell:
+    with working("measuring") as tell:
         for one in measure(project(), entries(names, where), seconds, force=force, tell=tell):
             found.append(one)
     if as_json:
         print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])
     else:
         console().print(render(found))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """One line that changes on a terminal, and lines elsewhere; on standard error."""
-    from rich.console import Console
-
-    errors = Console(stderr=True, highlight=False)
-    if not errors.is_terminal:
-        yield lambda message: errors.print(message, markup=False, soft_wrap=True)
-        return
-    with errors.status("measuring") as status:
-        yield lambda message: status.update(escape(message))
 
 
 def render(found: list[Bench]) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import console, project
+from gpas_cli.cli.console import console, project, working
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from gpas_cli.spec.cell import Cell
 
 
-def theory_of(cell: Cell) -> Theory:
-    """The bounds of a cell and what its gates preserve. Raises GpasError without torch or without enough memory."""
+def theory_of(cell: Cell, *, force: bool = False) -> Theory:
+    """The bounds of a cell and what its gates preserve.
+
+    Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
+    """
     try:
         from gpas_cli.evaluate.theory import examine
     except ImportError as error:
         raise GpasError(f"--bounds computes with torch, which cannot be imported here: {error}") from error
     here = project()
-    return examine(cell, here.cache, here.config.parent, _checkpoints(cell))
+    with working("computing the bounds") as tell:
+        return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, tell=tell)
 
 
 def _checkpoints(cell: Cell) -> list[Path]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -265,6 +266,21 @@ def _console(stderr: bool) -> Console:
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
     return LiteralConsole(width=None if seen else 160, soft_wrap=not seen, stderr=stderr)
+
+
+@contextmanager
+def working(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show on standard error what is being done: one line that changes on a terminal, and lines elsewhere. Yields what
+    takes the next message."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    errors = Console(stderr=True, highlight=False)
+    if not errors.is_terminal:
+        yield lambda message: errors.print(message, markup=False, soft_wrap=True)
+        return
+    with errors.status(doing) as status:
+        yield lambda message: status.update(escape(message))
 
 
 def print_json(**fields: Any) -> None:

@@ -25,7 +25,12 @@ Bounds = Annotated[
 ]
 
 
-def explain(cells: Cells, bounds: Bounds = False, as_json: AsJson = False) -> None:
+Force = Annotated[
+    bool, typer.Option("--force", help="With --bounds: compute them although it would take minutes, or much memory.")
+]
+
+
+def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json: AsJson = False) -> None:
     """Print the equation of every layer of a cell, how it starts, and its whole configuration.
 
     f is attention, then the feed-forward network; N a norm; G(x) = x - act(alpha) sg(x).
@@ -33,7 +38,7 @@ def explain(cells: Cells, bounds: Bounds = False, as_json: AsJson = False) -> No
     Example: [bold]gpas explain mix-gpas-s1[/bold]
     """
     found = find_cells(cells)
-    theories = [theory_of(entry.cell) if bounds else None for entry in found]
+    theories = [theory_of(entry.cell, force=force) if bounds else None for entry in found]
     if as_json:
         print_json(cells=[{**_facts(entry), **_bounds(theory)} for entry, theory in zip(found, theories, strict=True)])
         return

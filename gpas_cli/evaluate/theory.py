@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,9 @@ from gpas_cli.train.run import prepare_text
 TOKENS = 256
 # Built in float32, then turned into float64 beside it.
 BYTES_PER_PARAMETER = 12
+# What a CPU thread does in a second: parameters of layers, times tokens, whose spectral norms it finds. Assumed.
+THREAD_RATE = 1.2e8
+PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
@@ -119,17 +123,27 @@ class Theory:
         return sum(math.log10(layer.gradient_ratio) for layer in self.layers)
 
 
-def examine(cell: Cell, cache: Path, root: Path, trained: Sequence[Path] = ()) -> Theory:
+def examine(
+    cell: Cell,
+    cache: Path,
+    root: Path,
+    trained: Sequence[Path] = (),
+    *,
+    force: bool = False,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Theory:
     """Bounds and measurements of `cell`'s network as it starts, and what its gates preserve.
 
     trained: checkpoints to take the gates' values from, best first; only the gates, and only for what they preserve.
-    Raises GpasError when the network does not fit into memory.
+    `tell` is told what is being done. Raises GpasError when the network does not fit into memory and, unless `force`,
+    when it would take half of the free memory or more than PATIENCE seconds.
     """
     device = choose_device()
-    _check_memory(cell.model, device)
+    _check_cost(cell.model, device, force=force)
+    tell("building the network in float64")
     sample = _on(device, own_text(cell, cache, root) or random_text(cell))
     network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
-    layers = tuple(bounds_of(network, sample))
+    layers = tuple(bounds_of(network, sample, tell))
     gates, preserved = "", list[Preserved]()
     if cell.model.gate is not None:
         gates = _take_gates(network, trained)
@@ -174,20 +188,32 @@ def _on(device: torch.device, sample: Sample) -> Sample:
     return Sample(sample.tokens.to(device), sample.targets.to(device), sample.origin)
 
 
-def _check_memory(model: Model, device: torch.device) -> None:
-    needed = BYTES_PER_PARAMETER * sum(p.numel() for p in build(model, device="meta").parameters())
+def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
+    network = build(model, device="meta")
+    needed = BYTES_PER_PARAMETER * sum(p.numel() for p in network.parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    sizes = f"about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+    need = f"the bounds need this network in float64, {sizes}"
+    smaller = "ask for a smaller cell of the same scheme"
     if needed > free:
-        raise GpasError(
-            f"the bounds need this network in float64, about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are "
-            "free; ask for a smaller cell of the same scheme"
-        )
+        raise GpasError(f"{need}; {smaller}")
+    inside = TOKENS * sum(p.numel() for p in network.model.layers.parameters())
+    seconds = 0.0 if device.type == "cuda" else inside / (THREAD_RATE * torch.get_num_threads())
+    if not force and (2 * needed > free or seconds > PATIENCE):
+        time_needed = f", and take about {max(1, round(seconds / 60))} min here" if seconds else ""
+        raise GpasError(f"{need}{time_needed}; {smaller}, or use --force")
 
 
-def bounds_of(network: Llama, sample: Sample) -> Iterator[LayerBounds]:
+def bounds_of(
+    network: Llama, sample: Sample, tell: Callable[[str], None] = lambda message: None
+) -> Iterator[LayerBounds]:
     """Every layer of a float64 network, first layer first."""
+    began, number = time.monotonic(), network.spec.size.layers
+    tell("gradients of all layers")
     gradients = [g.norm().item() for g in stream_gradients(network, sample.tokens, sample.targets)]
     for index, (attention, feed_forward, x, middle) in enumerate(sublayer_inputs(network, sample.tokens)):
+        spent = f", {time.monotonic() - began:.0f} s so far" if index else ""
+        tell(f"layer {index + 1} of {number}{spent}")
         yield LayerBounds(
             layer=index + 1,
             equation=_is_papers(network.spec, index + 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,3 +81,16 @@ def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monke
     monkeypatch.setattr(theory, "BYTES_PER_PARAMETER", 10**15)
     with pytest.raises(GpasError, match="GiB are free"):
         examine(cell(), root / "cache", root)
+
+
+def test_what_would_take_minutes_is_refused_with_an_estimate(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "THREAD_RATE", 1.0)
+    with pytest.raises(GpasError, match=r"take about [\d]+ min here; .* --force"):
+        examine(cell(), root / "cache", root)
+    told: list[str] = []
+    assert examine(cell(), root / "cache", root, force=True, tell=told.append).layers
+    assert told[-1].startswith(f"layer {cell().model.size.layers} of {cell().model.size.layers}")
+    monkeypatch.setattr(theory, "THREAD_RATE", 1e12)
+    monkeypatch.setattr(theory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    with pytest.raises(GpasError, match="GiB are free"):
+        examine(cell(), root / "cache", root, force=True)
