@@ -49,16 +49,16 @@ def logs(
     try:
         for text in log.news(whole=not follow) if tail is None else log.last(tail, whole=not follow):
             print(printable(text))
-        if not log.files and not follow:
-            _explain(entry)
         if follow:
             _follow(log)
+        if not log.started:
+            _explain(entry, quiet=events)
     except KeyboardInterrupt:
         sys.stdout.flush()
 
 
-def _explain(entry: Entry) -> None:
-    """Say why a cell has no attempt; where a SLURM job did not get that far, with what it printed."""
+def _explain(entry: Entry, *, quiet: bool) -> None:
+    """Say why a cell has no attempt; where a SLURM job did not get that far, with what it printed, unless `quiet`."""
     from gpas_cli.launch.told import log_of
     from gpas_cli.launch.watch import look
 
@@ -70,10 +70,10 @@ def _explain(entry: Entry) -> None:
     console().print(
         f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow", markup=False
     )
-    if path := log_of(project().runs, state.key):
+    if not quiet and (path := log_of(project().runs, state.key)):
         print(f"==> its SLURM job: {path}")
         for text in path.read_text(errors="replace").splitlines():
-            print(f"| {text}")
+            print(printable(f"| {text}"))
 
 
 def _follow(log: Log) -> None:
@@ -95,6 +95,12 @@ class Log:
     def __init__(self, entry: Entry, *, raw: bool = False):
         self.entry, self.raw = entry, raw
         self.files: dict[Path, Files] = {}
+
+    @property
+    def started(self) -> bool:
+        """Whether an attempt at a stage of the cell itself has been seen, and not only at tokenising its text."""
+        own = {stage.key for stage in self.entry.cell.stages}
+        return any(path.parent.name in own for path in self.files)
 
     def news(self, *, whole: bool) -> Iterator[str]:
         """The lines not seen yet. A last line that has no end is left for the next call, unless `whole`."""

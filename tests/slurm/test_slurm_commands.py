@@ -126,9 +126,11 @@ def test_a_failure_before_the_first_attempt_shows_its_cause(site: Site, cause: s
     log.write_text(f"{cause}\n{NOISE}")
     cell = next(cell for cell in site.gpas("status", "small", "--json").json["cells"] if cell["name"] == "pre-s1")
     assert (cell["state"], cell["cause"]) == ("failed", f"failed with exit 127:0: {cause} ({log})")
-    said = site.gpas("logs", "pre-s1").out
-    assert "small/pre-s1 has no attempt; it is failed" in said
-    assert f"==> its SLURM job: {log}\n| {cause}\n" in said
+    for words in ((), ("-f",)):
+        said = site.gpas("logs", "pre-s1", *words).out
+        assert "small/pre-s1 has no attempt; it is failed" in said
+        assert f"==> its SLURM job: {log}\n| {cause}\n" in said
+    assert "==>" not in site.gpas("logs", "pre-s1", "--events").out
 
 
 def test_logs_of_a_queued_cell_say_what_it_waits_for(site: Site) -> None:

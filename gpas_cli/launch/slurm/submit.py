@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 HELD = 5  # held jobs that are named
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
 FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
-JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
+JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
 DOUBT = 12.0  # seconds for which an array is looked for whose sbatch was not answered
 
 
@@ -301,7 +301,9 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
     SLURM's reason has all its lines.
     """
     usual = plain(Resources())
-    asked = {name: value for name, value in plain(array.first.resources).items() if value != usual[name]}
+    ours = ("environment", "setup", "python")  # not sbatch's business, and there may be secrets among them
+    resources = plain(array.first.resources).items()
+    asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
     words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"
     count, first = len(array.jobs), array.first.id
     more = f" and {count - 1} more" if count > 1 else ""
