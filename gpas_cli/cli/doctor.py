@@ -29,8 +29,10 @@ def doctor(
     from rich.text import Text
 
     from gpas_cli.launch.doctor import examine
+    from gpas_cli.report.declared import table_problems
 
-    findings = list(examine(Project.find(STATE.config, required=False), nodes=nodes))
+    here = Project.find(STATE.config, required=False)
+    findings = list(examine(here, nodes=nodes, check=table_problems))
     if as_json:
         print_json(findings=[vars(finding) for finding in findings])
     else:

@@ -13,15 +13,15 @@ from gpas_cli.cli.console import (
     STATE,
     AsJson,
     Executor,
-    Names,
+    NamesAndSettings,
     Where,
     Yes,
     confirm,
     console,
-    entries,
     experiments,
     print_json,
     project,
+    varied_entries,
 )
 from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.words import count
@@ -52,7 +52,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="SLURM: stay until all has en
 
 @app.command("grid")
 def run_grid(
-    names: Names = None,
+    names: NamesAndSettings = None,
     where: Where = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
     executor: Executor = "auto",
@@ -78,9 +78,15 @@ def run_grid(
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
     run_entries(
-        entries(names, where), executor=executor, jobs=jobs, yes=yes, wait=wait, dry_run=dry_run, test_only=test_only,
+        varied_entries(names, where),
+        executor=executor,
+        jobs=jobs,
+        yes=yes,
+        wait=wait,
+        dry_run=dry_run,
+        test_only=test_only,
         notify=notify,
-    )  # fmt: skip
+    )
 
 
 def run_entries(

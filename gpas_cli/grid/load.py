@@ -32,11 +32,7 @@ TEXT = "tokenise"  # the entry of `resources` for jobs that tokenise
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
-def _nothing(experiments: Experiments) -> Iterable[Problem]:
-    return ()
-
-
-def load(path: Path, *, run_plugins: bool = True, check: Check = _nothing) -> Experiments:
+def load(path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
     """The experiments file at `path`; without its plugin files, cells that need one of their schemes are invalid.
 
     `check` finds further problems, of what this room does not know.
@@ -47,7 +43,7 @@ def load(path: Path, *, run_plugins: bool = True, check: Check = _nothing) -> Ex
     return interpret(read_document(path), path, run_plugins=run_plugins, check=check)
 
 
-def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check = _nothing) -> Experiments:
+def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
     """The experiments declared by a document's root."""
     problems: list[Problem] = []
     parts = entries(root, (), problems, TOP)
@@ -70,7 +66,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         ),
         corpora=entries(parts.get("corpora"), (), []),
     )
-    problems.extend(check(experiments))
+    problems.extend(check(experiments) if check else ())
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]

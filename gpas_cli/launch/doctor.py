@@ -26,6 +26,7 @@ from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.grid.load import Check
     from gpas_cli.spec.run import Resources
 
 NETWORK_FILE_SYSTEMS = (
@@ -55,15 +56,16 @@ class Finding:
     remedy: str = ""
 
 
-def examine(project: Project, *, nodes: bool = False) -> Iterator[Finding]:
-    """Every finding, cheapest first; with `nodes`, also what a compute node of the cluster sees."""
+def examine(project: Project, *, nodes: bool = False, check: Check | None = None) -> Iterator[Finding]:
+    """Every finding, cheapest first; with `nodes`, also what a compute node of the cluster sees. `check` finds further
+    problems of the experiments file."""
     yield _python()
     yield from _torch()
     yield _cores()
     yield _gpus()
     yield _compiler()
     yield from _slurm(project, nodes)
-    yield from _experiments(project)
+    yield from _experiments(project, check)
     yield _disk(project)
     yield from _files(project)
     yield _database(project)
@@ -146,24 +148,24 @@ def _resources(project: Project) -> dict[str, Resources]:
         return {}
 
 
-def _experiments(project: Project) -> Iterator[Finding]:
+def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
     if not project.config.is_file():
         yield Finding("experiments", "note", f"no {CONFIG_NAME} here or in any folder above", "`gpas init` writes one")
         return
     try:
-        grids, cells = _declared(project)
+        grids, cells = _declared(project, check)
     except GpasError as error:
         yield Finding("experiments", "problem", str(error), "correct the file")
         return
     yield Finding("experiments", "ok", f"{project.config}: {count(grids, 'grid')}, {counted(cells)}")
 
 
-def _declared(project: Project) -> tuple[int, list[Entry]]:
+def _declared(project: Project, check: Check | None = None) -> tuple[int, list[Entry]]:
     """How many grids the experiments file has, and the cells of each. Raises GpasError."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
 
-    experiments = load(project.config)
+    experiments = load(project.config, check=check)
     return len(experiments.grids), expand(experiments, list(experiments.grids))
 
 

@@ -83,6 +83,8 @@ def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project:
         cells = json.loads(gpas(project, *words, "--json").stdout)["cells"]
         return {f"{cell['grid']}/{cell['name']}" for cell in cells}
 
+    dry = gpas(project, "run", "quickstart", "optim.lr=7e-3", "--where", "norm=pre", "--dry-run").stdout
+    assert dry.count("+lr0.007") == 4
     assert "quickstart-lr/pre-lr0.001-s1" in found("status", "--where", "optim.lr=0.001")
     assert found("status", "--where", "lr=1e-3") == found("status", "--where", "optim.lr=0.001")
     assert len(found("status", "quickstart", "--where", "optim.lr=1.5e-3")) == 22
@@ -149,7 +151,9 @@ def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
     text = text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1")
     broken.write_text(text.replace("table4_position}", "table9}").replace("value: mean_", "value: mea_"))
     done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes")
+    checked = gpas(project, "-c", "broken.yaml", "doctor")
     broken.unlink()
+    assert "unknown metric 'mea_importance'" in " ".join(checked.stdout.split())
     assert done.returncode == 2
     lines = done.stderr.strip().splitlines()
     assert len(lines) >= 2
