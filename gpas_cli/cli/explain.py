@@ -12,7 +12,6 @@ from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
 if TYPE_CHECKING:
     from gpas_cli.evaluate.theory import Theory
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.spec.model import Model
 
 
 Bounds = Annotated[
@@ -65,35 +64,15 @@ def _print(entry: Entry) -> None:
     import yaml
     from rich.text import Text
 
+    from gpas_cli.spec.equation import description
+
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
     console().print(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
-    for line in _equation_lines(model):
-        console().print(f"  {line}")
-    if model.gate:
-        console().print(f"  {_gate_line(model)}")
+    for line in description(model):
+        console().print(f"  {line}", markup=False)
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         console().print(f"  stage {stage.kind} {stage.key}{after}")
     text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
     console().print("\n".join("    " + line for line in text.splitlines()), style="dim")
-
-
-def _equation_lines(model: Model) -> list[str]:
-    from gpas_cli.spec.equation import embedding, equations, family, norm_starts
-
-    lines = [f"{'embedding':<14} x <- {embedding(model)}"] if embedding(model) != "E[t]" else []
-    for first, last, text in equations(model):
-        where = f"layers {first}-{last}" if last > first else f"layer {first}"
-        lines.append(f"{where:<14} x <- {text}")
-    starts = norm_starts(model.wiring(model.size.layers))
-    return [*lines, *([f"last layer: {starts}"] if starts else []), *([family(model)] if family(model) else [])]
-
-
-def _gate_line(model: Model) -> str:
-    gate = model.gate
-    assert gate is not None
-    stream = "sg(x)" if gate.stop_gradient else "x"
-    kind = "learnable" if gate.learnable else "fixed"
-    start = "another cell's trained values" if gate.from_trained else f"{gate.starts(model.size.layers)[0]:g}"
-    return f"G(x) = x - {gate.activation}(alpha) {stream}; alpha {kind}, one per {gate.share}, starts at {start}"

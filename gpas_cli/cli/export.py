@@ -11,6 +11,10 @@ from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json, 
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpas_cli.evaluate.card import Origin
     from gpas_cli.evaluate.export import Exported
     from gpas_cli.grid.entry import Entry
 
@@ -25,12 +29,20 @@ Bundled = Annotated[
     bool,
     typer.Option("--bundled", help="Export the network with its own code, also where plain LLaMA weights would do."),
 ]
+License = Annotated[
+    str, typer.Option("--license", metavar="ID", help="The licence that the model card names, e.g. apache-2.0.")
+]
 
 
 def export(
-    cell: Cell, folder: Folder, max_error: MaxError = 1e-3, bundled: Bundled = False, as_json: AsJson = False
+    cell: Cell,
+    folder: Folder,
+    max_error: MaxError = 1e-3,
+    bundled: Bundled = False,
+    license_id: License = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell as a folder for transformers: weights, config, tokenizer, and code where it takes any.
+    """Write a trained cell as a folder for transformers: weights, config, tokenizer, model card, and code if needed.
 
     Pre-LN and LNS become a plain LLaMA, gates folded into its weights; other schemes bring their own code.
 
@@ -38,18 +50,20 @@ def export(
     """
     from gpas_cli.evaluate.export import Wish
     from gpas_cli.evaluate.export import export as write
-    from gpas_cli.launch.trained import tokenizer_of
+    from gpas_cli.launch.trained import text_of
 
     entry, here = find_cells([cell])[0], project()
     trained = _checkpoint(entry)
-    wish = Wish(folder=folder, max_error=max_error, bundled=bundled)
+    text = text_of(trained)
+    wish = Wish(folder=folder, max_error=max_error, bundled=bundled, license_id=license_id)
     written = write(
         entry.cell,
         trained,
         wish,
         cache=here.cache,
         root=here.config.parent,
-        tokenizer=tokenizer_of(trained),
+        tokenizer=text.get("tokenizer"),
+        origin=_origin(entry, trained, text),
         notify=lambda message: console().print(f"{message} ...", style="dim", markup=False) if not as_json else None,
     )
     if as_json:
@@ -71,6 +85,17 @@ def _checkpoint(entry: Entry) -> Path:
     if stage.kind not in RUNNABLE:
         remedy = f"this version has no job for the stage {stage.kind}"
     raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
+
+
+def _origin(entry: Entry, trained: Path, text: Mapping[str, Any]) -> Origin:
+    """What the attempt that left the checkpoint `trained` records of its code."""
+    from gpas_cli.evaluate.card import Origin
+    from gpas_cli.store.rundir import AttemptDir
+
+    attempt = AttemptDir(trained.parents[1]).read_attempt()
+    git = attempt.get("git") or {}
+    code, commit = str(attempt.get("code", "")), str(git.get("commit", ""))
+    return Origin(name=entry.id, code=code, commit=commit, dirty=bool(git.get("dirty")), text=text)
 
 
 def _facts(written: Exported) -> dict[str, object]:

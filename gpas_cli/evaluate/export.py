@@ -15,6 +15,7 @@ from gpas_cli import __version__
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
+from gpas_cli.evaluate.card import Facts, Origin, card, check_license
 from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
 from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.llama import Llama, build
@@ -75,6 +76,7 @@ class Wish:
     folder: Path
     max_error: float = MAX_ERROR
     bundled: bool = False
+    license_id: str = ""  # for the model card
 
 
 def export(
@@ -86,13 +88,16 @@ def export(
     root: Path,
     tokenizer: str | None,
     notify: Callable[[str], None],
+    origin: Origin | None = None,
 ) -> Exported:
     """Write the network of `trained`, the checkpoint of the cell's last training stage, to `wish.folder`.
 
-    `tokenizer` is the identity of the one it was trained with, if known. Raises GpasError when the checkpoint is
-    damaged, the folder in the way, or the error of folding above `wish.max_error`; nothing is written then.
+    `tokenizer` is the identity of the one it was trained with, if known; `origin` is for the model card. Raises
+    GpasError when the checkpoint is damaged, the folder in the way, the licence no id, or the error of folding above
+    `wish.max_error`; nothing is written then.
     """
     check_target(wish.folder)
+    check_license(wish.license_id)
     if cell.model.family != Family():
         raise GpasError("networks of another family than llama cannot be exported by this version")
     corpus, notes = _text(cell, cache, root, tokenizer, notify)
@@ -118,9 +123,28 @@ def export(
         notes=tuple(notes),
     )
     tokens, tokenizer_files = _tokens(cell, corpus)
-    origin = {"gpas.json": _origin(cell, written)}
-    write_folder(wish.folder, network, {**make_files(network, tokens), **tokenizer_files, **origin})
+    about = {
+        "gpas.json": _origin(cell, written),
+        "README.md": _card(cell, wish, written, origin or Origin(), root, bool(tokenizer_files)),
+    }
+    write_folder(wish.folder, network, {**make_files(network, tokens), **tokenizer_files, **about})
     return written
+
+
+def _card(cell: Cell, wish: Wish, written: Exported, origin: Origin, root: Path, tokenizer: bool) -> str:
+    measured = written.measured
+    facts = Facts(
+        step=written.step,
+        steps=written.steps,
+        parameters=written.parameters,
+        dtype=written.dtype,
+        code=written.form == "bundled",
+        tokenizer=tokenizer,
+        perplexity=measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity,
+        tokens=measured.held_out_tokens,
+        local_text=bool(cell.data.path) and (root / cell.data.path).exists(),
+    )
+    return card(cell, origin, facts, wish.folder, check_license(wish.license_id))
 
 
 def _text(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import GpasError
@@ -30,14 +32,14 @@ def last_checkpoint(runs: Path, key: str, steps: int) -> Path:
     )
 
 
-def tokenizer_of(checkpoint: Path) -> str | None:
-    """The identity of the tokenizer (`data.tokenizer`) that the attempt of `checkpoint` journalled, if it did.
+def text_of(checkpoint: Path) -> Mapping[str, Any]:
+    """What the attempt of `checkpoint` journalled about its text: fingerprints, tokenizer. Empty if it did not.
 
     Raises OSError when the journal cannot be read.
     """
     events, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
-    known = [event["tokenizer"] for event in events if event["kind"] == "data" and "tokenizer" in event]
-    return known[-1] if known else None
+    known = [event for event in events if event["kind"] == "data" and "tokenizer" in event]
+    return known[-1] if known else {}
 
 
 def checkpoint_code(runs: Path, key: str) -> str:

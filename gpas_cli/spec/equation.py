@@ -87,3 +87,23 @@ def norm_starts(wiring: Wiring) -> str:
     norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
     starts = {norm.init for norm in norms if norm is not None and norm.init != 1}
     return ", ".join(f"norm weights start at {start:.4g}" for start in sorted(starts))
+
+
+def description(model: Model) -> list[str]:
+    """The equations of a network in lines: its embedding, its layers, what differs from LLaMA, its gate."""
+    lines = [f"{'embedding':<14} x <- {embedding(model)}"] if embedding(model) != "E[t]" else []
+    for first, last, text in equations(model):
+        where = f"layers {first}-{last}" if last > first else f"layer {first}"
+        lines.append(f"{where:<14} x <- {text}")
+    starts = norm_starts(model.wiring(model.size.layers))
+    rest = (f"last layer: {starts}" if starts else "", family(model), _gate_line(model) if model.gate else "")
+    return [*lines, *filter(None, rest)]
+
+
+def _gate_line(model: Model) -> str:
+    gate = model.gate
+    assert gate is not None
+    stream = "sg(x)" if gate.stop_gradient else "x"
+    kind = "learnable" if gate.learnable else "fixed"
+    start = "another cell's trained values" if gate.from_trained else f"{gate.starts(model.size.layers)[0]:g}"
+    return f"G(x) = x - {gate.activation}(alpha) {stream}; alpha {kind}, one per {gate.share}, starts at {start}"

@@ -166,13 +166,17 @@ def test_the_command_exports_what_a_run_left(tmp_path: Path) -> None:
         cell, places, journal, cadence=Cadence(checkpoint_every=10), stop=iter([None] * 10 + ["interrupted"]).__next__
     )
     journal.close()
-    text = toy.gpas("export", "pre-gpas-s1", "out").stdout
+    assert "apache-2.0" in toy.gpas("export", "pre-gpas-s1", "out", "--license", "my own", expect=2).stderr
+    text = toy.gpas("export", "pre-gpas-s1", "out", "--license", "MIT").stdout
+    readme = (toy.folder / "out/README.md").read_text()
+    assert readme.startswith("---\nlicense: mit\n")
+    assert "Cell `small/pre-gpas-s1`" in readme
     assert "plain LLaMA" in text
     assert "after update 10 of 20" in text
     assert "training has not ended" in text
     told = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
     assert (told["schema"], told["form"], told["step"]) == (1, "bundled", 10)
     assert {path.name for path in (toy.folder / "again").iterdir()} == {
-        "config.json", "generation_config.json", "gpas.json", "model.safetensors", "modeling_gpas.py",
-        "tokenizer.json", "tokenizer_config.json",
+        "README.md", "config.json", "generation_config.json", "gpas.json", "model.safetensors",
+        "modeling_gpas.py", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip

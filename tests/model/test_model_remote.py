@@ -137,6 +137,15 @@ def test_it_loads_without_a_warning_and_knows_its_special_tokens(seen: dict[str,
 
 
 @pytest.mark.parametrize("name", ["mix", "plain"])
+def test_the_code_in_the_model_card_runs(room: Room, name: str) -> None:
+    out = room.folder / "out" / f"card-{name}"
+    room.export(room.cell(**CELLS[name]), out.name)
+    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    script = f"import os, json\nos.chdir({str(out.parent)!r})\n{code}\nprint(json.dumps(type(model).__name__))"
+    assert run_alone(room.folder, script) == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+
+
+@pytest.mark.parametrize("name", ["mix", "plain"])
 def test_saved_by_transformers_and_loaded_again_it_is_the_same_and_can_be_trained(room: Room, name: str) -> None:
     room.export(room.cell(**CELLS[name]), f"saved-{name}")
     out = room.folder / "out"

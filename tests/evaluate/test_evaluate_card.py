@@ -1,0 +1,84 @@
+"""The model card: its front matter, its facts, the code in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.card import Facts, Origin, card, check_license
+from gpas_cli.spec.cell import Cell, cell_from
+
+OPTIM = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
+TEXT = {"fingerprint": "f00d", "validation_fingerprint": "beef", "tokenizer": "70ce"}
+ORIGIN = Origin(name="small/mix-gpas-s1", code="c0de", commit="a" * 40, dirty=True, text=TEXT)
+FACTS = Facts(
+    step=24, steps=24, parameters=12345, dtype="float32", code=True, tokenizer=True, perplexity=12.5, tokens=500
+)
+
+
+def cell(**values: Any) -> Cell:
+    usual = {"size": "quickstart", "data": "quickstart", "norm": "mix", "gate": "gpas", "optim": OPTIM}
+    return cell_from({**usual, **values})
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    _, head, _ = text.split("---\n", 2)
+    found = yaml.safe_load(head)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_card_tells_cell_equation_numbers_and_origin() -> None:
+    own = cell()
+    text = card(own, ORIGIN, FACTS, Path("out/mix"), "mit")
+    assert front_matter(text) == {
+        "license": "mit",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["mix-ln", "gpas", "custom_code"],
+    }
+    for fact in (
+        "small/mix-gpas-s1", own.trained.key, "x <- N(G(x) + f(x))", "G(x) = x - silu(alpha) sg(x)",
+        "12,345 parameters", "Perplexity 12.5 on 500 tokens", "`f00d`", "`beef`", "`70ce`", "`c0de`",
+        f"`{'a' * 40}` with local changes",
+        'folder = "mix"', "trust_remote_code=True",
+    ):  # fmt: skip
+        assert fact in text
+
+
+def test_a_licence_is_the_users_choice() -> None:
+    text = card(cell(), ORIGIN, FACTS, Path("mix"))
+    assert "license" not in front_matter(text)
+    assert "gpas export --license ID" in text
+    assert check_license("Apache-2.0") == "apache-2.0"
+    with pytest.raises(GpasError, match=r"apache-2\.0, mit or"):
+        check_license("free for all")
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ({"source": "c4"}, ["allenai/c4"]),
+        ({"source": "hf", "path": "owner/texts"}, ["owner/texts"]),
+        ({"source": "hf", "path": "../texts"}, None),
+        ({"source": "files", "path": "*.txt", "tokenizer": "bpe"}, None),
+    ],
+)
+def test_only_data_sets_of_the_hub_are_named(data: dict[str, str], named: list[str] | None) -> None:
+    assert front_matter(card(cell(size="71m", data=data), Origin(), FACTS, Path("x"))).get("datasets") == named
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    facts = Facts(
+        step=3, steps=24, parameters=1, dtype="float32", code=False, tokenizer=False, perplexity=None, tokens=0
+    )
+    text = card(cell(norm="pre", gate=None), Origin(), facts, Path("x"))
+    assert "Not evaluated" in text
+    assert "3 of 24" in text
+    assert "None" not in text.split("## Licence")[0]
+    assert "AutoTokenizer" not in text
+    assert "trust_remote_code" not in text
