@@ -1,0 +1,27 @@
+"""A cell that was cancelled in the queue of a run which has ended since: status, run, retry."""
+
+from __future__ import annotations
+
+from face import Face
+
+from gpas_cli.launch import cancellation
+from gpas_cli.launch.stages import stage_jobs
+from gpas_cli.store.rundir import stage_dir
+
+ONE = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
+
+
+def test_it_stays_cancelled_until_it_is_retried(face: Face) -> None:
+    (key,) = stage_jobs([face.entry("pre-s1")])
+    stage_dir(face.runs, key).mkdir(parents=True)
+    cancellation.request(stage_dir(face.runs, key))
+    cells = {cell["name"]: cell for cell in face("status", "--json", "small").json["cells"]}
+    assert (cells["pre-s1"]["state"], cells["pre-s2"]["state"]) == ("cancelled", "missing")
+    assert cells["pre-s1"]["evidence"] == "cancelled before it started"
+    said = face("run", "grid", "small", *ONE, "--executor", "local", expect=3).out
+    assert "cancelled: small/pre-s1: already cancelled: cancelled before it started" in said
+    assert not (face.folder / "ran.txt").exists()
+    face("retry", "small/pre-s1", "--executor", "local")
+    assert (face.folder / "ran.txt").read_text().startswith("pre-s1 1 pretrain")
+    assert face("status", "--json", "small").json["cells"][0]["state"] == "done"
+    face("run", "grid", "small", *ONE, "--executor", "local")
