@@ -73,6 +73,7 @@ def _prepare(
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
+    tokens.describe()
     for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
         board.notice(f"{stem} is not as it was written; it is made again")
     shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
@@ -104,15 +105,19 @@ def status(as_json: AsJson = False) -> None:
     """
     from rich.text import Text
 
-    from gpas_cli.data.inventory import stored
+    from gpas_cli.data.inventory import stored, undescribed
 
     here = project()
-    found = stored(here.cache)
+    found, unknown = stored(here.cache), undescribed(here.cache)
+    for path in () if as_json else unknown:
+        console().print(f"{path} is not as it was written; `gpas data check`", markup=False, soft_wrap=True)
     if as_json:
-        print_json(cache=str(here.cache), caches=[_stored(one) for one in found])
-    elif not found:
+        print_json(
+            cache=str(here.cache), caches=[_stored(one) for one in found], undescribed=[str(path) for path in unknown]
+        )
+    elif not found and not unknown:
         console().print(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " makes one"))
-    else:
+    elif found:
         console().print(_table(found))
 
 
@@ -124,19 +129,25 @@ def check(as_json: AsJson = False) -> None:
     """
     from rich.progress import track
 
-    from gpas_cli.data.inventory import damaged, stored
+    from gpas_cli.data.inventory import damaged, stored, undescribed
 
-    found = stored(project().cache)
+    cache = project().cache
+    found, unknown = stored(cache), undescribed(cache)
     shown = track(found, "reading", console=console(), transient=True, disable=as_json)
     markers = [marker for one in shown for marker in damaged(one)]
     if as_json:
-        print_json(caches=len(found), damaged=[str(marker) for marker in markers])
+        print_json(
+            caches=len(found), damaged=[str(marker) for marker in markers], undescribed=[str(path) for path in unknown]
+        )
     else:
+        for path in unknown:
+            console().print(f"- {path} is not as it was written", markup=False, soft_wrap=True)
         for marker in markers:
             console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
         remedy = "`gpas data prepare` with the grids that read them makes them again"
-        console().print(remedy if markers else f"Everything is as it was written (token caches: {len(found)}).")
-    if markers:
+        sound = f"Everything is as it was written (token caches: {len(found)})."
+        console().print(remedy if markers or unknown else sound)
+    if markers or unknown:
         raise typer.Exit(Exit.FAILED)
 
 

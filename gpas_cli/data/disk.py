@@ -68,8 +68,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     Raises DataError where there is a file that may not be read.
     """
     try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # Reading a FIFO would wait for a writer.
+        value = json.loads(path.read_bytes()) if path.is_file() else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS
@@ -28,9 +29,37 @@ class Stored:
 
 
 def stored(cache: Path) -> list[Stored]:
-    """The token caches in `cache`, by name. A folder without a whole spec.json is none."""
-    found = (_read(folder) for folder in sorted((cache / "tokens").glob("*")))
-    return [one for one in found if one is not None]
+    """The token caches in `cache`, by name; those that `undescribed` lists are left out."""
+    return [_read(folder, spec) for folder in _folders(cache) if (spec := _spec(folder)) is not None]
+
+
+def undescribed(cache: Path) -> list[Path]:
+    """The spec.json of each token cache in `cache` that is missing or not as it was written."""
+    return [folder / "spec.json" for folder in _folders(cache) if _spec(folder) is None]
+
+
+def _folders(cache: Path) -> list[Path]:
+    """The folders of token caches in which something has been written."""
+    found = sorted(path for path in (cache / "tokens").glob("*") if path.is_dir())
+    return [folder for folder in found if (folder / "spec.json").exists() or any(map(_begun, _splits(folder)))]
+
+
+def _splits(folder: Path) -> list[Path]:
+    return [folder / split for split in SPLITS]
+
+
+def _begun(split: Path) -> bool:
+    return bool(markers_in(split))
+
+
+def _spec(folder: Path) -> dict[str, Any] | None:
+    """What the cache was made from, None unless it is what the folder is named after."""
+    spec = disk.read_json(folder / "spec.json")
+    try:
+        named = spec is not None and folder.name == f"{spec.get('source')}-{disk.digest(spec)}"
+    except ValueError:  # a number that is none, which JSON has no word for
+        return None
+    return spec if named else None
 
 
 def damaged(one: Stored) -> list[Path]:
@@ -43,10 +72,7 @@ def _sound(marker: Path) -> bool:
     return shard is not None and intact(shard)
 
 
-def _read(folder: Path) -> Stored | None:
-    spec = disk.read_json(folder / "spec.json")
-    if spec is None:
-        return None
+def _read(folder: Path, spec: dict[str, Any]) -> Stored:
     return Stored(
         folder=folder,
         source=str(spec["source"]),

@@ -204,7 +204,7 @@ class TokenCache:
         """Build what is missing. The lock is held."""
         shards, complete = self._present(split, enough)
         if not complete:
-            self._describe()
+            self.describe()
             notify(f"tokenising {self.source.name} {split}")
         while not complete:
             self._build(split, enough, shards, notify, workers, progress)
@@ -228,7 +228,8 @@ class TokenCache:
     def _stem(self, split: str, number: int) -> Path:
         return self.folder / split / f"{number:05d}"
 
-    def _describe(self) -> None:
+    def describe(self) -> None:
+        """Write spec.json, where it is not there as it should be, and made_by.json."""
         if disk.read_json(self.folder / "spec.json") != self.spec:
             disk.write_json(self.folder / "spec.json", self.spec)
         if not (self.folder / "made_by.json").exists():
@@ -289,11 +290,14 @@ def read_shard(stem: Path) -> Shard | None:
         if marker is None:
             return None
         counts = (marker["documents"], marker["tokens"], marker["bytes"])
-        totals = Totals(*counts, marker["final"], marker.get("text_bytes"))
+        words = (marker["last"], marker["sha256"])
+        if not all(type(n) is int for n in counts) or not all(isinstance(word, str) for word in words):
+            return None
+        totals = Totals(*counts, bool(marker["final"]), marker.get("text_bytes"))
         sizes = (stem.with_suffix(".bin").stat().st_size, stem.with_suffix(".len").stat().st_size)
         expected = (totals.tokens * TOKEN.itemsize, totals.documents * LENGTH.itemsize)
         return Shard(stem, totals, marker["last"], marker["sha256"]) if sizes == expected else None
-    except (KeyError, TypeError, FileNotFoundError):
+    except (KeyError, FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
@@ -112,6 +113,47 @@ def test_a_byte_that_changed_is_found_and_made_again(folder: Path) -> None:
     assert gpas(folder, "check")[0] == 4
     assert gpas(folder, "prepare")[0] == 0
     assert gpas(folder, "check")[0] == 0
+
+
+def deep(content: bytes) -> bytes:
+    return b"[" * 100_000
+
+
+def flipped(content: bytes) -> bytes:
+    return content.replace(b'"vocab": 300', b'"vocab": 301')
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flipped, deep, lambda content: b"\0" * len(content), lambda content: b'{"source": NaN}', lambda content: b"{}"],
+    ids=["a flipped bit", "deep JSON", "NUL", "NaN", "nothing in it"],
+)
+def test_a_damaged_description_is_reported_and_written_again(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    (spec,) = folder.glob("cache/tokens/*/spec.json")
+    sound = spec.read_bytes()
+    spec.write_bytes(damage(sound))
+    code, out, err = gpas(folder, "status")
+    assert (code, f"{spec} is not as it was written" in out, err) == (0, True, "")
+    code, out, err = gpas(folder, "check")
+    assert (code, f"- {spec} is not as it was written" in out, err) == (4, True, "")
+    assert json.loads(gpas(folder, "check", "--json")[1])["undescribed"] == [str(spec)]
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    assert spec.read_bytes() == sound
+    assert gpas(folder, "check")[0] == 0
+
+
+@pytest.mark.parametrize("marker", ['{"documents": "1"}', "[" * 100_000, "\0", '{"documents": 1e999}'])
+def test_a_crafted_marker_is_reported(folder: Path, marker: str) -> None:
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    (path,) = folder.glob("cache/tokens/*/train/00000.json")
+    whole = json.loads(path.read_bytes())
+    path.write_text(json.dumps(whole | json.loads(marker)) if marker.startswith("{") else marker)
+    assert gpas(folder, "status")[0] == 0
+    code, out, err = gpas(folder, "check")
+    assert (code, f"{path.with_suffix('')} is not as it was written" in out, err) == (4, True, "")
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    assert json.loads(path.read_bytes()) == whole
 
 
 def test_one_split_alone(folder: Path) -> None:

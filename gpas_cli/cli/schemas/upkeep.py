@@ -51,6 +51,7 @@ class Caches(Document):
 
     cache: str
     caches: list[Cache]
+    undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
 class CheckedCaches(Document):
@@ -58,6 +59,7 @@ class CheckedCaches(Document):
 
     caches: Annotated[int, "token caches that were read"]
     damaged: Annotated[list[str], "markers of the shards that have changed"]
+    undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
 class Synced(Document):
