@@ -96,7 +96,7 @@ def test_a_failed_cell_is_tried_again(toy: Toy) -> None:
     texts = sorted((toy.folder / "text").iterdir())
     kept = {path: path.read_text() for path in texts}
     for path in texts:
-        path.unlink()
+        path.write_bytes(b"\xff is not UTF-8")
     failed = toy.gpas("train", "pre-s1", expect=4).stdout
     assert "failed" in failed
     for path, text in kept.items():
