@@ -335,6 +335,7 @@ class Shape(TypedDict):
     peak_memory: Annotated[float, "bytes"]
     micro_batch: Annotated[int, "rows at once"]
     steps: Annotated[int, "updates that were measured"]
+    rows: Annotated[int, "rows of each update that were computed"]
     device: str
     gemm: Annotated[str, "how float32 matrix products were computed"]
 
