@@ -63,7 +63,7 @@ def card(cell: Cell, origin: Origin, facts: Facts, folder: Path, license_id: str
     sections = {
         f"# {title}": _summary(cell, origin),
         "## Load": _load(folder, facts),
-        "## Network": "```text\n" + "\n".join(description(cell.model)) + "\n```",
+        "## Network": _network(cell, facts),
         "## Training": _bullets(_training(cell, origin, facts)),
         "## Evaluation": _evaluation(facts),
         "## Licence": _license(license_id),
@@ -116,6 +116,15 @@ def _load(folder: Path, facts: Facts) -> str:
     return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
+def _network(cell: Cell, facts: Facts) -> str:
+    form = (
+        "its own code" if facts.code else "plain LLaMA: scales, gates and embedding stages are folded into the weights"
+    )
+    words = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
+    equations = "\n".join(description(cell.model))
+    return f"As it was trained:\n\n```text\n{equations}\n```\n\n{words} This folder has it as {form}."
+
+
 def _training(cell: Cell, origin: Origin, facts: Facts) -> dict[str, str]:
     data, optim, text = cell.data, cell.optim, origin.text
     commit = f"`{origin.commit}`{' with local changes' if origin.dirty else ''}" if origin.commit else ""
@@ -137,7 +146,8 @@ def _training(cell: Cell, origin: Origin, facts: Facts) -> dict[str, str]:
 def _evaluation(facts: Facts) -> str:
     if facts.perplexity is None:
         return "Not evaluated: the held-out text was not there when the network was exported."
-    return f"Perplexity {facts.perplexity:.6g} on {facts.tokens:,} tokens of the held-out text, of these weights."
+    where = f"the first {facts.tokens:,} tokens of the held-out text"
+    return f"Perplexity {facts.perplexity:.6g} on {where}, measured with these weights."
 
 
 def _license(license_id: str) -> str:

@@ -43,7 +43,7 @@ def test_the_card_tells_cell_equation_numbers_and_origin() -> None:
     }
     for fact in (
         "small/mix-gpas-s1", own.trained.key, "x <- N(G(x) + f(x))", "G(x) = x - silu(alpha) sg(x)",
-        "12,345 parameters", "Perplexity 12.5 on 500 tokens", "`f00d`", "`beef`", "`70ce`", "`c0de`",
+        "12,345 parameters", "Perplexity 12.5 on the first 500 tokens", "`f00d`", "`beef`", "`70ce`", "`c0de`",
         f"`{'a' * 40}` with local changes",
         'folder = "mix"', "trust_remote_code=True",
     ):  # fmt: skip
@@ -81,4 +81,5 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert "3 of 24" in text
     assert "None" not in text.split("## Licence")[0]
     assert "AutoTokenizer" not in text
+    assert "plain LLaMA: scales, gates and embedding stages are folded" in text
     assert "trust_remote_code" not in text
