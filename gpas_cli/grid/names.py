@@ -28,5 +28,5 @@ def name_fault(grid: str) -> str:
     """What is wrong with the name of a grid, "" if nothing is. Names are parts of cell names, files and commands."""
     if _GRID.fullmatch(grid) and len(grid) <= LONGEST:
         return ""
-    allowed = f"a grid's name has at most {LONGEST} letters, digits and . _ + -, and starts with a letter or digit"
+    allowed = f"a grid's name has at most {LONGEST} letters, digits and . _ + -, and starts with a letter, a digit or _"
     return f"{allowed}; write {safe(grid)[:LONGEST]}"

@@ -143,7 +143,7 @@ TOP = {
     "markup in a grid's name": (
         whole(BASE).replace("  g:", '  "[/x]":'),
         "4:3",
-        "starts with a letter or digit; write _x",
+        "starts with a letter, a digit or _; write _x",
     ),
     "long grid name": (whole(BASE).replace("  g:", f"  {'g' * 101}:"), "4:3", "at most 100 letters"),
     "grid name like an option": (whole(BASE).replace("  g:", "  --yes:"), "4:3", "write yes"),
