@@ -1,0 +1,70 @@
+"""The manual, the comment at the top of experiments.yaml, names everything that the language has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import yaml
+
+from gpas_cli.grid.load import TOP
+from gpas_cli.grid.ranges import KINDS
+from gpas_cli.grid.read import GRID_KEYS
+from gpas_cli.grid.settings import SETTINGS
+from gpas_cli.packaged import packaged
+from gpas_cli.report.metrics import METRICS
+from gpas_cli.report.papers import SOURCES
+from gpas_cli.spec.cell import PRECISIONS
+from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.embed import EMBEDS, Embed
+from gpas_cli.spec.family import FAMILIES, Family
+from gpas_cli.spec.gate import Gate
+from gpas_cli.spec.init import Init
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.run import Cadence, Watch
+from gpas_cli.spec.size import SIZES, Size
+
+TEXT = packaged("experiments.yaml").read_text()
+MANUAL = TEXT[: TEXT.index("\nversion:")]
+WORDS = set(re.findall(r"[A-Za-z0-9_-]+", MANUAL))
+SECTIONS = (Size, Gate, Embed, Init, Family, Data, Optim, Cadence, Watch)
+UNTOLD = {"profile"}  # `gpas train --profile`
+NAMES = {
+    "top level": set(TOP),
+    "grid": set(GRID_KEYS),
+    "settings": set(SETTINGS),
+    "axes": {*KINDS, *KINDS.values(), "zip", "name"},
+    "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
+    "metrics": set(METRICS),
+    "sources": set(SOURCES),
+    "precision": set(PRECISIONS),
+    **{named.__name__: {field.name for field in dataclasses.fields(named)} - UNTOLD for named in SECTIONS},
+    "sizes": set(SIZES),
+    "schemes": set(SCHEMES),
+    "embeddings": set(EMBEDS),
+    "families": set(FAMILIES),
+    "texts": set(CORPORA),
+}
+CHOICES = [
+    (section.__name__, field.name, choice)
+    for section in SECTIONS
+    for field in dataclasses.fields(section)
+    for choice in field.metadata.get("choices", ())
+]
+
+
+@pytest.mark.parametrize("part", NAMES)
+def test_every_name_is_in_the_manual(part: str) -> None:
+    assert NAMES[part] <= WORDS, NAMES[part] - WORDS
+
+
+@pytest.mark.parametrize(("section", "field", "choice"), CHOICES, ids=str)
+def test_every_choice_is_in_the_manual(section: str, field: str, choice: str) -> None:
+    assert choice in WORDS
+
+
+def test_the_manual_is_comment_and_the_file_is_plain_yaml() -> None:
+    assert all(line.startswith("#") for line in MANUAL.splitlines())
+    assert set(yaml.safe_load(TEXT)) <= set(TOP)
