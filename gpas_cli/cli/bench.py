@@ -45,16 +45,15 @@ def bench(
 
 def render(found: list[Bench]) -> RenderableType:
     """A row per shape."""
-    from rich.table import Table
+    from gpas_cli.cli.columns import Columns
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s"):
-        table.add_column(column, no_wrap=True, justify="left" if column == "measured on" else "right")
+    headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")
+    rows = []
     for one in found:
         facts = one.facts
-        table.add_row(
+        rows.append((
             one.job.id, str(one.cells), f"{1e3 * facts['seconds_per_step']:,.1f}",
             f"{facts['tokens_per_second']:,.0f}", f"{facts['peak_memory'] / 1e9:.2f} GB", str(facts["micro_batch"]),
             f"{facts['flops_per_second'] / 1e9:,.1f}",
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    return Columns(headers, rows, right=frozenset(headers[1:]))

@@ -9,10 +9,10 @@ from gpas_cli.cli.console import console, project, working
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from rich.table import Table
-
+    from gpas_cli.cli.columns import Columns
     from gpas_cli.evaluate.theory import LayerBounds, Preserved, Theory
     from gpas_cli.spec.cell import Cell
 
@@ -73,34 +73,32 @@ def _print_preserved(theory: Theory) -> None:
         say("  - a later gate scales only a part of the sum, for which appendix B gives no product")
 
 
-def _bounds_table(layers: tuple[LayerBounds, ...]) -> Table:
+def _bounds_table(layers: tuple[LayerBounds, ...]) -> Columns:
     swiglu = layers[0].feed_forward.swiglu
     second = ("(15)", "(44)") if swiglu else ("(15)",)
-    table = _table("layer", "sigma_x", "(20)", "worst token", "||J||", "sigma_x'", *second, "worst token", "||J||",
-                   "gradient in/out")  # fmt: skip
+    heads = ("layer", "sigma_x", "(20)", "worst token", "||J||", "sigma_x'", *second, "worst token", "||J||",
+             "gradient in/out")  # fmt: skip
+    rows = []
     for layer in layers:
         attention, network = layer.attention, layer.feed_forward
         bounds = (network.identity, network.bound) if swiglu else (network.bound,)
         numbers = (attention.stream_std, attention.bound, attention.worst, attention.norm, network.stream_std, *bounds,
                    network.worst, network.norm, layer.gradient_ratio)  # fmt: skip
         mark = "" if layer.equation else "*"
-        table.add_row(f"{layer.layer}{mark}", *(f"{number:.4g}" for number in numbers))
-    return table
+        rows.append([f"{layer.layer}{mark}", *(f"{number:.4g}" for number in numbers)])
+    return _columns(heads, rows)
 
 
-def _preserved_table(rows: tuple[Preserved, ...]) -> Table:
-    table = _table("entering layer", "product of 1 - act(alpha)", "by autograd", "difference")
+def _preserved_table(rows: tuple[Preserved, ...]) -> Columns:
+    lines = []
     for row in rows:
         predicted = "-" if row.predicted is None else f"{row.predicted:.6g}"
         name = "final norm" if row is rows[-1] else str(row.layer)
-        table.add_row(name, predicted, f"{row.measured:.6g}", "" if row.error is None else f"{row.error:.1e}")
-    return table
+        lines.append([name, predicted, f"{row.measured:.6g}", "" if row.error is None else f"{row.error:.1e}"])
+    return _columns(("entering layer", "product of 1 - act(alpha)", "by autograd", "difference"), lines)
 
 
-def _table(*heads: str) -> Table:
-    from rich.table import Table
+def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Columns:
+    from gpas_cli.cli.columns import Columns
 
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for head in heads:
-        table.add_column(head, justify="right")
-    return table
+    return Columns(heads, rows, right=frozenset(heads))

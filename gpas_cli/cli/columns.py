@@ -5,7 +5,7 @@ rich's own table measures, wraps and pads every cell as if it were a document: a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
@@ -14,18 +14,24 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
+from gpas_cli.printable import printable
+from gpas_cli.report.layout import Spacing, fit
+
 Cell = str | tuple[str, str]  # text; or text and its style
-BETWEEN = 2
-LEAST_FIRST, LEAST_LAST = 12, 24  # the first column is cut, and the last wrapped, no narrower than this
+GAPS = (2, 1)  # blanks between two columns, and where that is too much
+LEAST_FIRST, LEAST_LAST = 12, 24  # the first and the last column are wrapped no narrower than this
 GOOD_LAST = 40  # columns are spared so that the last is this wide
 DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows under dim headers, `title` above. Those named in `right` are set right, the last column wraps into the room
-    that is left, or is cut off there unless `wrapped`. Where a terminal has too little, those in `spared` go, the first
-    first, and then the first is cut."""
+    """Rows under dim headers, with `title` above. Columns named in `right` are aligned right.
+
+    Where a terminal is too narrow, columns in `spared` are left out, the first first; then there is less padding; then
+    the first and last column are wrapped, or without `wrapped` cut; then the other columns continue in further blocks,
+    the first repeated. Numbers are never cut.
+    """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -41,59 +47,75 @@ class Columns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
-            yield from (Segment(self.title, BOLD), Segment.line())
+            yield from (Segment(printable(self.title), BOLD), Segment.line())
         yield from self.fitting(options.max_width)._body(console, options.max_width)
 
     def fitting(self, room: int) -> Columns:
         """The table without the columns for which `room` is too narrow."""
-        left, widths = list(self.spared), dict(zip(self.headers, self._natural(), strict=True))
-        while left and sum(widths.values()) - _over(widths) + BETWEEN * (len(widths) - 1) > room:
-            widths.pop(left.pop(0), None)
-        kept = [i for i, header in enumerate(self.headers) if header in widths]
-        rows = [[row[i] for i in kept] for row in self.rows] if len(kept) < len(self.headers) else self.rows
-        return replace(self, headers=list(widths), rows=rows)
+        kept, widths = list(range(len(self.headers))), self._natural()
+        for spared in self.spared:
+            # The last column may well be narrower than it would like.
+            over = max(0, widths[kept[-1]] - GOOD_LAST)
+            if sum(widths[i] for i in kept) - over + GAPS[0] * (len(kept) - 1) <= room:
+                break
+            kept = [i for i in kept if self.headers[i] != spared]
+        return self if len(kept) == len(self.headers) else self._only(kept)
+
+    def _only(self, kept: Sequence[int]) -> Columns:
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, headers=[self.headers[i] for i in kept], rows=rows)
 
     def _body(self, console: Console, room: int) -> Iterator[Segment]:
-        widths = self._widths(room)
-        yield from self._line(console, [(header, "dim") for header in self.headers], widths)
+        least = self._natural()
+        least[0] = min(least[0], LEAST_FIRST)
+        if self.headers[-1] not in self.right:
+            least[-1] = min(least[-1], LEAST_LAST)
+        layout = fit([[i] for i in range(1, len(least))], least, least, room, [Spacing(gap) for gap in GAPS])
+        for block in layout.blocks:
+            part = self if len(block) == len(least) else self._only(block)
+            yield from part._block(console, room, layout.spacing.gap)
+
+    def _block(self, console: Console, room: int, gap: int) -> Iterator[Segment]:
+        widths = self._widths(room, gap)
+        yield from self._line(console, [(header, "dim") for header in self.headers], widths, gap)
         for row in self.rows:
-            yield from self._line(console, row, widths)
+            yield from self._line(console, row, widths, gap)
 
     def _natural(self) -> list[int]:
         """How wide each column would like to be."""
         texts = ((header, *(_text(row[i]) for row in self.rows)) for i, header in enumerate(self.headers))
         return [max(map(_width, column)) for column in texts]
 
-    def _widths(self, room: int) -> list[int]:
+    def _widths(self, room: int, gap: int) -> list[int]:
         *others, last = self._natural()
-        over = sum(others) + BETWEEN * len(others) + min(last, LEAST_LAST) - room
-        if over > 0:
+        least_last = last if self.headers[-1] in self.right else min(last, LEAST_LAST)
+        over = sum(others) + gap * len(others) + least_last - room
+        if over > 0 and others:
             others[0] = max(min(others[0], LEAST_FIRST), others[0] - over)
-        left = max(min(last, LEAST_LAST), room - sum(others) - BETWEEN * len(others))
+        left = max(least_last, room - sum(others) - gap * len(others))
         return [*others, min(last, left)]
 
-    def _line(self, console: Console, row: Sequence[Cell], widths: Sequence[int]) -> Iterator[Segment]:
-        *cells, last = row
-        whole = _text(last)
-        wrapped = [whole] if _width(whole) <= widths[-1] and "\n" not in whole else _wrap(console, whole, widths[-1])
-        if not self.wrapped and len(wrapped) > 1:
-            wrapped = [_fit(" ".join(whole.split()), widths[-1], False)]
-        for i, text in enumerate(wrapped):
-            for cell, width, header in zip(cells, widths, self.headers, strict=False):
-                shown = _fit(_text(cell) if i == 0 else "", width, header in self.right)
-                yield Segment(shown + " " * BETWEEN, _style(console, cell))
-            shown = _fit(text, widths[-1], True) if self.headers[-1] in self.right else text
-            yield Segment(shown, _style(console, last))
+    def _line(self, console: Console, row: Sequence[Cell], widths: Sequence[int], gap: int) -> Iterator[Segment]:
+        texts = [[_text(cell)] for cell in row]
+        for i in (0, -1):
+            texts[i] = self._folded(console, texts[i][0], widths[i])
+        for number in range(max(len(texts[0]), len(texts[-1]))):
+            for i, (cell, lines, width) in enumerate(zip(row, texts, widths, strict=True)):
+                text, right = lines[number] if number < len(lines) else "", self.headers[i] in self.right
+                last = i == len(row) - 1
+                shown = text if last and not right else _fit(text, width, right)
+                yield Segment(shown + ("" if last else " " * gap), _style(console, cell))
             yield Segment.line()
 
-
-def _over(widths: Mapping[str, int]) -> int:
-    """How much narrower than it would like the last column may well be."""
-    return max(0, list(widths.values())[-1] - GOOD_LAST)
+    def _folded(self, console: Console, text: str, width: int) -> list[str]:
+        """The lines of a cell that may be wrapped."""
+        if _width(text) <= width and "\n" not in text:
+            return [text]
+        return _wrap(console, text, width) if self.wrapped else [_fit(" ".join(text.split()), width, False)]
 
 
 def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]
+    return printable(cell if isinstance(cell, str) else cell[0])
 
 
 def _style(console: Console, cell: Cell) -> Style:

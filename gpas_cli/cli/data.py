@@ -14,8 +14,7 @@ from gpas_cli.errors import Exit, GpasError, nearest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.table import Table
-
+    from gpas_cli.cli.columns import Columns
     from gpas_cli.cli.tokenising import Board
     from gpas_cli.data.demand import Demand
     from gpas_cli.data.inventory import Stored
@@ -168,23 +167,20 @@ def _words(totals: dict[str, Any]) -> str:
     return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 
 
-def _table(found: Sequence[Stored]) -> Table:
-    from rich.table import Table
+def _table(found: Sequence[Stored]) -> Columns:
+    from gpas_cli.cli.columns import Columns
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("cache", "text", "tokenizer", "vocabulary", "per document", "split"):
-        table.add_column(column, no_wrap=True)
-    for column in ("documents", "tokens", "text bytes", "cut off", "complete", "on disk"):
-        table.add_column(column, justify="right", no_wrap=True)
+    facts_of = ("cache", "text", "tokenizer", "vocabulary", "per document", "split")
+    numbers = ("documents", "tokens", "text bytes", "cut off", "complete", "on disk")
+    rows: list[tuple[str, ...]] = []
     for one in found:
         facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
         size = _size(one.size)
         for split, totals in one.splits.items():
-            table.add_row(*facts, split, f"{totals.documents:,}", f"{totals.tokens:,}", _size(totals.bytes),
-                          _cut(totals.cut),
-                          "yes" if totals.final else "grows", size)  # fmt: skip
+            told = (f"{totals.documents:,}", f"{totals.tokens:,}", _size(totals.bytes), _cut(totals.cut))
+            rows.append((*facts, split, *told, "yes" if totals.final else "grows", size))
             facts, size = [""] * len(facts), ""
-    return table
+    return Columns((*facts_of, *numbers), rows, right=frozenset(numbers))
 
 
 def _cut(share: float | None) -> str:

@@ -88,23 +88,18 @@ class LiveReporter(PlainReporter):
 def render(board: Board, elapsed: float) -> RenderableType:
     """The board as a table of running and followed jobs under a line of totals."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column, side in (
-        ("job", "left"),
-        ("step", "right"),
-        ("loss", "right"),
-        ("tokens/s", "right"),
-        ("left", "right"),
-    ):
-        table.add_column(column, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("training loss", style="cyan", no_wrap=True)
+    from gpas_cli.cli.columns import Cell, Columns
+
+    numbers = ("step", "loss", "tokens/s", "left")
+    rows: list[tuple[Cell, ...]] = []
     for job, sighting in board.running:
-        table.add_row(*_row(job, sighting))
-    for job, sighting in board.followed:
-        table.add_row(*_row(job, sighting), style="dim")
+        *words, losses = _row(job, sighting)
+        rows.append((*words, (losses, "cyan")))
+    rows += [tuple((text, "dim") for text in _row(job, sighting)) for job, sighting in board.followed]
+    spared = ("training loss", "tokens/s")
+    table = Columns(("job", *numbers, "training loss"), rows, "", frozenset(numbers), spared, wrapped=False)
     return Group(table, Text(headline(board, elapsed), style="bold"))
 
 

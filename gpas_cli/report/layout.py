@@ -54,7 +54,7 @@ def _width(block: Sequence[int], widths: Sequence[float], spacing: Spacing) -> f
 def _split(
     groups: Sequence[Sequence[int]], widths: Sequence[float], room: float, spacing: Spacing
 ) -> tuple[tuple[int, ...], ...]:
-    blocks: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, ...]] = [] if groups else [(0,)]
     for group in groups:
         # A group too wide for a block of its own is taken apart.
         whole = _width((0, *group), widths, spacing) <= room

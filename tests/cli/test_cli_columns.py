@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from gpas_cli.cli.columns import Columns
@@ -35,10 +36,42 @@ def test_the_last_column_wraps_and_loses_nothing() -> None:
     assert all(len(line) <= 36 for line in lines)
 
 
-def test_a_narrow_terminal_cuts_the_first_column() -> None:
+def test_a_narrow_terminal_wraps_the_first_column() -> None:
     lines = drawn(Columns(("cell", "why"), [("a-very-long-name-of-a-cell", "short")]), 24)
+    assert "".join(line[:17].strip() for line in lines[1:]) == "a-very-long-name-of-a-cell"
+    assert "…" not in "".join(lines)
+
+
+def test_one_line_for_each_row_where_that_is_asked_for() -> None:
+    lines = drawn(Columns(("cell", "why"), [("a-very-long-name-of-a-cell", "short")], wrapped=False), 24)
+    assert len(lines) == 2
     assert lines[1].startswith("a-very-long-nam")
     assert "…" in lines[1]
+
+
+def test_padding_goes_before_columns_continue_beneath() -> None:
+    heads = ("cell", "documents", "tokens", "text bytes")
+    columns = Columns(heads, [("one", "1,234,567", "7,654,321", "12.5 GB")], right=frozenset(heads[1:]))
+    assert len(drawn(columns, 38)) == 2
+    assert drawn(columns, 35)[0] == "cell documents    tokens text bytes"
+    beneath = drawn(columns, 34)
+    assert [line.split() for line in beneath] == [
+        ["cell", "documents", "tokens"],
+        ["one", "1,234,567", "7,654,321"],
+        ["cell", "text", "bytes"],
+        ["one", "12.5", "GB"],
+    ]
+
+
+@pytest.mark.parametrize("width", [16, 20, 30, 40, 60, 80])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_no_number_is_cut_at_any_width(width: int, wrapped: bool) -> None:
+    heads = ("cell", *(f"n{i}" for i in range(9)))
+    rows = [(f"row-{row}", *(f"{1000 * row + i}.25" for i in range(9))) for row in range(3)]
+    lines = drawn(Columns(heads, rows, "many", frozenset(heads[1:]), wrapped=wrapped), width)
+    words = " ".join(lines).split()
+    assert all(f"{1000 * row + i}.25" in words for row in range(3) for i in range(9))
+    assert all(len(line) <= width for line in lines)
 
 
 def test_columns_are_spared_one_after_the_other() -> None:
