@@ -247,6 +247,20 @@ def test_json(table: Table) -> None:
     assert {"kind": "diverged", "text": "diverged runs are not in the mean: LNS 71m"} in data["notes"]
 
 
+def test_json_has_every_number_of_the_csv(table: Table) -> None:
+    rows = csv.DictReader(io.StringIO(to_csv(table)))
+    cells = [cell for row in json.loads(to_json(table))["rows"] for cell in row["cells"]]
+    for row, cell in zip(rows, cells, strict=True):
+        delta, printed = cell["delta"] or {}, cell["published"]["gpas"]
+        numbers = {name: cell[name] for name in ("mean", "std", "n", "wanted")}
+        numbers |= {"delta": delta.get("mean"), "p": delta.get("p")}
+        numbers |= {f"delta_{name}": delta.get(name) for name in ("std", "n")}
+        numbers |= {"published_gpas": printed["value"], "published_delta_gpas": printed["delta"]}
+        assert {name: row[name] for name in numbers} == {
+            name: "" if number is None else str(number) for name, number in numbers.items()
+        }
+
+
 def test_json_of_what_is_not_finite_and_of_what_is_not_there() -> None:
     entries = [entry(), entry("mix", size="130m")]
     table = build(entries, {}, result(entries[0], math.inf) | result(entries[1], math.nan), spec())
