@@ -58,7 +58,8 @@ def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
     # Results first: a cell that ends meanwhile is then done and not yet read in, never a result without a done stage.
     results = _results(here, stage_keys(chosen))
     seen = sightings(here.runs, chosen)
-    states = {key: (sighting.state, sighting.fraction) for key, sighting in seen.items()}
+    # Until a stage has been run again its earlier result counts.
+    states = {key: (sighting.stands or sighting.state, sighting.fraction) for key, sighting in seen.items()}
     return build(chosen, states, results, spec)
 
 

@@ -57,6 +57,7 @@ class Sighting:
     kind of that evidence: outcome, exit, lock, ending (a lock after one of the first two) or silence. `submission` is
     the SLURM submission that made an attempt without a result, `job` what SLURM says of it. `blocker` is the key of the
     stage for whose failure it was not started. `signal` is the number of the signal that ended the process, if known.
+    `stands` is how an earlier attempt ended whose result counts until the stage has been run again, as was asked for.
     """
 
     state: str
@@ -73,6 +74,7 @@ class Sighting:
     submission: str = ""
     job: Job | None = None
     blocker: str = ""
+    stands: str = ""
     signal: int | None = None
 
     @property
@@ -140,16 +142,17 @@ def observe(runs: Path, key: str, alive: Liveness | None = None) -> Sighting:
 
 def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
     tries, files = look_in(runs, key)
+    result = None
     if rerun.FILE in files:
         after = rerun.superseded(runs, key)
-        tries, before = [t for t in tries if t.number > after], [t for t in tries if t.number <= after]
+        result = _newest_result([t for t in tries if t.number <= after])
+        tries = [t for t in tries if t.number > after]
     last = conclude_or_unknown(tries[-1]) if tries else Sighting(state="missing", evidence="no attempt")
     if not tries and rerun.FILE in files:
-        last = _asked_again(runs, key, before)
+        last = _asked_again(runs, key, result)
     if last.state not in RESULTS:
         # A result once obtained stands, whatever was tried after it.
-        earlier = (found for attempt in reversed(tries[:-1]) if (found := _result(attempt)))
-        last = next(earlier, last)
+        last = _newest_result(tries[:-1]) or replace(last, stands=result.state if result else "")
     if last.source in ("outcome", "exit") and last.state not in RESULTS and lives(tries[-1]):
         evidence = f"{last.state}, but a process of attempt {last.attempt} still holds alive.lock"
         last = replace(last, state="running", evidence=evidence, cause="", source="ending")
@@ -163,14 +166,15 @@ def _observe(runs: Path, key: str, alive: Liveness) -> Sighting:
     return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
 
 
-def _asked_again(runs: Path, key: str, before: Sequence[AttemptDir]) -> Sighting:
+def _newest_result(tries: Sequence[AttemptDir]) -> Sighting | None:
+    return next((found for found in map(conclude_or_unknown, reversed(tries)) if found.state in RESULTS), None)
+
+
+def _asked_again(runs: Path, key: str, result: Sighting | None) -> Sighting:
     """A stage that is to be run again and has not been started yet. The metrics are those that tables show."""
-    result = next((found for attempt in reversed(before) if (found := _result(attempt))), None)
-    stands = f"; the result of attempt {result.attempt} counts until then" if result else ""
-    evidence = f"to be run again{stands}"
-    return Sighting(
-        state="missing", evidence=evidence, age=rerun.age(runs, key), metrics=result.metrics if result else {}
-    )
+    until = f"; the result of attempt {result.attempt} counts until then" if result else ""
+    metrics = result.metrics if result else {}
+    return Sighting(state="missing", evidence=f"to be run again{until}", age=rerun.age(runs, key), metrics=metrics)
 
 
 def _cancelled(last: Sighting) -> Sighting:
@@ -228,11 +232,6 @@ def conclude_or_unknown(attempt: AttemptDir) -> Sighting:
     except UNREADABLE as error:
         evidence = f"unreadable: {explain(error)}"
         return Sighting(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
-
-
-def _result(attempt: AttemptDir) -> Sighting | None:
-    found = conclude_or_unknown(attempt)
-    return found if found.state in RESULTS else None
 
 
 def _from_outcome(event: Event) -> Sighting:
