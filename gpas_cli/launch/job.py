@@ -29,7 +29,7 @@ from gpas_cli.launch.output import outlive_log
 from gpas_cli.launch.place import ALONE, RENDEZVOUS, Place, place
 from gpas_cli.launch.rerun import deciding
 from gpas_cli.launch.stages import TOKENISE
-from gpas_cli.launch.trained import last_checkpoint
+from gpas_cli.launch.trained import discard_unfinished, last_checkpoint
 from gpas_cli.launch.watch import EXIT_NODE
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
@@ -202,11 +202,13 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
 
     here, attempt = run.directory, run.attempt
     runs = here.path.parents[2]
-    earlier = [a.checkpoints for a in deciding(runs, attempt["key"]) if a.number < here.number]
+    earlier = [a for a in deciding(runs, attempt["key"]) if a.number < here.number]
+    if world.leads:
+        discard_unfinished(earlier)
     teacher = cell.teacher()
     places = Places(
         checkpoints=here.checkpoints,
-        earlier=earlier,
+        earlier=[a.checkpoints for a in earlier],
         cache=Path(attempt["cache"]),
         root=Path(attempt["root"]),
         teacher=last_checkpoint(runs, teacher.trained.key, teacher.optim.steps) if teacher else None,

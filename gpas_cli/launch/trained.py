@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import GpasError
+from gpas_cli.launch import locks
+from gpas_cli.launch.watch import alive_path
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, checkpoints_of, stage_dir
+
+LONG_AGO = 3600.0
 
 
 def newest_checkpoint(runs: Path, key: str) -> Path | None:
@@ -49,3 +54,26 @@ def checkpoint_code(runs: Path, key: str) -> str:
         return str(AttemptDir(newest.parents[1]).read_attempt().get("code") or "") if newest else ""
     except (OSError, GpasError):
         return ""
+
+
+def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
+    """Delete the checkpoints that earlier attempts had begun to write when they were killed.
+
+    Whatever a process may still be writing stays: an attempt whose lock is held or, where locks tell nothing, one whose
+    checkpoints have changed within LONG_AGO seconds.
+    """
+    from gpas_cli.train.shardfiles import discard
+
+    for attempt in earlier:
+        if _is_over(attempt):
+            discard(attempt.checkpoints)
+
+
+def _is_over(attempt: AttemptDir) -> bool:
+    lock = locks.probe(alive_path(attempt))
+    if lock in (locks.Lock.FREE, locks.Lock.HELD):
+        return lock is locks.Lock.FREE
+    try:
+        return time.time() - attempt.checkpoints.stat().st_mtime > LONG_AGO
+    except OSError:
+        return False
