@@ -13,6 +13,7 @@ local        the scheduler of this machine
 slurm/       the scheduler of a cluster
 executor     the choice between them
 plan         what a run would do and cost
+cancellation requests to cancel, which stand until a retry
 control      cancelling
 job          what a job's process runs
 tokenise     what that is for a text
