@@ -15,8 +15,10 @@ quickstart: venv
 	$(BIN)/gpas run grid quickstart --executor local --yes
 	$(BIN)/gpas table quickstart --paper
 
+# A test that fails beside others on a busy machine runs again, alone, and then fails for good.
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
+		|| { test $$? = 1 && $(BIN)/python -m pytest --last-failed; }
 
 # The part of `make test` that is skipped without root and a SLURM cluster.
 test-machine: venv
