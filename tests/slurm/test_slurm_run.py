@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,13 +17,24 @@ from slurm_toy import PATIENCE, SlurmToy, wait
 HERE = Path(__file__).parent
 
 
+@contextmanager
+def closed(cluster: Cluster) -> Iterator[None]:
+    """Jobs are accepted, and none starts."""
+    cluster.run("scontrol", "update", "PartitionName=low", "State=DOWN")
+    try:
+        yield
+    finally:
+        cluster.run("scontrol", "update", "PartitionName=low", "State=UP")
+
+
 def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
     preview = toy.submit("--dry-run")
     assert "#SBATCH --array=0-1" in preview
     assert "wckey" not in preview
     assert not toy.runs.exists()
-    assert "2 jobs submitted" in toy.submit()
-    again = toy.submit()
+    with closed(toy.cluster):
+        assert "2 jobs submitted" in toy.submit()
+        again = toy.submit()
     assert "0 jobs submitted, 2 already queued or running" in again
     toy.edit("A toy grid", "Another title")  # what is edited now reaches no job
     toy.finish()
