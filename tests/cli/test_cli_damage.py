@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ FILES: dict[str, dict[str, Any]] = {
 COMMANDS = ("status", "top", "plan", "cancel pre-s1")
 
 
-def broken(path: Path, value: str) -> Iterator[None]:
-    """Put `value` in place of each field of the JSON in `path` in turn."""
+def broken(path: Path) -> Iterator[None]:
+    """Put one of VALUES in place of each field of the JSON in `path` in turn; the next field gets the next value."""
     whole = path.read_text()
     fields = {name: json.dumps(field) for name, field in json.loads(whole).items()}
-    for name in fields:
+    for name, value in zip(fields, cycle(VALUES), strict=False):
         path.write_text("{" + ", ".join(f'"{n}": {value if n == name else f}' for n, f in fields.items()) + "}")
         yield
     path.write_text(whole)
@@ -45,12 +46,11 @@ def test_a_made_up_number_stops_no_command(face: Face, file: str) -> None:
     alive_path(attempt).touch()
     running = file == "process.json"
     with locks.locked(alive_path(attempt) if running else attempt.path / "other.lock"):
-        for value in VALUES:
-            for _ in broken(path, value):
-                for command in COMMANDS:
-                    said = face(*command.split(), expect=None)
-                    assert said.code in (0, 2, 3), (value, path.read_text(), command, said.err)
-                forget_requests(attempt, but=path)
+        for _ in broken(path):
+            for command in COMMANDS:
+                said = face(*command.split(), expect=None)
+                assert said.code in (0, 2, 3), (path.read_text(), command, said.err)
+            forget_requests(attempt, but=path)
 
 
 def forget_requests(attempt: AttemptDir, but: Path) -> None:

@@ -29,7 +29,7 @@ def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
         if kind in ("step", "outcome"):
             os.write(pipe, f"{fields['step']}\n".encode())
         if kind == "warning":
-            (root / "warnings.txt").open("a").write(f"{fields['message']}\n")
+            (root / "warnings").open("a").write(f"{fields['message']}\n")
 
     earlier = [root / str(n) for n in range(number)]
     outcome = train(
