@@ -159,7 +159,7 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
 
 
 def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, steps=LONG, resources="pack: 2")
+    toy = SlurmToy(tmp_path / "toy", cluster, steps=3 * LONG, resources="pack: 2")
     assert "1 element" in toy.submit()
     wait(toy.training)
     toy.gpas("cancel", "pre-s1")

@@ -83,7 +83,7 @@ def test_a_suspended_job_is_alive_and_drained_nodes_only_delay(cluster: Cluster,
     wait(lambda: "SUSPENDED" in toy.queue().values())
     assert toy.states() == {"pre-gpas-s1": "running"}
     toy.edit("seed: [1]", "seed: [1, 2]")
-    assert "1 jobs submitted, 1 already queued or running" in toy.submit()
+    assert "1 job submitted, 1 already queued or running" in toy.submit()
     assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
     cluster.run("scontrol", "resume", job)
     toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("queued", "running", "done"))
