@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from face import Face
+
+from gpas_cli.cli import console
+
+
+@pytest.fixture(autouse=True)
+def options() -> Iterator[None]:
+    """The options of a command that ran in this process do not reach the next test."""
+    yield
+    console.STATE.config = None
+    console.STATE.as_json = False
 
 
 @pytest.fixture
