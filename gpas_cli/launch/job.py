@@ -93,7 +93,7 @@ def run_attempt(directory: Path, here: Place = ALONE) -> int:
         return EXIT_CODES["interrupted"]
     run.flag.install()
     if RENDEZVOUS in os.environ:
-        ranks.watch_parent(run.flag.raise_alone)
+        ranks.watch_parent(run.parent_died)
     try:
         outcome = _run_stage(run)
     except GpasError as error:
@@ -109,9 +109,16 @@ class Run:
 
     def __init__(self, directory: AttemptDir, here: Place):
         self.directory, self.place = directory, here
+        self.joined = False
         self.attempt = directory.read_attempt()
         self.flag = StopFlag(request_path(directory.path))
         self._journal = Journal(directory.journal_path) if here.rank == 0 else None
+
+    def parent_died(self) -> None:
+        """Save and leave. A process that still waits for its peers leaves at once: they may never come."""
+        if not self.joined:
+            os._exit(EXIT_CODES["interrupted"])
+        self.flag.raise_alone()
 
     def emit(self, kind: str, **fields: Any) -> None:
         """One event into the journal, if this process writes it."""
@@ -192,6 +199,7 @@ def _run_stage(run: Run) -> dict[str, Any]:
     cell, here = recorded_cell(run.attempt), run.place
     make_deterministic(_threads(run.attempt, here.size))
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
+        run.joined = True
         run.emit("start", **_facts(run, cell))
         return dict(parse.plain(STAGES[run.attempt["stage"]](run, cell, world)))
 

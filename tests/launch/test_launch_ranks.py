@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,3 +192,22 @@ def test_slots_count_processes() -> None:
     assert Resources(gpus=4).processes == 4
     assert gpus.needs(Resources(gpus=2)) == 2
     assert "2 ranks on 1 GPU:" in gpus.check(Resources(gpus=1, ranks=2), "a cell")
+
+
+@pytest.mark.parametrize(("joined", "done"), [(False, ["exit 75"]), (True, ["flag"])])
+def test_a_process_that_waits_for_its_peers_leaves_when_its_parent_dies(
+    monkeypatch: pytest.MonkeyPatch, joined: bool, done: list[str]
+) -> None:
+    from gpas_cli.launch import job
+
+    seen: list[str] = []
+
+    def leave(code: int) -> None:
+        seen.append(f"exit {code}")
+        raise SystemExit
+
+    monkeypatch.setattr(job.os, "_exit", leave)
+    run = SimpleNamespace(joined=joined, flag=SimpleNamespace(raise_alone=lambda: seen.append("flag")))
+    with suppress(SystemExit):
+        job.Run.parent_died(run)  # type: ignore[arg-type]
+    assert seen == done
