@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpas_cli.cli.events import line, measured
-from gpas_cli.cli.live import PlainReporter, clock, headline, live_view, sparkline
+from gpas_cli.cli.progress_view import PlainReporter, clock, headline, live_view, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

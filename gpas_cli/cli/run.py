@@ -138,7 +138,7 @@ def run_entries(
 
 
 def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summary:
-    from gpas_cli.cli.live import make_reporter
+    from gpas_cli.cli.progress_view import make_reporter
     from gpas_cli.launch.executor import stop_on_signals
     from gpas_cli.launch.ingest import ingest
     from gpas_cli.launch.local import LocalScheduler

@@ -55,7 +55,7 @@ def submit(
     chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool
 ) -> tuple[Submitted, Summary | None]:
     """Submit every cell without a result and say what was done; with `wait`, also how it ended."""
-    from gpas_cli.cli.live import make_reporter
+    from gpas_cli.cli.progress_view import make_reporter
     from gpas_cli.launch.executor import stop_on_signals
     from gpas_cli.launch.ingest import ingest
     from gpas_cli.launch.slurm.follow import Follower

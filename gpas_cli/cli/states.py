@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.columns import Columns
 from gpas_cli.cli.console import json_number
-from gpas_cli.cli.live import spike_mark
+from gpas_cli.cli.progress_view import spike_mark
 
 if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell

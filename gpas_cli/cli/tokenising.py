@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpas_cli.cli.live import PLAIN_SECONDS, clock
+from gpas_cli.cli.progress_view import PLAIN_SECONDS, clock
 
 if TYPE_CHECKING:
     from rich.console import Console

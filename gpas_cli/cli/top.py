@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
-from gpas_cli.cli.live import clock, sparkline, spike_mark
+from gpas_cli.cli.progress_view import clock, sparkline, spike_mark
 from gpas_cli.cli.states import COLOURS, ends, job_mapping, starts
 from gpas_cli.cli.status import observed
 

@@ -5,7 +5,7 @@
     papers    published numbers, as data
     declared  whether the tables that grids declare can be made
     stats     mean, spread, paired differences over seeds
-    standing  how one entry stands: its number, or why there is none
+    entry_status  the number that one entry contributes to a table, or why there is none
     table     entries + results -> `Table`: data, not text
     notes     what a reader must know of a table: mixtures, missing seeds, what the deltas are
     render    a `Table` as Markdown, LaTeX, CSV, JSON

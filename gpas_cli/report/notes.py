@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from gpas_cli.report.entry_status import EntryStatus
 from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
-from gpas_cli.report.standing import Standing
 from gpas_cli.report.table import Row, Table, TableCell
 
 SIGNIFICANT = 0.05
@@ -81,21 +81,21 @@ def significant(cell: TableCell) -> bool:
 
 
 def _cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
-    return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.standings)
+    return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.statuses)
 
 
 def _where(table: Table, row: Row, column: int) -> str:
     return f"{full_title(table, row)} {table.columns[column].title}"
 
 
-def _standings(table: Table) -> list[Standing]:
+def _statuses(table: Table) -> list[EntryStatus]:
     """Each entry once: with a column per task it stands in several cells."""
-    return list({s.entry.id: s for _, _, cell in _cells(table) for s in cell.standings}.values())
+    return list({s.entry.id: s for _, _, cell in _cells(table) for s in cell.statuses}.values())
 
 
 def _seeds(table: Table) -> Iterator[Note]:
     over = table.spec.over
-    sizes = sorted({len(cell.standings) for _, _, cell in _cells(table)})
+    sizes = sorted({len(cell.statuses) for _, _, cell in _cells(table)})
     if sizes and sizes[-1] > 1:
         count = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {count} {over}s")
@@ -131,26 +131,26 @@ def _diverged(table: Table) -> Iterator[Note]:
     part = [
         _where(table, row, i)
         for row, i, cell in _cells(table)
-        if cell.summary is not None and any(s.state == "diverged" for s in cell.standings)
+        if cell.summary is not None and any(s.state == "diverged" for s in cell.statuses)
     ]
     if part:
         yield Note("diverged", f"diverged runs are not in the mean: {', '.join(part)}")
 
 
 def _unfinished(table: Table) -> Iterator[Note]:
-    standings = [s for _, _, cell in _cells(table) for s in cell.standings]
-    lacking = [s for s in standings if s.value is None and s.state != "diverged"]
+    statuses = [s for _, _, cell in _cells(table) for s in cell.statuses]
+    lacking = [s for s in statuses if s.value is None and s.state != "diverged"]
     if lacking:
         counts = Counter(s.state for s in lacking)
         told = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        yield Note("unfinished", f"{len(lacking)} of {len(standings)} numbers are not there yet: {told}")
+        yield Note("unfinished", f"{len(lacking)} of {len(statuses)} numbers are not there yet: {told}")
     if any(s.state == "unsynced" for s in lacking):
         yield Note("unfinished", "unsynced: finished, but not in the database; `gpas sync` reads it in")
 
 
 def _withheld(table: Table) -> Iterator[Note]:
     """Numbers that the database has and the run directories do not."""
-    withheld = [s for s in _standings(table) if s.withheld is not None]
+    withheld = [s for s in _statuses(table) if s.withheld is not None]
     gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
     changed = [s for s in withheld if s not in gone]
     if gone:
@@ -167,16 +167,16 @@ def _withheld(table: Table) -> Iterator[Note]:
         )
 
 
-def _few(standings: Sequence[Standing]) -> str:
-    names = list(dict.fromkeys(s.entry.name for s in standings))
+def _few(statuses: Sequence[EntryStatus]) -> str:
+    names = list(dict.fromkeys(s.entry.name for s in statuses))
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _pairs(table: Table) -> Iterator[Note]:
     few = [
-        f"{_where(table, row, i)} ({cell.delta.n} of {len(cell.standings)})"
+        f"{_where(table, row, i)} ({cell.delta.n} of {len(cell.statuses)})"
         for row, i, cell in _cells(table)
-        if cell.delta is not None and cell.delta.n < len(cell.standings)
+        if cell.delta is not None and cell.delta.n < len(cell.statuses)
     ]
     if few:
         yield Note("pairs", f"differences over fewer {table.spec.over}s than the cell has: {', '.join(few)}")
@@ -197,12 +197,12 @@ def _mixtures(table: Table) -> Iterator[Note]:
     vocabulary, and then have different tokens of the same text."""
     for index, column in enumerate(table.columns):
         cells = [row.cells[index] for row in table.rows]
-        standings = [s for cell in cells for s in cell.standings]
-        yield from _mixture(standings, "training texts", lambda r: _short(r.fingerprint), f"{column.title}: ")
+        statuses = [s for cell in cells for s in cell.statuses]
+        yield from _mixture(statuses, "training texts", lambda r: _short(r.fingerprint), f"{column.title}: ")
         yield from _mixture(
-            standings, "validation texts", lambda r: _short(r.validation_fingerprint), f"{column.title}: "
+            statuses, "validation texts", lambda r: _short(r.validation_fingerprint), f"{column.title}: "
         )
-    everything = _standings(table)
+    everything = _statuses(table)
     yield from _mixture(everything, "precisions", lambda r: r.precision)
     yield from _mixture(everything, "versions of the code", lambda r: _short(r.code))
     yield from _mixture(everything, "devices", lambda r: r.gpu or r.device)
@@ -213,9 +213,9 @@ def _mixtures(table: Table) -> Iterator[Note]:
 
 
 def _mixture(
-    standings: list[Standing], what: str, of: Callable[[Result], str | None], where: str = ""
+    statuses: list[EntryStatus], what: str, of: Callable[[Result], str | None], where: str = ""
 ) -> Iterator[Note]:
-    counts = Counter(of(s.result) or "not recorded" for s in standings if s.result is not None and s.value is not None)
+    counts = Counter(of(s.result) or "not recorded" for s in statuses if s.result is not None and s.value is not None)
     if len(counts) > 1:
         told = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
         yield Note("mixture", f"{where}the numbers mix {what}: {told}")
@@ -226,10 +226,10 @@ def _changed(result: Result | None) -> bool:
     return result is not None and result.metrics.get("code_versions", 1) > 1
 
 
-def _first(standings: Sequence[Standing]) -> str:
+def _first(statuses: Sequence[EntryStatus]) -> str:
     """The first few by name."""
-    more = f" and {len(standings) - NAMED} more" if len(standings) > NAMED else ""
-    return ", ".join(s.entry.id for s in standings[:NAMED]) + more
+    more = f" and {len(statuses) - NAMED} more" if len(statuses) > NAMED else ""
+    return ", ".join(s.entry.id for s in statuses[:NAMED]) + more
 
 
 def _short(text: str | None) -> str | None:
@@ -238,9 +238,9 @@ def _short(text: str | None) -> str | None:
 
 def _overrides(table: Table) -> Iterator[Note]:
     why: dict[str, list[str]] = {}
-    for standing in _standings(table):
-        for reason in getattr(standing.entry, "notes", ()):
-            why.setdefault(reason, []).append(standing.entry.name)
+    for status in _statuses(table):
+        for reason in getattr(status.entry, "notes", ()):
+            why.setdefault(reason, []).append(status.entry.name)
     for reason, names in why.items():
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         yield Note("override", f"{shown}: {reason}")
@@ -266,7 +266,7 @@ def _budgets(table: Table) -> Iterator[Note]:
     """Published numbers that come from a much longer or shorter training than ours."""
     found: dict[str, None] = {}
     for _, i, cell in _cells(table):
-        entry = cell.standings[0].entry.cell
+        entry = cell.statuses[0].entry.cell
         ours = entry.optim.rows * entry.data.length
         for source, printed in (cell.printed or {}).items():
             if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, select
 
 from gpas_cli.report.result import Result
-from gpas_cli.store.fold import SPIKE_CURVES
+from gpas_cli.store.projection import SPIKE_CURVES
 from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
 
 DECISIVE = ("done", "diverged")

@@ -49,7 +49,7 @@ def to_csv(table: Table) -> str:
     writer.writerow(map(_csv_cell, [*table.spec.rows, table.spec.columns, *names, *sources]))
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            if cell.standings:
+            if cell.statuses:
                 labels = [*row.key, column.label, table.metric.name]
                 writer.writerow(map(_csv_cell, [*labels, *_csv_numbers(cell), *_csv_printed(table, cell)]))
     return out.getvalue()
@@ -67,7 +67,7 @@ def _csv_numbers(cell: TableCell) -> list[object]:
     s, d = cell.summary, cell.delta
     ours = [s.mean, s.std, s.n] if s else [None, None, 0]
     delta = [d.mean, d.std, d.n, d.p] if d else [None] * 4
-    return [*ours, len(cell.standings), *delta, cell.mark, cell.status]
+    return [*ours, len(cell.statuses), *delta, cell.mark, cell.status]
 
 
 def _csv_printed(table: Table, cell: TableCell) -> list[object]:
@@ -96,13 +96,13 @@ def _json_row(table: Table, row: Row) -> dict[str, Any]:
 
 
 def _json_cell(cell: TableCell) -> dict[str, Any] | None:
-    if not cell.standings:
+    if not cell.statuses:
         return None
     return {
         "mean": cell.summary.mean if cell.summary else None,
         "std": cell.summary.std if cell.summary else None,
         "n": cell.summary.n if cell.summary else 0,
-        "wanted": len(cell.standings),
+        "wanted": len(cell.statuses),
         "delta": vars(cell.delta) if cell.delta else None,
         "mark": cell.mark,
         "status": cell.status,
@@ -116,7 +116,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
                 "value": s.value,
                 "progress": s.progress,
             }
-            for s in cell.standings
+            for s in cell.statuses
         ],
     }
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report import stats
+from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
 from gpas_cli.report.labels import Label, RowKey, facts, label_title, row_title, scheme_titles
 from gpas_cli.report.metrics import Metric, metric
 from gpas_cli.report.papers import PublishedTable, published
-from gpas_cli.report.standing import Results, Standing, States, describe, stand
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry, TableSpec
@@ -38,10 +38,10 @@ class Printed:
 class TableCell:
     """One row and column. `mark` is "best", "second" or ""; `status` says why numbers are missing, "" if none is.
 
-    `delta` is None in a base row, and where no seed has both numbers. No standings: the grid has no such cell.
+    `delta` is None in a base row, and where no seed has both numbers. No statuses: the grid has no such cell.
     """
 
-    standings: tuple[Standing, ...] = ()
+    statuses: tuple[EntryStatus, ...] = ()
     summary: stats.Summary | None = None
     delta: stats.Paired | None = None
     status: str = ""
@@ -51,12 +51,12 @@ class TableCell:
     @property
     def values(self) -> dict[Hashable, float]:
         """The numbers by seed."""
-        return {s.seed: s.value for s in self.standings if s.value is not None}
+        return {s.seed: s.value for s in self.statuses if s.value is not None}
 
     @property
     def complete(self) -> bool:
         """Whether every seed has its number."""
-        return self.summary is not None and self.summary.n == len(self.standings)
+        return self.summary is not None and self.summary.n == len(self.statuses)
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,10 @@ def _cells(
     for label in labels:
         name = what.recorded_as(str(label) if spec.columns == "task" else "average")
         group = columns.get(label, ())
-        standings = tuple(stand(entry, entry.axes.get(spec.over), what, name, states, results) for entry in group)
-        numbers = [s.value for s in standings if s.value is not None]
+        statuses = tuple(entry_status(entry, entry.axes.get(spec.over), what, name, states, results) for entry in group)
+        numbers = [s.value for s in statuses if s.value is not None]
         summary = stats.summary(numbers) if numbers else None
-        cells.append(TableCell(standings, summary, status=describe(standings, spec.over)))
+        cells.append(TableCell(statuses, summary, status=missing_numbers(statuses, spec.over)))
     return cells
 
 
@@ -211,14 +211,14 @@ def _with_printed(
 
 
 def _printed(own: TableCell, base: TableCell, label: Label, spec: TableSpec, table: PublishedTable) -> Printed | None:
-    if not own.standings:
+    if not own.statuses:
         return None
     task = {"task": label} if spec.columns == "task" else {}
-    labels = {**facts(own.standings[0].entry), **task}
+    labels = {**facts(own.statuses[0].entry), **task}
     value = table(labels)
     if value is None:
         return None
-    delta = table.delta(labels, {**facts(base.standings[0].entry), **task}) if base.standings else None
+    delta = table.delta(labels, {**facts(base.statuses[0].entry), **task}) if base.statuses else None
     return Printed(value, delta, table.tokens(labels))
 
 

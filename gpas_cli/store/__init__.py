@@ -6,7 +6,7 @@
     schema       the tables, as SQLAlchemy models
     session      opening a database, and refusing one that is not ours or not of this version
     owner        which project a database belongs to
-    fold         a stretch of a journal -> what it changes in the database
+    projection   events of a journal -> the columns and points that they change
     points       writing metrics and curves
     ingest       run directories -> rows, incrementally
     agreement    whether rows and run directories agree

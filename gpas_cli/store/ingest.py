@@ -24,8 +24,8 @@ from sqlalchemy.exc import DataError, DBAPIError, StatementError
 from gpas_cli.errors import StoreError
 from gpas_cli.store import journal, owner, rundir, session
 from gpas_cli.store.files import open_regular
-from gpas_cli.store.fold import Changes, fold, integer, number, optional, string
 from gpas_cli.store.points import forget_points, store_points
+from gpas_cli.store.projection import Changes, integer, number, optional, project_events, string
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import Base
 
@@ -128,7 +128,7 @@ def _ingest(connection: Connection, attempt: AttemptDir) -> Ingested:
         if offset == row["journal_offset"]:
             _seal(connection, attempt, row, mtime)
             return Ingested(int(changed or events + damaged > 0), events, damaged)
-        changes = fold(found)
+        changes = project_events(found)
         events, damaged = events + len(found), damaged + bad + changes.malformed
         row = _apply(connection, row, changes, offset, len(found), bad + changes.malformed)
 

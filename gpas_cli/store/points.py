@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect, Table, bindparam, delete
 
-from gpas_cli.store.fold import Changes
+from gpas_cli.store.projection import Changes
 from gpas_cli.store.schema import Base
 
 METRIC, CURVE, LAYER_CURVE = (Base.metadata.tables[name] for name in ("metric", "curve", "layer_curve"))

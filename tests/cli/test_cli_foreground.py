@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gpas_cli.cli.events import line
 from gpas_cli.cli.foreground import make_foreground, numbers, view
-from gpas_cli.cli.live import spike_mark
+from gpas_cli.cli.progress_view import spike_mark
 from gpas_cli.launch.progress import Progress
 from gpas_cli.launch.summary import Board
 from gpas_cli.launch.watch import Sighting

@@ -14,7 +14,7 @@ import pytest
 from launching import entry, key
 
 from gpas_cli.checkpoints import path_of
-from gpas_cli.cli.live import result
+from gpas_cli.cli.progress_view import result
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import cancellation, locks
 from gpas_cli.launch.progress import progress as read_progress

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpas_cli.store.fold import EVALUATION_CURVES, STEP_CURVES, fold, integer, number, string
+from gpas_cli.store.projection import EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
 
 
 def event(kind: str, **fields: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def test_steps_and_evaluations_become_curves() -> None:
     evaluation = event(
         "evaluation", step=4, loss=1.5, perplexity=4.48, bits_per_byte=0.6, tokens=64, loss_reference=1.4
     )
-    changes = fold([step, evaluation])
+    changes = project_events([step, evaluation])
     assert set(changes.curves) == {*STEP_CURVES, *EVALUATION_CURVES.values()}
     assert changes.curves["loss"] == {3: 2.0}
     assert changes.curves["eval_loss"] == {4: 1.5}
@@ -28,39 +28,43 @@ def test_steps_and_evaluations_become_curves() -> None:
 
 def test_a_spike_is_a_point_of_its_own_curve() -> None:
     told = [event("spike", step=7, of=of, value=9.0, usual=3.0) for of in ("loss", "grad_norm", "weather")]
-    changes = fold(told)
+    changes = project_events(told)
     assert changes.curves == {"spike_loss": {7: 9.0}, "spike_grad_norm": {7: 9.0}}
     assert changes.malformed == 1
 
 
 def test_what_a_step_does_not_tell_has_no_point() -> None:
-    assert fold([event("step", step=1, loss=2.0, grad_norm=None)]).curves == {"loss": {1: 2.0}}
+    assert project_events([event("step", step=1, loss=2.0, grad_norm=None)]).curves == {"loss": {1: 2.0}}
 
 
 def test_layers_are_counted_from_zero() -> None:
-    changes = fold([event("layers", step=2, values={"gate": [0.5, None, "nan"]})])
+    changes = project_events([event("layers", step=2, values={"gate": [0.5, None, "nan"]})])
     assert set(changes.layers["gate"]) == {(2, 0), (2, 2)}
     assert math.isnan(changes.layers["gate"][2, 2])
 
 
 def test_the_last_word_counts() -> None:
-    changes = fold([event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)])
+    changes = project_events(
+        [event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)]
+    )
     assert changes.curves["loss"] == {1: 1.8, 2: 1.9}
     assert changes.columns["last_step"] == 2
 
 
 def test_an_outcome_ends_and_a_start_after_it_begins_again() -> None:
     outcome = event("outcome", outcome="interrupted", step=7, cause="preempted", metrics={"loss": 2.0, "note": None})
-    ended = fold([outcome])
+    ended = project_events([outcome])
     assert ended.columns == {"outcome": "interrupted", "cause": "preempted", "ended": 1760000000.0, "last_step": 7}
     assert ended.metrics == {"loss": 2.0}
-    again = fold([outcome, event("start", host="b")])
+    again = project_events([outcome, event("start", host="b")])
     assert (again.columns["outcome"], again.columns["ended"], again.columns["host"]) == (None, None, "b")
     assert again.metrics == {}
 
 
 def test_unknown_kinds_say_nothing() -> None:
-    changes = fold([event("weather", step="?"), event("warning", message="x"), event("phase", name="training")])
+    changes = project_events(
+        [event("weather", step="?"), event("warning", message="x"), event("phase", name="training")]
+    )
     assert (changes.columns, changes.curves, changes.malformed) == ({}, {}, 0)
 
 
@@ -84,7 +88,7 @@ def test_unknown_kinds_say_nothing() -> None:
     ids=str,
 )
 def test_a_malformed_event_is_counted_and_changes_nothing(bad: dict[str, Any]) -> None:
-    changes = fold([bad, event("step", step=5, loss=1.0)])
+    changes = project_events([bad, event("step", step=5, loss=1.0)])
     assert changes.malformed == 1
     assert changes.columns == {"last_step": 5}
     assert (changes.curves, changes.layers, changes.metrics) == ({"loss": {5: 1.0}}, {}, None)

@@ -33,7 +33,7 @@ class Changes:
         self.columns["last_step"] = max(step, self.columns.get("last_step", 0))
 
 
-def fold(events: Iterable[Event]) -> Changes:
+def project_events(events: Iterable[Event]) -> Changes:
     """What `events` say, the last word counting. Unknown kinds say nothing; malformed events are counted."""
     changes = Changes()
     for event in events:

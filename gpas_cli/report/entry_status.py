@@ -35,7 +35,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Standing:
+class EntryStatus:
     """One entry in a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
 
     state: as `gpas status` has it, or "unsynced" (done, but the database has not heard of it) or "unrecorded" (done
@@ -53,8 +53,10 @@ class Standing:
     withheld: Result | None = None
 
 
-def stand(entry: Entry, seed: Label | None, metric: Metric, name: str, states: States, results: Results) -> Standing:
-    """The standing of `entry` for the number called `name`: that of the first stage in its chain that is not done.
+def entry_status(
+    entry: Entry, seed: Label | None, metric: Metric, name: str, states: States, results: Results
+) -> EntryStatus:
+    """The status of `entry` for the number called `name`: that of the first stage in its chain that is not done.
 
     A result counts only where the run directory shows it too, by the evidence that `gpas status` goes by.
 
@@ -69,18 +71,18 @@ def stand(entry: Entry, seed: Label | None, metric: Metric, name: str, states: S
         result = known if known is not None and _is_supported(known, states) else None
         withheld = known if result is None else None
         if result is not None and result.outcome == "diverged":
-            return Standing(entry, seed, "diverged", stage.key, result=result)
+            return EntryStatus(entry, seed, "diverged", stage.key, result=result)
         if result is None or result.outcome != "done":
             # A state is known of one stage at least; whoever is at a later stage has done this one.
             later = any(after.key in states for after in entry.cell.stages[position + 1 :])
             state, progress = states.get(stage.key, ("done" if later else "missing", None))
             state = "unsynced" if state == "done" else state
-            return Standing(entry, seed, state, stage.key, progress=progress, withheld=withheld)
+            return EntryStatus(entry, seed, state, stage.key, progress=progress, withheld=withheld)
         if stage.kind == metric.stage:
             break
     assert result is not None  # the loop ends at the stage in question, and only where that is done
     value = result.metrics.get(name)
-    return Standing(entry, seed, "unrecorded" if value is None else "done", stage.key, value=value, result=result)
+    return EntryStatus(entry, seed, "unrecorded" if value is None else "done", stage.key, value=value, result=result)
 
 
 def _is_supported(result: Result, states: States) -> bool:
@@ -90,24 +92,24 @@ def _is_supported(result: Result, states: States) -> bool:
     return state == result.outcome
 
 
-def describe(standings: Sequence[Standing], over: str) -> str:
+def missing_numbers(statuses: Sequence[EntryStatus], over: str) -> str:
     """Why numbers are missing: "" when none is, "running 45 %", "3/5 seeds", "2 queued, 1 missing"."""
-    lacking = [standing for standing in standings if standing.value is None]
+    lacking = [status for status in statuses if status.value is None]
     if not lacking:
         return ""
-    counts = Counter(standing.state for standing in lacking)
+    counts = Counter(status.state for status in lacking)
     words = [_word(state, count, lacking, len(counts) > 1) for state, count in sorted(counts.items(), key=_order)]
-    if len(lacking) == len(standings):
+    if len(lacking) == len(statuses):
         return ", ".join(words)
     diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
-    return f"{len(standings) - len(lacking)}/{len(standings)} {over}s{diverged}"
+    return f"{len(statuses) - len(lacking)}/{len(statuses)} {over}s{diverged}"
 
 
 def _order(item: tuple[str, int]) -> int:
     return list(WORDS).index(item[0]) if item[0] in WORDS else len(WORDS)
 
 
-def _word(state: str, count: int, lacking: Sequence[Standing], counted: bool) -> str:
+def _word(state: str, count: int, lacking: Sequence[EntryStatus], counted: bool) -> str:
     known = [s.progress for s in lacking if s.state == state and s.progress is not None]
     # Rounded down: 100 % is said only of what is finished.
     percent = f" {math.floor(100 * sum(known) / len(known))} %" if known and state in ("running", "interrupted") else ""
