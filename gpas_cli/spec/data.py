@@ -33,7 +33,7 @@ class Data:
     layout: str = setting("pad", choices=("pack", "pad"))
     length: int = setting(256, low=2, high=1_048_576)
     eval_tokens: int = setting(10_000_000, low=1)
-    validation: str = setting("", late=True)
+    validation: str = setting("", omit_default_from_key=True)
 
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,12 +25,12 @@ class Family:
     positions; GPT's and Megatron's are learned. Its dropout of 0.1 is not built. GPT's eps is `size: {eps: 1e-5}`.
     """
 
-    norm: str = setting("rmsnorm", choices=NORMS, late=True)
-    ffn: str = setting("swiglu", choices=FFNS, late=True)
-    positions: str = setting("rotary", choices=("rotary", "learned"), late=True)
-    context: int = setting(2048, low=1, high=1_048_576, late=True)
-    bias: bool = setting(False, late=True)
-    tied: bool = setting(False, late=True)
+    norm: str = setting("rmsnorm", choices=NORMS, omit_default_from_key=True)
+    ffn: str = setting("swiglu", choices=FFNS, omit_default_from_key=True)
+    positions: str = setting("rotary", choices=("rotary", "learned"), omit_default_from_key=True)
+    context: int = setting(2048, low=1, high=1_048_576, omit_default_from_key=True)
+    bias: bool = setting(False, omit_default_from_key=True)
+    tied: bool = setting(False, omit_default_from_key=True)
 
 
 FAMILIES: dict[str, Family] = {

@@ -32,8 +32,8 @@ class Optim:
     weight_decay: float = setting(0.0, low=0, high=10)
     clip: float = setting(0.0, low=0)
     clip_gates: float = setting(0.0, low=0)
-    clip_over: str = setting("all", choices=("all", "others"), late=True)
-    mean_rows: int = setting(0, low=0, high=1_000_000, late=True)
+    clip_over: str = setting("all", choices=("all", "others"), omit_default_from_key=True)
+    mean_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
 
     @property
     def rows(self) -> int:

@@ -32,22 +32,22 @@ def setting(
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
-    late: bool = False,
+    omit_default_from_key: bool = False,
     check: Callable[[str], str] | None = None,
     lines: bool = False,
 ) -> Any:
     """A field with its bounds: low <= value <= high, value > above, or one of `choices`.
 
-    `check` says what is wrong with a word, "" when nothing is. `lines` lets a word have line breaks.
-    `late` marks a field added after keys were first published: it is left out of the content key while it has its
-    default, so that results obtained before the field existed keep their key.
+    `check` returns what is wrong with a word, or "". `lines` allows line breaks in a word.
+    `omit_default_from_key` is for fields added after keys were first published: the content key leaves the field out
+    while it has its default, so that results obtained before the field existed keep their key.
     """
     bounds = {
         "choices": choices,
         "low": low,
         "above": above,
         "high": high,
-        "late": late,
+        "omit_default_from_key": omit_default_from_key,
         "check": check,
         "lines": lines,
     }
@@ -61,9 +61,9 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 
 @cache
 def _layout(cls: Hashable) -> tuple[tuple[str, bool, Any], ...]:
-    """(name, whether it is a late field, default) of each field: looked up once, not for every instance."""
+    """Return (name, omit_default_from_key, default) of each field, cached by class."""
     found = dataclasses.fields(typing.cast(Any, cls))
-    return tuple((f.name, bool(f.metadata.get("late")), f.default) for f in found)
+    return tuple((f.name, bool(f.metadata.get("omit_default_from_key")), f.default) for f in found)
 
 
 KEPT = 4096  # sections: a grid has few different ones, however many cells share them
@@ -192,7 +192,7 @@ def control_character(text: str, allowed: str = "") -> str:
 
 
 def plain(value: Any, *, for_key: bool = False) -> Any:
-    """A dataclass as JSON-ready mappings and lists; with `for_key`, late fields at their default are left out."""
+    """A dataclass as JSON-ready mappings and lists; with `for_key`, without the defaults that keys omit."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, (tuple, list)):
@@ -200,8 +200,8 @@ def plain(value: Any, *, for_key: bool = False) -> Any:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     found = {}
-    for name, late, default in _layout(type(value)):
+    for name, omitted, default in _layout(type(value)):
         own = getattr(value, name)
-        if not (for_key and late and own == default):
+        if not (for_key and omitted and own == default):
             found[name] = own if type(own) in _SCALARS else plain(own, for_key=for_key)
     return found

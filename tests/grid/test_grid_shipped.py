@@ -20,7 +20,7 @@ EXPERIMENTS = load(PATH)
 GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
 
 # Results are found by these keys. A change here orphans every result that users have of these cells: never do it to
-# make a test pass; add a field with `late` instead (gpas_cli.spec.parse.setting).
+# make a test pass; add a field with `omit_default_from_key` instead (gpas_cli.spec.parse.setting).
 KEYS = {
     "quickstart/pre-s1": "8b8754e5efdb96ac",
     "quickstart/deepnorm-gpas-s2": "96ba44e04a9bf493",
