@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.spec.run import Cadence, Watch
+from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.store.journal import Journal
 from gpas_cli.train.bench import made_up_loop
 from gpas_cli.train.loop import Loop
@@ -93,7 +93,7 @@ def run(cell: Cell, pairs: int, repeats: int) -> dict[str, Any]:
     loop = make_loop(cell)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.jsonl")
-        observer = Observer(cell, Watch(), loop.precision.device, journal)
+        observer = Observer(cell, Monitoring(), loop.precision.device, journal)
         for _ in range(5):
             observer.add(loop.update(observe=True))
         observer.settle()

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.grid.scalar import Label, same
 from gpas_cli.spec.cell import Catalogue
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Grid:
     override: tuple[Override, ...] = ()
     include: tuple[Include, ...] = ()
     cadence: Cadence = field(default_factory=Cadence)
-    watch: Watch = field(default_factory=Watch)
+    watch: Monitoring = field(default_factory=Monitoring)
     resources: dict[str, object] = field(default_factory=dict)
     resources_node: Node | None = None
     table: TableSpec | None = None

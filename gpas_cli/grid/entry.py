@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpas_cli.grid.document import Node
 from gpas_cli.grid.scalar import Label
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.words import count, verb
 
 
@@ -54,7 +54,7 @@ class Entry:
     cadence: Cadence = field(default_factory=Cadence)
     resources: Resources = field(default_factory=Resources)
     text_resources: Resources = field(default_factory=Resources)
-    watch: Watch = field(default_factory=Watch)
+    watch: Monitoring = field(default_factory=Monitoring)
     notes: tuple[str, ...] = ()
     declared: Declared | None = field(default=None, compare=False, repr=False)
 

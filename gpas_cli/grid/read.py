@@ -14,7 +14,7 @@ from gpas_cli.grid.scalar import Label, identity, same, spelled
 from gpas_cli.grid.schema import Path, built, entries, fault, items, sentence, texts, word, words
 from gpas_cli.grid.settings import SETTINGS, STAGE_SECTIONS, children, has_label, label, merge, nested, unnamed
 from gpas_cli.spec.parse import control_character
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
 GRID_KEYS = (
     *("title", "base", "axes", "when", "exclude", "override", "include"),
@@ -281,8 +281,8 @@ def _read_cadence(node: Node | None, path: Path, problems: list[Problem]) -> Cad
     return (built(Cadence, node, path, problems) if node else None) or Cadence()
 
 
-def _read_watch(node: Node | None, path: Path, problems: list[Problem]) -> Watch:
-    return (built(Watch, node, path, problems) if node else None) or Watch()
+def _read_watch(node: Node | None, path: Path, problems: list[Problem]) -> Monitoring:
+    return (built(Monitoring, node, path, problems) if node else None) or Monitoring()
 
 
 def read_resources(node: Node | None, path: Path, problems: list[Problem]) -> dict[str, object]:

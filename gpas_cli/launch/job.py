@@ -34,7 +34,7 @@ from gpas_cli.launch.watch import EXIT_NODE
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.plugins import known_schemes, schemes_in
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 
@@ -224,7 +224,7 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
     )
     cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
     # Only the first process has a journal, and only it tells others.
-    watch = Watch(**attempt.get("watch", {}))
+    watch = Monitoring(**attempt.get("watch", {}))
     subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
     with opened(watch, subject, places.root, run.emit, leads=world.leads) as emit:
         return train(

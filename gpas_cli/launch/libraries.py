@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from gpas_cli.errors import GpasError
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 
-OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # setting of `Watch`, module and extra in one
+OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # setting, module and extra
 
 
-def require_libraries(wanted: Mapping[str, Watch]) -> None:
+def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
     """Raise GpasError that names every library which a job (id -> its watch) asks for and which is not installed."""
     missing: dict[str, list[str]] = {}
     for who, watch in wanted.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.data.demand import Demand
 from gpas_cli.spec.cell import TRAININGS, Cell, Stage
 from gpas_cli.spec.parse import plain
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -31,7 +31,7 @@ class StageJob:
     name: str
     axes: Mapping[str, Any]
     cadence: Cadence
-    watch: Watch
+    watch: Monitoring
     resources: Resources
     text_resources: Resources = field(default_factory=Resources)
     text: str = ""  # key of the job that tokenises what this one reads, "" where that is done (`launch.text`)

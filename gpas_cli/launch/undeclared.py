@@ -18,7 +18,7 @@ from gpas_cli.launch.told import told_of
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Catalogue, cell_from
 from gpas_cli.spec.parse import build
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.rundir import all_stages
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
         axes=axes,
         cadence=_built(Cadence, facts.get("cadence")),
         resources=_built(Resources, facts.get("resources")),
-        watch=_built(Watch, facts.get("watch")),
+        watch=_built(Monitoring, facts.get("watch")),
     )
 
 

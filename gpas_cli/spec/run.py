@@ -27,7 +27,7 @@ class Cadence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class Monitoring:
     """What counts as a spike and as divergence, and who else is told of a run's events.
 
     window, spike: a value is a spike if it exceeds the median of the `window` updates before it by `spike` robust

@@ -1,14 +1,14 @@
 """Whether a training is well: spikes of loss and gradient, and divergence, as pure functions of the series of updates.
 
 A spike (of value v at update t) exceeds what was usual: with m the median and s = 1.4826 median(|x - m|) of the
-`Watch.window` updates before t, x_t - m > max(`Watch.spike` s, floor). For the loss x = v and the floor is 0.1 nats;
-for the gradient norm, whose size varies by factors, x = ln v and the floor is ln 3. The median follows a falling loss
-from above, and the few values of a spike hardly move it. Of consecutive updates that exceed it, the first is told;
-nothing is told before a quarter of the window has been seen.
+`window` updates before t, x_t - m > max(`spike` * s, floor), where `window` and `spike` are fields of `Monitoring`. For
+the loss x = v and the floor is 0.1 nats; for the gradient norm, whose size varies by factors, x = ln v and the floor is
+ln 3. The median follows a falling loss from above, and the few values of a spike hardly move it. Of consecutive updates
+that exceed it, the first is told; nothing is told before a quarter of the window has been seen.
 
 A training has diverged at the first update whose loss or gradient norm is not finite, and at the first with which the
-loss has been above max(its first value, ln V) + `Watch.margin` for `Watch.patience` updates in a row: ln V is the loss
-of guessing, and a network that learns nothing at all (a Post-LN plateau) stays below it.
+loss has been above max(its first value, ln V) + `margin` for `patience` updates in a row: ln V is the loss of guessing,
+and a network that learns nothing at all (a Post-LN plateau) stays below it.
 
 What a verdict depends on is a window of values, a count and the first loss: `Health.state`, which lies in
 watch-<update>.json beside each checkpoint, so that a resumed run tells the same spikes as one that was not interrupted.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 
 FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
 TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a normal distribution
@@ -56,7 +56,7 @@ class Detector:
     """Spikes of one series. `inside`: the last value exceeded the usual."""
 
     of: str
-    watch: Watch
+    watch: Monitoring
     inside: bool = False
     recent: deque[float] = field(init=False)
 
@@ -87,7 +87,7 @@ class Detector:
 class Health:
     """Takes every update's loss and gradient norm, in order. `vocab`: how many tokens a guess is among."""
 
-    def __init__(self, watch: Watch, vocab: int) -> None:
+    def __init__(self, watch: Monitoring, vocab: int) -> None:
         self.watch, self.guessing = watch, math.log(vocab)
         self.first: float | None = None
         self.high = 0
@@ -145,7 +145,7 @@ def read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
     for folder in folders:
         try:
             state = json.loads(_path(folder, step).read_text())
-            Health(Watch(), 2).restore(state)
+            Health(Monitoring(), 2).restore(state)
         except (OSError, ValueError, KeyError, TypeError):
             continue
         return dict(state)

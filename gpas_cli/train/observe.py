@@ -24,7 +24,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.shards import is_shard, local
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token, peak_flops
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.events import Emit
 from gpas_cli.train.health import Divergence, Health, read_state
@@ -183,7 +183,7 @@ def _tf32() -> bool:
 class Observer:
     """Takes every update, judges it, and tells of it. Nothing is waited for but in `settle`."""
 
-    def __init__(self, cell: Cell, watch: Watch, device: torch.device, emit: Emit, world: World = ALONE) -> None:
+    def __init__(self, cell: Cell, watch: Monitoring, device: torch.device, emit: Emit, world: World = ALONE) -> None:
         self.steps, self.emit, self.world = cell.optim.steps, emit, world
         self.health = Health(watch, cell.model.size.vocab)
         self.meter = make_meter(cell, device, world.size)

@@ -19,7 +19,7 @@ from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.compiling import worth_compiling
@@ -36,7 +36,7 @@ from gpas_cli.train.profile import profiling
 from gpas_cli.train.strategy import choose
 
 WHATEVER_FITS = Resources()
-USUAL = Watch()
+USUAL = Monitoring()
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def train(
     stop: Stop,
     resources: Resources = WHATEVER_FITS,
     world: World = ALONE,
-    watch: Watch = USUAL,
+    watch: Monitoring = USUAL,
 ) -> Outcome:
     """Pretrain `cell`, resuming from the newest sound checkpoint. Collective: every process of `world` calls it.
 
@@ -218,7 +218,7 @@ class _Training:
     places: Places
     emit: Emit
     cadence: Cadence
-    watch: Watch
+    watch: Monitoring
     stop: Stop
     loop: Loop
     corpus: Corpus

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.events import Emit
 
 CLOSING = 30.0  # seconds that a sink may take to close
@@ -158,7 +158,7 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
 
 
 @contextmanager
-def opened(watch: Watch, subject: Subject, root: Path, journal: Emit, *, leads: bool = True) -> Iterator[Emit]:
+def opened(watch: Monitoring, subject: Subject, root: Path, journal: Emit, *, leads: bool = True) -> Iterator[Emit]:
     """`journal`, and the sinks that `watch` asks for beside it, in the process that `leads`. Relative folders start
     from `root`."""
     wanted: Sequence[tuple[str, str, Callable[[], Sink]]] = (

@@ -23,13 +23,13 @@ from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.run import Cadence, Watch
+from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.size import SIZES, Size
 
 TEXT = packaged("experiments.yaml").read_text()
 MANUAL = TEXT[: TEXT.index("\nversion:")]
 WORDS = set(re.findall(r"[A-Za-z0-9_-]+", MANUAL))
-SECTIONS = (Size, Gate, Embed, Init, Family, Data, Optim, Cadence, Watch)
+SECTIONS = (Size, Gate, Embed, Init, Family, Data, Optim, Cadence, Monitoring)
 UNTOLD = {"profile"}  # `gpas train --profile`
 NAMES = {
     "top level": set(TOP),

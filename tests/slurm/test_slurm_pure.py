@@ -23,7 +23,7 @@ from gpas_cli.launch.submitters import Claim, Liveness
 from gpas_cli.launch.watch import Sighting
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import cell_from
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import create_attempt
 
@@ -36,7 +36,7 @@ KEY = "0123456789abcdef"
 def job(key: int, *parents: int, kind: str = "pretrain", **resources: Any) -> StageJob:
     return StageJob(
         kind=kind, key=f"{key:016x}", parents=tuple(f"{p:016x}" for p in parents), cell=CELL, grid="g", name=f"c{key}",
-        axes={}, cadence=Cadence(), watch=Watch(), resources=Resources(**resources),
+        axes={}, cadence=Cadence(), watch=Monitoring(), resources=Resources(**resources),
     )  # fmt: skip
 
 

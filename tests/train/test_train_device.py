@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpas_cli.model import gate_gradient
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.norm import SCHEMES
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import run
 from gpas_cli.train.bench import made_up_loop
 from gpas_cli.train.observe import Observer
@@ -75,7 +75,7 @@ def test_an_update_and_what_observes_it(
     monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)  # as on a GPU
     made = cell(precision=precision, gate=gate, norm=norm)
     loop = made_up_loop(made, padded=padded)
-    observer = Observer(made, Watch(), loop.precision.device, lambda *_, **__: None)
+    observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)
     loop.update()  # the first one makes Adam's states
     fused = loop.optimizer.defaults["fused"]
     counts = [] if fused else [state["step"] for state in loop.optimizer.state.values()]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.health import Divergence, Health, Spike, read_state
 
 VOCAB = 512
@@ -23,7 +23,7 @@ def healthy(updates: int = 600, seed: int = 1) -> list[tuple[float, float]]:
 
 
 def judge(series: list[tuple[float, float]], health: Health | None = None, first: int = 1) -> list[Spike | Divergence]:
-    health, told = health or Health(Watch(), VOCAB), []
+    health, told = health or Health(Monitoring(), VOCAB), []
     for step, (loss, norm) in enumerate(series, first):
         spikes, divergence = health.add(step, loss, norm)
         told += spikes
@@ -59,7 +59,7 @@ def test_nothing_is_usual_at_the_very_beginning() -> None:
 def test_detection_can_be_turned_off() -> None:
     series = healthy()
     series[299] = (50.0, 99.0)
-    assert judge(series, Health(Watch(spike=0.0), VOCAB)) == []
+    assert judge(series, Health(Monitoring(spike=0.0), VOCAB)) == []
 
 
 @pytest.mark.parametrize("at", [1, 200, 299, 300, 301, 302, 420])
@@ -69,11 +69,11 @@ def test_a_resumed_run_tells_the_same(at: int, tmp_path: Path) -> None:
     series[450] = (3.6, 9.0)
     whole = judge(series)
     assert len(whole) == 3
-    before = Health(Watch(), VOCAB)
+    before = Health(Monitoring(), VOCAB)
     told = judge(series[:at], before)
     (tmp_path / f"step-{at:08d}.safetensors").touch()
     before.save(tmp_path, at)
-    after = Health(Watch(), VOCAB)
+    after = Health(Monitoring(), VOCAB)
     state = read_state([tmp_path / "elsewhere", tmp_path], at)
     assert state is not None
     after.restore(state)
@@ -82,7 +82,7 @@ def test_a_resumed_run_tells_the_same(at: int, tmp_path: Path) -> None:
 
 
 def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
-    health = Health(Watch(), VOCAB)
+    health = Health(Monitoring(), VOCAB)
     for step in (10, 20, 30):
         (tmp_path / f"step-{step:08d}.safetensors").touch()
         health.save(tmp_path, step)
@@ -115,7 +115,7 @@ def test_what_is_not_finite_has_diverged(pair: tuple[float, float], cause: str) 
 def test_a_loss_above_guessing_for_long_has_diverged() -> None:
     told = judge([*healthy(100), *[(8.0, 1.0)] * 600])
     assert isinstance(told[-1], Divergence)
-    assert told[-1].step == 100 + Watch().patience
+    assert told[-1].step == 100 + Monitoring().patience
     assert "8.000, was above 7.2" in told[-1].cause
 
 
@@ -134,9 +134,9 @@ def test_a_plateau_has_not(losses: list[float]) -> None:
 
 
 def test_the_count_goes_on_after_a_resume() -> None:
-    before = Health(Watch(patience=50), VOCAB)
+    before = Health(Monitoring(patience=50), VOCAB)
     assert judge([(6.0, 1.0), *[(9.0, 1.0)] * 30], before) == []
-    after = Health(Watch(patience=50), VOCAB)
+    after = Health(Monitoring(patience=50), VOCAB)
     after.restore(before.state())
     told = judge([(9.0, 1.0)] * 40, after, first=32)
     assert [verdict.step for verdict in told] == [51]

@@ -14,7 +14,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.shards import is_shard
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.flops import PEAKS, flops_per_token, peak_flops
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update
@@ -106,7 +106,7 @@ def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> No
 
 def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, dict]] = []
-    observer = Observer(cell(), Watch(), torch.device("cpu"), lambda kind, **fields: events.append((kind, fields)))
+    observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda kind, **fields: events.append((kind, fields)))
     network = trained()
     for step in range(1, 11):
         layers = measure(network, []) if step == 10 else None
@@ -124,7 +124,7 @@ def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_pending_is_nothing_to_tell() -> None:
-    observer = Observer(cell(), Watch(), torch.device("cpu"), lambda *a, **k: pytest.fail("told something"))
+    observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda *a, **k: pytest.fail("told something"))
     assert observer.settle() is None
 
 

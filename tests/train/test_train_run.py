@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.spec.run import Cadence, Resources, Watch
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import gemm, loop, shardfiles
 from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
@@ -187,7 +187,7 @@ def test_a_loss_that_stays_high_is_a_divergence(
 ) -> None:
     healthy, calls = loop.summed_loss, iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 8 else 1))
-    outcome, _ = go(places, tmp_path, cell(), watch=Watch(patience=6))
+    outcome, _ = go(places, tmp_path, cell(), watch=Monitoring(patience=6))
     assert (outcome.outcome, outcome.step) == ("diverged", 14)
     assert "was above 6." in outcome.cause
 
@@ -201,7 +201,7 @@ def test_a_resumed_run_tells_the_same_spikes(places: Places, tmp_path: Path, mon
         return replace(done, loss=done.loss * 0 + seen.get(done.step, 3.0))
 
     monkeypatch.setattr(loop.Loop, "update", spiking)
-    watch = Watch(window=16)
+    watch = Monitoring(window=16)
     whole = go(places, tmp_path / "whole", cell(), watch=watch)[1].of("spike")
     assert [(spike["step"], spike["of"]) for spike in whole] == [(17, "loss"), (22, "loss")]
     for stop_at in (3, 16, 17, 18, 23):
@@ -241,7 +241,7 @@ def test_a_checkpoint_without_a_record_of_what_was_usual(places: Places, tmp_pat
 
 def test_a_profile_is_written_and_told(places: Places, tmp_path: Path) -> None:
     straight, _ = go(places, tmp_path / "a/checkpoints", cell())
-    profiled, recorder = go(places, tmp_path / "b/checkpoints", cell(), watch=Watch(profile=2))
+    profiled, recorder = go(places, tmp_path / "b/checkpoints", cell(), watch=Monitoring(profile=2))
     assert profiled.metrics["loss"] == straight.metrics["loss"]
     (told,) = recorder.of("profile")
     assert told["step"] == 12
@@ -251,7 +251,7 @@ def test_a_profile_is_written_and_told(places: Places, tmp_path: Path) -> None:
 
 
 def test_a_run_too_short_for_a_profile_says_so(places: Places, tmp_path: Path) -> None:
-    _, recorder = go(places, tmp_path / "checkpoints", cell(), 5, watch=Watch(profile=3))
+    _, recorder = go(places, tmp_path / "checkpoints", cell(), 5, watch=Monitoring(profile=3))
     assert recorder.of("profile") == []
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
 

@@ -13,7 +13,7 @@ import pytest
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import libraries
 from gpas_cli.launch.libraries import require_libraries
-from gpas_cli.spec.run import Watch
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import sinks
 from gpas_cli.train.sinks import Subject, opened, scalars
 
@@ -73,13 +73,13 @@ def test_events_become_named_numbers() -> None:
 
 def test_without_sinks_the_journal_is_told_directly(subject: Subject, tmp_path: Path) -> None:
     journal = Recorder()
-    with opened(Watch(), subject, tmp_path, journal) as emit:
+    with opened(Monitoring(), subject, tmp_path, journal) as emit:
         assert emit is journal
 
 
 def test_wandb_is_told_what_the_journal_is(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
-    with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
         emit("phase", name="training", resumed_from=0)
         emit("step", step=1, steps=2, loss=2.0)
         emit("evaluation", step=2, loss=1.5, perplexity=float("inf"))
@@ -92,7 +92,7 @@ def test_wandb_is_told_what_the_journal_is(subject: Subject, tmp_path: Path, wan
 
 def test_a_failing_sink_costs_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
-    with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
         emit("step", step=1, steps=2, loss=2.0)
         wandb.fail = ConnectionError("no route")
         emit("step", step=2, steps=2, loss=2.0)
@@ -106,7 +106,7 @@ def test_a_failing_sink_costs_a_warning(subject: Subject, tmp_path: Path, wandb:
 def test_one_that_cannot_be_opened_too(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
     wandb.fail = RuntimeError("no key")
-    with opened(Watch(wandb="norms"), subject, tmp_path, journal) as emit:
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
         emit("step", step=1, steps=2, loss=2.0)
     assert [kind for kind, _ in journal.events] == ["warning", "step"]
 
@@ -117,7 +117,7 @@ def test_one_that_does_not_close_is_left_behind(
     monkeypatch.setattr(sinks, "CLOSING", 0.05)
     journal = Recorder()
     wandb.answers.clear()
-    with opened(Watch(wandb="norms"), subject, tmp_path, journal):
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal):
         pass
     wandb.answers.set()
     assert journal.events[0][1]["message"].endswith("TimeoutError: not closed within 0.05 s")
@@ -142,7 +142,7 @@ def test_tensorboard_writes_a_folder_for_each_cell(
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with opened(Watch(tensorboard="board"), subject, tmp_path, Recorder()) as emit:
+    with opened(Monitoring(tensorboard="board"), subject, tmp_path, Recorder()) as emit:
         emit("phase", name="training", resumed_from=40)
         emit("step", step=41, steps=50, loss=2.0)
     (writer,) = made
@@ -154,7 +154,7 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with opened(Watch(tensorboard=str(tmp_path / "board")), subject, tmp_path, Recorder()) as emit:
+    with opened(Monitoring(tensorboard=str(tmp_path / "board")), subject, tmp_path, Recorder()) as emit:
         emit("phase", name="training", resumed_from=0)
         for step in (1, 2):
             emit("step", step=step, steps=2, loss=2.0 / step)
@@ -166,8 +166,8 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
 
 def test_what_is_not_installed_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "find_spec", lambda name: None)
-    require_libraries({"g/a": Watch()})
-    both = Watch(tensorboard="x", wandb="y")
+    require_libraries({"g/a": Monitoring()})
+    both = Monitoring(tensorboard="x", wandb="y")
     with pytest.raises(GpasError) as caught:
         require_libraries({"g/a": both, "g/b": both})
     lines = str(caught.value).splitlines()
