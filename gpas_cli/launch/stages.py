@@ -110,6 +110,6 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         cadence=entry.cadence,
         watch=entry.watch,
         # What follows a training only looks at it, and does so in one process.
-        resources=entry.resources if stage.kind in TRAININGS else entry.resources.alone(),
+        resources=entry.resources if stage.kind in TRAININGS else entry.resources.single_process(),
         text_resources=entry.text_resources,
     )

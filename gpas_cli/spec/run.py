@@ -116,8 +116,8 @@ class Resources:
         found = {"nodes": spread_fault(self.processes, self.nodes), "notice": notice_fault(self.notice, self.time)}
         return {name: fault for name, fault in found.items() if fault}
 
-    def alone(self) -> Resources:
-        """What one of the processes asks for by itself."""
+    def single_process(self) -> Resources:
+        """Return the resources of a job with only one of these processes."""
         return replace(self, gpus=min(1, self.gpus), cpus=self.cpus_per_task, ranks=1, nodes=1)
 
     def for_text(self) -> Resources:
