@@ -12,8 +12,8 @@ from gpas_cli.grid.document import Node, mapping
 from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.names import cell_name
 from gpas_cli.grid.read import fixed_labels
+from gpas_cli.grid.readers import fault
 from gpas_cli.grid.scalar import Label
-from gpas_cli.grid.schema import fault
 from gpas_cli.grid.settings import children, located, merge, plain_cell, put
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Cell, parse_cell

@@ -10,11 +10,11 @@ from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
-from gpas_cli.grid.links import sound
 from gpas_cli.grid.read import read_grid, read_resources
-from gpas_cli.grid.schema import built, entries, fault, items, word
+from gpas_cli.grid.readers import built, entries, fault, items, word
 from gpas_cli.grid.settings import children
 from gpas_cli.grid.trust import suspicion
+from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.norm import Scheme
@@ -177,4 +177,4 @@ def _read_grids(parts: Mapping[str, Node], root: Node, problems: list[Problem]) 
     if not declared and isinstance(root.value, dict):
         fault(problems, ("grids",), "declares no grid", parts.get("grids", root))
     read = {name: read_grid(name, node, problems) for name, node in declared.items()}
-    return sound(read, problems)
+    return valid_grids(read, problems)

@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.document import Node
-from gpas_cli.grid.schema import Path, fault
+from gpas_cli.grid.readers import Path, fault
 from gpas_cli.grid.settings import children
 
 KINDS = {"range": "step", "linear": "n", "log": "n"}  # and the key that may or must stand beside it

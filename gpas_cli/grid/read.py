@@ -10,8 +10,8 @@ from gpas_cli.grid.declared import Axis, Grid, Include, Override, TableSpec, Val
 from gpas_cli.grid.document import Mark, Node, mapping
 from gpas_cli.grid.names import name_fault
 from gpas_cli.grid.ranges import is_range, spelling_of, values_of
+from gpas_cli.grid.readers import Path, built, entries, fault, items, sentence, texts, word, words
 from gpas_cli.grid.scalar import Label, identity, same, spelled
-from gpas_cli.grid.schema import Path, built, entries, fault, items, sentence, texts, word, words
 from gpas_cli.grid.settings import SETTINGS, STAGE_SECTIONS, children, has_label, label, merge, nested, unnamed
 from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Monitoring, Resources

@@ -8,8 +8,8 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
 from gpas_cli.grid.document import Mark
 from gpas_cli.grid.read import Labels, check_choice, known_labels, with_axes
+from gpas_cli.grid.readers import fault
 from gpas_cli.grid.scalar import spelled
-from gpas_cli.grid.schema import fault
 from gpas_cli.grid.settings import children
 
 MAX_CELLS = 100_000
@@ -18,7 +18,7 @@ MAX_INCLUDES = 50
 COLUMNS = ("task",)
 
 
-def sound(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:
+def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:
     """The grids whose includes end, whose conditions and tables name what exists, and that are not absurdly large.
 
     `declared` has None for a grid that could not be read; what is wrong is added to `problems`.
