@@ -20,7 +20,7 @@ from gpas_cli.report.layout import Spacing, fit
 Cell = str | tuple[str, str]  # text; or text and its style
 GAPS = (2, 1)  # blanks between two columns, and where that is too much
 LEAST_FIRST, LEAST_LAST = 12, 24  # the first and the last column are wrapped no narrower than this
-GOOD_LAST = 40  # columns are spared so that the last is this wide
+GOOD_LAST = 40  # columns are dropped until the last is this wide
 DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
 
 
@@ -28,7 +28,7 @@ DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
 class Columns:
     """Rows under dim headers, with `title` above. Columns named in `right` are aligned right.
 
-    Where a terminal is too narrow, columns in `spared` are left out, the first first; then there is less padding; then
+    Where a terminal is too narrow, columns in `droppable` are left out, in that order; then there is less padding; then
     the first and last column are wrapped, or without `wrapped` cut; then the other columns continue in further blocks,
     the first repeated. Numbers are never cut.
     """
@@ -37,7 +37,7 @@ class Columns:
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     right: frozenset[str] = frozenset()
-    spared: Sequence[str] = ()
+    droppable: Sequence[str] = ()
     wrapped: bool = True
 
     @property
@@ -53,12 +53,12 @@ class Columns:
     def fitting(self, room: int) -> Columns:
         """The table without the columns for which `room` is too narrow."""
         kept, widths = list(range(len(self.headers))), self._natural()
-        for spared in self.spared:
+        for header in self.droppable:
             # The last column may well be narrower than it would like.
             over = max(0, widths[kept[-1]] - GOOD_LAST)
             if sum(widths[i] for i in kept) - over + GAPS[0] * (len(kept) - 1) <= room:
                 break
-            kept = [i for i in kept if self.headers[i] != spared]
+            kept = [i for i in kept if self.headers[i] != header]
         return self if len(kept) == len(self.headers) else self._only(kept)
 
     def _only(self, kept: Sequence[int]) -> Columns:

@@ -135,7 +135,7 @@ def _by_size(planned: Plan) -> Columns:
          occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
         for one in planned.sizes
     ]  # fmt: skip
-    return Columns(headers, rows, right=frozenset(headers[1:-1]), spared=("parameters", "updates", "longest"))
+    return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("parameters", "updates", "longest"))
 
 
 def _cells(planned: Plan) -> Columns:

@@ -98,8 +98,8 @@ def render(board: Board, elapsed: float) -> RenderableType:
         *words, losses = _row(job, sighting)
         rows.append((*words, (losses, "cyan")))
     rows += [tuple((text, "dim") for text in _row(job, sighting)) for job, sighting in board.followed]
-    spared = ("training loss", "tokens/s")
-    table = Columns(("job", *numbers, "training loss"), rows, "", frozenset(numbers), spared, wrapped=False)
+    droppable = ("training loss", "tokens/s")
+    table = Columns(("job", *numbers, "training loss"), rows, "", frozenset(numbers), droppable, wrapped=False)
     return Group(table, Text(headline(board, elapsed), style="bold"))
 
 

@@ -21,7 +21,7 @@ COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
 }  # fmt: skip
-SPARED = ("evidence", "key", "perplexity")  # columns that a narrow terminal does without, the first to go first
+DROPPABLE = ("evidence", "key", "perplexity")  # columns left out on a narrow terminal, in this order
 
 
 def once(states: Iterable[CellState]) -> list[CellState]:
@@ -60,7 +60,7 @@ def cell_table(
     title."""
     headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
     rows = [_row(state, meter, named=bool(title)) for state in states]
-    return Columns(headers, rows, title, frozenset({"perplexity"}), SPARED if meter else (), wrapped)
+    return Columns(headers, rows, title, frozenset({"perplexity"}), DROPPABLE if meter else (), wrapped)
 
 
 def _row(state: CellState, meter: Meter | None, *, named: bool) -> tuple[Cell, ...]:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 2.0
 BAR = 12  # characters of a bar
-# What a narrow terminal does without, first to go first.
-SPARED = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
-SPARED_IN_LINE = ("why",)
+# Columns left out on a narrow terminal, in this order.
+DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
+DROPPABLE_IN_LINE = ("why",)
 OTHER_LINES = 10  # of the screen: headings, totals and blanks
 
 
@@ -86,7 +86,7 @@ def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
         losses = run.state.progress.losses if run.state.progress else ()
         last: dict[str, Cell] = {unit: _hours(run.spent, unit), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
         rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
-    return _table(rows, SPARED, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
+    return _table(rows, DROPPABLE, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
 
 
 def _of_progress(state: CellState) -> dict[str, Cell]:
@@ -115,7 +115,7 @@ def _queued(room: Room, states: Sequence[CellState]) -> RenderableType:
         rows.append(
             {"cell": _name(room, state), "place": job.in_line if job else "", "starts about": begins, "why": why}
         )
-    return _table(rows, SPARED_IN_LINE, set())
+    return _table(rows, DROPPABLE_IN_LINE, set())
 
 
 def _grids(room: Room) -> RenderableType:
@@ -133,12 +133,12 @@ def _grids(room: Room) -> RenderableType:
     return _table(rows, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
 
 
-def _table(rows: list[dict[str, Cell]], spared: Sequence[str], right: set[str]) -> RenderableType:
+def _table(rows: list[dict[str, Cell]], droppable: Sequence[str], right: set[str]) -> RenderableType:
     """A table without the columns that are empty in every row."""
     from gpas_cli.cli.columns import Columns
 
     names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
-    return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), spared)
+    return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), droppable)
 
 
 def _shown(cell: Cell) -> str:

@@ -74,8 +74,8 @@ def test_no_number_is_cut_at_any_width(width: int, wrapped: bool) -> None:
     assert all(len(line) <= width for line in lines)
 
 
-def test_columns_are_spared_one_after_the_other() -> None:
-    columns = Columns(("cell", "state", "loss"), ROWS, spared=("loss", "state"))
+def test_columns_are_dropped_one_after_the_other() -> None:
+    columns = Columns(("cell", "state", "loss"), ROWS, droppable=("loss", "state"))
     assert [len(columns.fitting(room).headers) for room in (42, 41, 35, 34, 5)] == [3, 2, 2, 1, 1]
     assert drawn(columns, 20) == ["cell", "pre-s1", "pre-gpas-s1"]
 
