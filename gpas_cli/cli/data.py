@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.columns import Columns
     from gpas_cli.cli.tokenising import Board
-    from gpas_cli.data.demand import Demand
-    from gpas_cli.data.inventory import Stored
+    from gpas_cli.data.cache_listing import CachedCorpus
+    from gpas_cli.data.requirements import TextRequirement
     from gpas_cli.data.shards import Totals
 
 app = typer.Typer(help="Prepare and look at the tokenised text.", no_args_is_help=True)
@@ -44,13 +44,13 @@ def prepare(
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
     from gpas_cli.data.corpora import SPLITS
-    from gpas_cli.data.demand import demands
+    from gpas_cli.data.requirements import requirements
     from gpas_cli.data.workers import cores
 
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
     here, splits = project(), (split,) if split else SPLITS
-    wanted = demands(entry.cell for entry in entries(names, where))
+    wanted = requirements(entry.cell for entry in entries(names, where))
     made = []
     for demand in wanted:
         with _board(as_json) as board:
@@ -64,7 +64,7 @@ def prepare(
 
 
 def _prepare(
-    demand: Demand, cache: Path, root: Path, splits: Sequence[str], workers: int, board: Board
+    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: Board
 ) -> dict[str, Any]:
     from gpas_cli.data.prepare import build, token_cache
     from gpas_cli.data.shards import sum_of
@@ -104,10 +104,10 @@ def status(as_json: AsJson = False) -> None:
     """
     from rich.text import Text
 
-    from gpas_cli.data.inventory import stored, undescribed
+    from gpas_cli.data.cache_listing import list_caches, undescribed_caches
 
     here = project()
-    found, unknown = stored(here.cache), undescribed(here.cache)
+    found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
     for path in () if as_json else unknown:
         console().print(f"{path} is not as it was written; `gpas data check`", markup=False, soft_wrap=True)
     if as_json:
@@ -128,10 +128,10 @@ def check(as_json: AsJson = False) -> None:
     """
     from rich.progress import track
 
-    from gpas_cli.data.inventory import damaged, stored, undescribed
+    from gpas_cli.data.cache_listing import damaged, list_caches, undescribed_caches
 
     cache = project().cache
-    found, unknown = stored(cache), undescribed(cache)
+    found, unknown = list_caches(cache), undescribed_caches(cache)
     shown = track(found, "reading", console=console(), transient=True, disable=as_json)
     markers = [marker for one in shown for marker in damaged(one)]
     if as_json:
@@ -150,7 +150,7 @@ def check(as_json: AsJson = False) -> None:
         raise typer.Exit(Exit.FAILED)
 
 
-def _stored(one: Stored) -> dict[str, Any]:
+def _stored(one: CachedCorpus) -> dict[str, Any]:
     return {
         "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
         "vocab": one.vocab, "max_doc_tokens": one.limit, "bytes_on_disk": one.size,
@@ -167,7 +167,7 @@ def _words(totals: dict[str, Any]) -> str:
     return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 
 
-def _table(found: Sequence[Stored]) -> Columns:
+def _table(found: Sequence[CachedCorpus]) -> Columns:
     from gpas_cli.cli.columns import Columns
 
     facts_of = ("cache", "text", "tokenizer", "vocabulary", "per document", "split")

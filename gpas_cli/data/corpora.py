@@ -67,7 +67,7 @@ class Survey:
     validation_fingerprint: str
 
 
-class Untold(Exception):
+class SurveyUnknown(Exception):
     """Whether a text is the one that was surveyed cannot be told without reading it."""
 
 
@@ -107,11 +107,11 @@ class Source(ABC):
     def known(self, cache: Path) -> Survey | None:
         """The survey that `cache` has of the text as it is now, None where it has none. Reads and fetches no text.
 
-        Raises Untold where only that would tell, DataError when there is no text.
+        Raises SurveyUnknown where only that would tell, DataError when there is no text.
         """
         stamp = self.stamp()
         if stamp is None:
-            raise Untold
+            raise SurveyUnknown
         return _known(_survey_path(self, stamp, cache))
 
 

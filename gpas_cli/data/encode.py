@@ -21,7 +21,7 @@ Group = list[Record]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedGroup:
     """The ids of a group's documents, end to end, and for each document its id, its tokens, the UTF-8 bytes that they
     stand for and those of the whole text.
 
@@ -36,11 +36,11 @@ class Encoded:
 
 
 # What a token cache has its groups encoded by: this process, or several (workers.py). The order is kept.
-Encode = Callable[[Iterator[Group]], Iterator[Encoded]]
+Encode = Callable[[Iterator[Group]], Iterator[EncodedGroup]]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EncoderSpec:
     """All that another process needs to encode: the tokenizer's definition, the parser, the ids kept per document."""
 
     definition: str
@@ -49,12 +49,12 @@ class Recipe:
     limit: int | None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> Recipe:
+    def of(cls, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncoderSpec:
         """The recipe that gives what `tokenizer` gives."""
         settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local}
         return cls(tokenizer.backend.to_str(), settings, parser, limit)
 
-    def encoder(self) -> Callable[[Group], Encoded]:
+    def encoder(self) -> Callable[[Group], EncodedGroup]:
         """The function from a group to its ids."""
         from tokenizers import Tokenizer as Backend
 
@@ -62,7 +62,7 @@ class Recipe:
         return lambda group: encode_group(group, tokenizer, self.parser, self.limit)
 
 
-def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> Encoded:
+def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncodedGroup:
     """The documents among the records, encoded. Raises DataError for a record that is none."""
     documents = list(parsed(group, parser))
     encoded = tokenizer.encode_documents([document.text for document in documents], limit)
@@ -77,7 +77,7 @@ def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int 
     ):
         if length:
             joined[start : start + length] = ids
-    return Encoded([document.id for document in documents], joined, lengths, sizes, wholes)
+    return EncodedGroup([document.id for document in documents], joined, lengths, sizes, wholes)
 
 
 def groups(records: Iterable[Record]) -> Iterator[Group]:

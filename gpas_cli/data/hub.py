@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, Untold, file_stamp, side, survey_of
+from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, SurveyUnknown, file_stamp, side, survey_of
 from gpas_cli.data.files import TextField, read_lines
 from gpas_cli.errors import DataError, nearest
 
@@ -57,7 +57,7 @@ class HfDataset(Source):
 
     def known(self, cache: Path) -> Survey | None:
         """Not to be told: the data set would have to be opened, and may be fetched for that."""
-        raise Untold
+        raise SurveyUnknown
 
     def _rows(self, split: str, after: str) -> Iterator[Record]:
         start = int(after.rpartition("/")[2]) + 1 if after else 0

@@ -17,8 +17,8 @@ from typing import Self
 
 import numpy as np
 
-from gpas_cli.data.ahead import Ahead
 from gpas_cli.data.order import order, permutation
+from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.data.rows import Ints, Rows
 
 IGNORED = -100
@@ -81,14 +81,14 @@ class Batches:
         return indices
 
 
-class Prefetched:
+class PrefetchedBatches:
     """The batches of updates `first`, ..., `last` - 1, made by `at` in a thread before they are asked for, each once.
 
     What goes wrong in the thread is raised where its batch would have come. The end of the `with` block ends it.
     """
 
     def __init__(self, at: Callable[[int], Batch], first: int, last: int):
-        self._ahead = Ahead(((step, at(step)) for step in range(first, last)), DEPTH)
+        self._ahead = Prefetcher(((step, at(step)) for step in range(first, last)), DEPTH)
 
     def at(self, step: int) -> Batch:
         """The batch of update `step`, which has to be the next one."""

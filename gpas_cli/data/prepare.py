@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, Untold, cached_survey
+from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown, cached_survey
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.sources import open_source
-from gpas_cli.data.tokenizer import Tokenizer, made_at, make_tokenizer
+from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 
@@ -140,7 +140,7 @@ def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bo
     """
     try:
         return _cached(data, vocab, cache, root, rows) is not None
-    except Untold:
+    except SurveyUnknown:
         return None
 
 
@@ -151,7 +151,7 @@ def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> dic
     """
     try:
         return _cached(data, vocab, cache, root, rows)
-    except Untold:
+    except SurveyUnknown:
         return None
 
 
@@ -160,7 +160,7 @@ def _cached(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> dict[
     survey = source.known(cache)
     if survey is None:
         return None
-    made = made_at(data.tokenizer, vocab, source, survey, cache)
+    made = tokenizer_path(data.tokenizer, vocab, source, survey, cache)
     if made is not None and not made.is_file():
         return None
     tokens = _token_cache(source, survey, data, vocab, cache, root, lambda message: None)

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
-from gpas_cli.data.encode import TOKEN, Encoded, Recipe, encode_group, groups
+from gpas_cli.data.encode import TOKEN, EncodedGroup, EncoderSpec, encode_group, groups
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.data.workers import spread
+from gpas_cli.data.workers import parallel_encoder
 from gpas_cli.errors import DataError
 
 FORMAT = 1
@@ -112,7 +112,7 @@ class _Draft:
     totals: Totals = Totals()
     last: str = ""
 
-    def take(self, group: Encoded, start: int, documents: int, tokens: int) -> int:
+    def take(self, group: EncodedGroup, start: int, documents: int, tokens: int) -> int:
         """Take documents of `group` from `start` on, the one that reaches either bound included. Returns the next."""
         lengths = group.lengths[start:]
         counts = self.totals.documents + np.cumsum(lengths > 0)
@@ -268,11 +268,11 @@ class TokenCache:
                 yield draft, "growing"
         yield draft, "final"
 
-    def _encoded(self, split: str, after: str, workers: int) -> Generator[Encoded]:
+    def _encoded(self, split: str, after: str, workers: int) -> Generator[EncodedGroup]:
         pending = groups(self.source.records(split, after))
         parser = self.source.parser
         if workers > 1:
-            yield from spread(Recipe.of(self.tokenizer, parser, self.limit), workers)(pending)
+            yield from parallel_encoder(EncoderSpec.of(self.tokenizer, parser, self.limit), workers)(pending)
             return
         for group in pending:
             yield encode_group(group, self.tokenizer, parser, self.limit)

@@ -33,7 +33,7 @@ _RECIPE = "byte-bpe-1"
 _LONG = re.compile(r"\S{1000}")
 
 
-class Encoded(NamedTuple):
+class EncodedDocument(NamedTuple):
     """The ids of one document, end token included, and the UTF-8 bytes of the text they stand for."""
 
     ids: list[int]
@@ -79,7 +79,7 @@ class Tokenizer:
         """The text of `ids`, special tokens left out."""
         return str(self.backend.decode(list(ids)))
 
-    def encode_documents(self, texts: Sequence[str], limit: int | None = None) -> list[Encoded]:
+    def encode_documents(self, texts: Sequence[str], limit: int | None = None) -> list[EncodedDocument]:
         """Ids with the end token. With `limit`, the first `limit - 1` ids and the end token; the rest is dropped."""
         if limit is None:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -116,13 +116,13 @@ class Tokenizer:
             "tokenizer_config.json": json.dumps(config, indent=2),
         }
 
-    def _whole(self, encoding: Encoding, text: str) -> Encoded:
-        return Encoded([*self._below(encoding.ids), self.eos_id], _size(text))
+    def _whole(self, encoding: Encoding, text: str) -> EncodedDocument:
+        return EncodedDocument([*self._below(encoding.ids), self.eos_id], _size(text))
 
-    def _cut(self, encoding: Encoding, text: str, limit: int) -> Encoded:
+    def _cut(self, encoding: Encoding, text: str, limit: int) -> EncodedDocument:
         ids = encoding.ids[: limit - 1]
         kept = text if len(ids) == len(encoding.ids) else text[: encoding.offsets[len(ids) - 1][1]]
-        return Encoded([*self._below(ids), self.eos_id], _size(kept))
+        return EncodedDocument([*self._below(ids), self.eos_id], _size(kept))
 
     def _below(self, ids: list[int]) -> list[int]:
         if self._all_fit:
@@ -153,7 +153,7 @@ def make_tokenizer(
 
     Raises DataError when it cannot be had.
     """
-    made = made_at(word, vocab, source, survey, cache)
+    made = tokenizer_path(word, vocab, source, survey, cache)
     if word == "bpe":
         assert made is not None
         backend = _trained(made, vocab, source, notify)
@@ -168,7 +168,7 @@ def make_tokenizer(
     return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
 
 
-def made_at(word: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
+def tokenizer_path(word: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
     """Where in `cache` a tokenizer lies once it has been trained or fetched; None for a file of the user's own."""
     if word == "bpe":
         recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}

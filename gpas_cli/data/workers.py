@@ -17,8 +17,8 @@ from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from gpas_cli.data.ahead import Ahead
-from gpas_cli.data.encode import Encode, Encoded, Group, Recipe
+from gpas_cli.data.encode import Encode, EncodedGroup, EncoderSpec, Group
+from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.errors import DataError
 
 # Groups read or encoded ahead of the one that is waited for, per worker: bounds the memory.
@@ -33,11 +33,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def spread(recipe: Recipe, workers: int) -> Encode:
+def parallel_encoder(recipe: EncoderSpec, workers: int) -> Encode:
     """The encoder that shares groups among so many processes, started when the first group comes."""
 
-    def encode(groups: Iterator[Group]) -> Iterator[Encoded]:
-        with Ahead(groups, workers) as ready:
+    def encode(groups: Iterator[Group]) -> Iterator[EncodedGroup]:
+        with Prefetcher(groups, workers) as ready:
             crew = _Crew(recipe, workers)
             try:
                 yield from crew.encode(ready)
@@ -47,8 +47,8 @@ def spread(recipe: Recipe, workers: int) -> Encode:
     return encode
 
 
-def serve(pipe: Connection, recipe: Recipe) -> None:
-    """The life of a worker: groups in, `Encoded` or a DataError out, until the other end of the pipe is gone."""
+def serve(pipe: Connection, recipe: EncoderSpec) -> None:
+    """The life of a worker: groups in, `EncodedGroup` or a DataError out, until the other end of the pipe is gone."""
     # Ctrl-C reaches every process of a terminal; the reading process decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A scheduler's warning is for that process as well.
@@ -60,7 +60,7 @@ def serve(pipe: Connection, recipe: Recipe) -> None:
             pipe.send(_answer(encode, pipe.recv()))
 
 
-def _answer(encode: Callable[[Group], Encoded], group: Group) -> Encoded | DataError:
+def _answer(encode: Callable[[Group], EncodedGroup], group: Group) -> EncodedGroup | DataError:
     try:
         return encode(group)
     except DataError as error:
@@ -80,7 +80,7 @@ class _Task:
 class _Worker:
     """One process, and the group it is at."""
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: EncoderSpec):
         self.pipe, theirs = _SPAWN.Pipe()
         self.process: BaseProcess = _SPAWN.Process(target=serve, args=(theirs, recipe), daemon=True)
         self.process.start()
@@ -100,15 +100,15 @@ class _Worker:
 
 
 class _Crew:
-    def __init__(self, recipe: Recipe, workers: int):
+    def __init__(self, recipe: EncoderSpec, workers: int):
         self.recipe = recipe
         self.workers = [_Worker(recipe) for _ in range(workers)]
         self._again: list[_Task] = []
         self._taken = 0
 
-    def encode(self, groups: Iterator[Group]) -> Iterator[Encoded]:
+    def encode(self, groups: Iterator[Group]) -> Iterator[EncodedGroup]:
         """The groups' ids in the groups' order. Raises what the groups raise and the workers answer, in that order."""
-        done: dict[int, Encoded | DataError] = {}
+        done: dict[int, EncodedGroup | DataError] = {}
         wanted = 0
         while True:
             ended = self._hand_out(groups, wanted + BACKLOG * len(self.workers))
@@ -138,7 +138,7 @@ class _Crew:
                 self._taken += 1
         return False
 
-    def _collect(self) -> Iterator[tuple[int, Encoded | DataError]]:
+    def _collect(self) -> Iterator[tuple[int, EncodedGroup | DataError]]:
         """Wait for answers; a worker that died is replaced, and its group given to another."""
         busy = {worker.pipe: worker for worker in self.workers if worker.task}
         for pipe in connection.wait(list(busy)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.data.demand import Demand
+from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.spec.cell import TRAININGS, Cell, Stage
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
@@ -35,7 +35,7 @@ class StageJob:
     resources: Resources
     text_resources: Resources = field(default_factory=Resources)
     text: str = ""  # key of the job that tokenises what this one reads, "" where that is done (`launch.text`)
-    demand: Demand | None = None  # what such a job tokenises
+    demand: TextRequirement | None = None  # what such a job tokenises
 
     @property
     def id(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.data import disk
-from gpas_cli.data.demand import Demand, demands
+from gpas_cli.data.requirements import TextRequirement, requirements
 from gpas_cli.data.sources import open_source
 from gpas_cli.errors import DataError
 from gpas_cli.launch.stages import TOKENISE, StageJob
@@ -40,7 +40,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
         readers.setdefault((job.cell.data, job.cell.model.size.vocab), []).append(job)
     texts: dict[str, StageJob] = {}
     read: dict[str, str] = {}
-    for wanted in demands(job.cell for job in first):
+    for wanted in requirements(job.cell for job in first):
         mine = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
         if key := _lacking(project, wanted):
             texts[key] = _job(key, wanted, mine[0])
@@ -79,7 +79,7 @@ def how_far(seen: Sighting) -> str:
     return f"{seen.state}{share}{doing}{why}"
 
 
-def _lacking(project: Project, wanted: Demand) -> str:
+def _lacking(project: Project, wanted: TextRequirement) -> str:
     """The key of the job that is to tokenise the corpus, "" where nothing is left to do."""
     if _there(project, wanted):
         return ""
@@ -91,7 +91,7 @@ def _lacking(project: Project, wanted: Demand) -> str:
     return key
 
 
-def _there(project: Project, wanted: Demand) -> bool | None:
+def _there(project: Project, wanted: TextRequirement) -> bool | None:
     from gpas_cli.data.prepare import present  # and numpy, which `gpas status` does without
 
     try:
@@ -100,13 +100,13 @@ def _there(project: Project, wanted: Demand) -> bool | None:
         return False
 
 
-def _key(project: Project, wanted: Demand, generation: int) -> str:
+def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
     if not open_source(wanted.data, project.cache, project.config.parent).endless:
         wanted = replace(wanted, data=replace(wanted.data, eval_tokens=1), rows=0)
     return disk.digest([TOKENISE, plain(wanted), generation])
 
 
-def _job(key: str, wanted: Demand, reader: StageJob) -> StageJob:
+def _job(key: str, wanted: TextRequirement, reader: StageJob) -> StageJob:
     resources = reader.text_resources
     return replace(
         reader, kind=TOKENISE, key=key, parents=(), name=wanted.label, axes={}, resources=resources, demand=wanted

@@ -44,13 +44,13 @@ class Texts:
         return [*absences, *self._foreseen(cells)]
 
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
-        from gpas_cli.data.usage import foreseen  # and numpy, which `gpas status` does without
+        from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without
 
         wanted = dict.fromkeys((cell.data, cell.model.size.vocab, cell.optim.rows) for cell in cells)
         for data, vocab, rows in wanted if self._project else ():
             assert self._project is not None
             try:
-                seen = foreseen(data, vocab, self._project.cache, self._project.config.parent, rows)
+                seen = estimate_usage(data, vocab, self._project.cache, self._project.config.parent, rows)
             except (DataError, OSError):
                 continue
             for warning in seen.warnings() if seen else []:
@@ -73,10 +73,10 @@ def _named(ids: list[str]) -> str:
 
 
 def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
-    from gpas_cli.data.usage import absent
+    from gpas_cli.data.text_usage import unreadable_reason
 
     texts = dict.fromkeys(map(_text_of, cells))
-    return {data: absent(data, project.cache, project.config.parent) for data in texts}
+    return {data: unreadable_reason(data, project.cache, project.config.parent) for data in texts}
 
 
 def _placed(reason: str, declared: Declared | None) -> str:

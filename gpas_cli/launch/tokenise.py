@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.data.demand import Demand
 from gpas_cli.data.prepare import Need, build, token_cache
+from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.launch.environment import environment
 from gpas_cli.spec.data import Data
@@ -30,7 +30,7 @@ def tokenise(attempt: Mapping[str, Any], emit: Emit, stop: Stop) -> dict[str, An
     """
     emit("start", **_facts(attempt))
     asked = attempt["demand"]
-    wanted = Demand(Data(**asked["data"]), asked["vocab"], asked["rows"])
+    wanted = TextRequirement(Data(**asked["data"]), asked["vocab"], asked["rows"])
     teller = _Teller(emit, stop)
     try:
         tokens = token_cache(

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from gpas_cli.checkpoints import newest_first
-from gpas_cli.data.loader import Batches, Prefetched, validation_batches
+from gpas_cli.data.loader import Batches, PrefetchedBatches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
-from gpas_cli.data.usage import usage
+from gpas_cli.data.text_usage import text_usage
 from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
@@ -77,7 +77,7 @@ def train(
     corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
-    read = usage(cell.data, cell.optim.rows, corpus.train_totals, corpus.validation_totals)
+    read = text_usage(cell.data, cell.optim.rows, corpus.train_totals, corpus.validation_totals)
     emit("data", **corpus.facts(), **read.facts(), first_batch=first_batch)
     for message in read.warnings():
         emit("warning", message=message)
@@ -237,7 +237,7 @@ class _Training:
         profile = self.watch.profile if world.leads else 0
         steps = self.cell.optim.steps
         with (
-            Prefetched(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
+            PrefetchedBatches(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
             profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled,
         ):
             while (step := self.loop.position.step) < steps:

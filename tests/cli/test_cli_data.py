@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from gpas_cli.cli.tokenising import Board, Pace
-from gpas_cli.data.demand import Demand, demands
 from gpas_cli.data.prepare import Need
+from gpas_cli.data.requirements import TextRequirement, requirements
 from gpas_cli.data.shards import Totals
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.data import Data
@@ -206,10 +206,10 @@ def test_each_corpus_is_wanted_once_and_as_much_as_the_greediest_cell_reads() ->
         cell(20, data={"like": "c4", "eval_tokens": 1000}),
         cell(5, data="quickstart"),
     ]
-    first, second = demands(cells)
-    assert first == Demand(Data(), 32_000, 400)
+    first, second = requirements(cells)
+    assert first == TextRequirement(Data(), 32_000, 400)
     assert second.data.source == "stdlib"
-    assert demands([cells[2]]) == [Demand(few, 32_000, 160)]
+    assert requirements([cells[2]]) == [TextRequirement(few, 32_000, 160)]
 
 
 def test_pace() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import loader
-from gpas_cli.data.ahead import Ahead
-from gpas_cli.data.loader import DEPTH, IGNORED, Batch, Batches, Prefetched, permutation, validation_batches
+from gpas_cli.data.loader import DEPTH, IGNORED, Batch, Batches, PrefetchedBatches, permutation, validation_batches
+from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import TokenCache
 
@@ -144,19 +144,19 @@ class Unready:
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "gpas-ahead"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "gpas-prefetch"]
 
 
 def test_batches_made_ahead_are_the_batches(rows: Rows):
     batches = Batches(rows, 12, seed=3)
-    with Prefetched(batches.at, 5, 30) as served:
+    with PrefetchedBatches(batches.at, 5, 30) as served:
         assert all(same(served.at(step), batches.at(step)) for step in range(5, 30))
     assert threads() == []
 
 
 def test_they_are_a_bounded_number_ahead(rows: Rows):
     counted = Unready(rows)
-    with Prefetched(Batches(counted, 12, seed=3).at, 0, 30) as served:
+    with PrefetchedBatches(Batches(counted, 12, seed=3).at, 0, 30) as served:
         served.at(0)
         deadline = time.monotonic() + 10
         while counted.reads < DEPTH + 2 and time.monotonic() < deadline:
@@ -166,7 +166,7 @@ def test_they_are_a_bounded_number_ahead(rows: Rows):
 
 
 def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: Rows):
-    with Prefetched(Batches(Unready(rows, broken_at=4), 12, seed=3).at, 0, 30) as served:
+    with PrefetchedBatches(Batches(Unready(rows, broken_at=4), 12, seed=3).at, 0, 30) as served:
         for step in range(3):
             served.at(step)
         with pytest.raises(OSError, match="the disk is gone"):
@@ -175,7 +175,7 @@ def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: R
 
 
 def test_the_thread_ends_when_training_fails(rows: Rows):
-    with pytest.raises(KeyError), Prefetched(Batches(rows, 12, seed=3).at, 0, 10**6):
+    with pytest.raises(KeyError), PrefetchedBatches(Batches(rows, 12, seed=3).at, 0, 10**6):
         raise KeyError("training failed")
     assert threads() == []
 
@@ -189,6 +189,6 @@ def test_a_generator_is_closed_in_its_thread():
         finally:
             closed.append(threading.current_thread().name)
 
-    with Ahead(numbers(), 3) as ahead:
+    with Prefetcher(numbers(), 3) as ahead:
         assert [next(ahead) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert closed == ["gpas-ahead"]
+    assert closed == ["gpas-prefetch"]

@@ -16,7 +16,7 @@ import pytest
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import encode, workers
-from gpas_cli.data.encode import Recipe
+from gpas_cli.data.encode import EncoderSpec
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache, Totals
 from gpas_cli.errors import DataError
@@ -88,7 +88,7 @@ def deadly(record: object) -> None:
 
 
 def test_a_group_that_kills_its_workers_is_given_up(make_cache: Make, tokenizer, source: Files):
-    encoder = workers.spread(Recipe.of(tokenizer, deadly, None), 2)
+    encoder = workers.parallel_encoder(EncoderSpec.of(tokenizer, deadly, None), 2)
     with pytest.raises(DataError, match=r"was killed 3 times at the documents from 'a\.jsonl:\d+' on.*--workers"):
         list(encoder(encode.groups(source.records("train"))))
 

@@ -21,7 +21,7 @@ REPEATED, CUT = 1.05, 0.02
 
 
 @dataclass(frozen=True)
-class Usage:
+class TextUsage:
     """`epochs`: how often a run reads each row. `cut`: the share of the training text's bytes that `layout: pad` cuts
     off, None where it is not known. `targets`: the validation tokens to predict that there are, None where not known,
     of the `asked` ones. `estimated`: from sizes, before the text is tokenised."""
@@ -59,12 +59,12 @@ class Usage:
         return found
 
 
-def usage(data: Data, rows: int, train: Totals, validation: Totals) -> Usage:
+def text_usage(data: Data, rows: int, train: Totals, validation: Totals) -> TextUsage:
     """What a run that reads `rows` rows makes of the splits with these totals."""
     available = rows_in(data, train)
     # Of C4 as many rows are tokenised as the longest run reads; there are always more.
     epochs = 1.0 if data.source == "c4" else rows / max(1, available)
-    return Usage(data, epochs, train.cut if data.layout == "pad" else 0.0, _targets(data, validation))
+    return TextUsage(data, epochs, train.cut if data.layout == "pad" else 0.0, _targets(data, validation))
 
 
 def rows_in(data: Data, totals: Totals) -> int:
@@ -76,18 +76,18 @@ def _targets(data: Data, totals: Totals) -> int:
     return totals.tokens - totals.documents if data.layout == "pad" else rows_in(data, totals) * data.length
 
 
-def foreseen(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> Usage | None:
-    """`usage` from the token cache, else an estimate from file sizes and a sample; None where neither is to be had.
+def estimate_usage(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> TextUsage | None:
+    """Return `text_usage` from the token cache, or an estimate from file sizes and a sample; None if neither is known.
 
     Builds nothing and reads at most SAMPLE bytes of text. Raises DataError when there is no text.
     """
     if shards := cached(data, vocab, cache, root=root, rows=rows):
-        return usage(data, rows, sum_of(shards["train"]), sum_of(shards["validation"]))
+        return text_usage(data, rows, sum_of(shards["train"]), sum_of(shards["validation"]))
     source = open_source(data, cache, root)
     return _estimate(data, source, rows) if isinstance(source, Files) else None
 
 
-def _estimate(data: Data, source: Files, rows: int) -> Usage | None:
+def _estimate(data: Data, source: Files, rows: int) -> TextUsage | None:
     files = source.files()["train"].values()
     if any(path.suffix in (".gz", ".parquet") for path in files):
         return None
@@ -96,10 +96,10 @@ def _estimate(data: Data, source: Files, rows: int) -> Usage | None:
     if not lengths:
         return None
     if data.layout == "pack":
-        return Usage(data, rows / max(1.0, size / row), 0.0, None, estimated=True)
+        return TextUsage(data, rows / max(1.0, size / row), 0.0, None, estimated=True)
     documents = size * len(lengths) / sum(lengths)
     cut = sum(max(0, length - row) for length in lengths) / sum(lengths)
-    return Usage(data, rows / max(1.0, documents), cut, None, estimated=True)
+    return TextUsage(data, rows / max(1.0, documents), cut, None, estimated=True)
 
 
 def _sample(source: Source) -> Iterator[Document]:
@@ -111,7 +111,7 @@ def _sample(source: Source) -> Iterator[Document]:
             return
 
 
-def absent(data: Data, cache: Path, root: Path) -> str:
+def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
     """Why the text of `data` cannot be read, "" where it seems that it can. Opens no file and asks no network."""
     try:
         source = open_source(data, cache, root)

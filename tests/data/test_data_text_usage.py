@@ -9,7 +9,7 @@ from small_corpus import write_jsonl
 
 from gpas_cli.data.prepare import prepare
 from gpas_cli.data.shards import Totals
-from gpas_cli.data.usage import Usage, absent, foreseen, rows_in, usage
+from gpas_cli.data.text_usage import TextUsage, estimate_usage, rows_in, text_usage, unreadable_reason
 from gpas_cli.spec.data import Data
 
 VOCAB = 300
@@ -26,9 +26,9 @@ def data(**values: object) -> Data:
     return Data(source="files", path="text/*.jsonl", tokenizer="bpe", **{"length": 64, "eval_tokens": 10, **values})
 
 
-def exact(root: Path, what: Data, rows: int) -> Usage:
+def exact(root: Path, what: Data, rows: int) -> TextUsage:
     corpus = prepare(what, VOCAB, root / "cache", root=root)
-    found = usage(what, rows, corpus.train_totals, corpus.validation_totals)
+    found = text_usage(what, rows, corpus.train_totals, corpus.validation_totals)
     assert found.epochs == rows / len(corpus.train)
     return found
 
@@ -53,31 +53,38 @@ def test_text_that_is_read_again_and_too_little_to_evaluate_on(root: Path, layou
 
 
 def test_it_is_foreseen_before_anything_is_tokenised(root: Path):
-    estimated = foreseen(data(layout="pad"), VOCAB, root / "cache", root, 300)
+    estimated = estimate_usage(data(layout="pad"), VOCAB, root / "cache", root, 300)
     assert not (root / "cache").exists()
     assert estimated is not None
     assert estimated.estimated
     known = exact(root, data(layout="pad"), rows=300)
     assert estimated.epochs == pytest.approx(known.epochs, rel=0.15)
     assert estimated.cut == pytest.approx(known.cut, abs=0.3)
-    assert foreseen(data(layout="pad"), VOCAB, root / "cache", root, 300) in (known, estimated)  # files this young
+    assert estimate_usage(data(layout="pad"), VOCAB, root / "cache", root, 300) in (
+        known,
+        estimated,
+    )  # files this young
 
 
 def test_a_cache_of_an_older_version_does_not_tell_what_was_cut():
     old = Totals(10, 100, 400, True, None)
     assert (old.cut, (Totals() + old).cut, Totals(1, 2, 3, True, 4).cut) == (None, None, 0.25)
-    assert usage(data(layout="pad"), 5, old, old).warnings() == []
+    assert text_usage(data(layout="pad"), 5, old, old).warnings() == []
 
 
 def test_the_papers_cut_of_c4_is_no_news():
     c4 = Data()
-    assert usage(c4, 1000, Totals(10, 2560, 100, False, 1000), Totals(10, 10**8, 100, False, 1000)).warnings() == []
+    assert (
+        text_usage(c4, 1000, Totals(10, 2560, 100, False, 1000), Totals(10, 10**8, 100, False, 1000)).warnings() == []
+    )
     assert rows_in(c4, Totals(10, 2560)) == 10
 
 
 def test_absent_text_is_told_without_reading_any(root: Path):
-    assert absent(data(), root, root) == ""
-    assert "no file matches 'txt/*.jsonl'" in absent(Data(source="files", path="txt/*.jsonl"), root, root)
-    assert "data.validation: no file matches" in absent(data(validation="held/*"), root, root)
-    assert "there is no file" in absent(Data(source="files", path="text/*", tokenizer="mine.json"), root, root)
-    assert absent(Data(), root, root) == ""
+    assert unreadable_reason(data(), root, root) == ""
+    assert "no file matches 'txt/*.jsonl'" in unreadable_reason(Data(source="files", path="txt/*.jsonl"), root, root)
+    assert "data.validation: no file matches" in unreadable_reason(data(validation="held/*"), root, root)
+    assert "there is no file" in unreadable_reason(
+        Data(source="files", path="text/*", tokenizer="mine.json"), root, root
+    )
+    assert unreadable_reason(Data(), root, root) == ""

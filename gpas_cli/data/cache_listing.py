@@ -14,7 +14,7 @@ from gpas_cli.data.verify import intact, markers_in
 
 
 @dataclass(frozen=True)
-class Stored:
+class CachedCorpus:
     """One token cache. `limit`: ids kept per document, None for whole ones. `splits`: the shards from the first on,
     up to the first missing one; `size`: bytes on disk, of everything in the folder."""
 
@@ -28,12 +28,12 @@ class Stored:
     size: int
 
 
-def stored(cache: Path) -> list[Stored]:
-    """The token caches in `cache`, by name; those that `undescribed` lists are left out."""
+def list_caches(cache: Path) -> list[CachedCorpus]:
+    """The token caches in `cache`, by name; those that `undescribed_caches` lists are left out."""
     return [_read(folder, spec) for folder in _folders(cache) if (spec := _spec(folder)) is not None]
 
 
-def undescribed(cache: Path) -> list[Path]:
+def undescribed_caches(cache: Path) -> list[Path]:
     """The spec.json of each token cache in `cache` that is missing or not as it was written."""
     return [folder / "spec.json" for folder in _folders(cache) if _spec(folder) is None]
 
@@ -62,7 +62,7 @@ def _spec(folder: Path) -> dict[str, Any] | None:
     return spec if named else None
 
 
-def damaged(one: Stored) -> list[Path]:
+def damaged(one: CachedCorpus) -> list[Path]:
     """Return the markers of the shards whose bytes are not those that were written. Reads everything."""
     return [marker for split in SPLITS for marker in markers_in(one.folder / split) if not _sound(marker)]
 
@@ -72,8 +72,8 @@ def _sound(marker: Path) -> bool:
     return shard is not None and intact(shard)
 
 
-def _read(folder: Path, spec: dict[str, Any]) -> Stored:
-    return Stored(
+def _read(folder: Path, spec: dict[str, Any]) -> CachedCorpus:
+    return CachedCorpus(
         folder=folder,
         source=str(spec["source"]),
         fingerprint=str(spec["fingerprint"]),

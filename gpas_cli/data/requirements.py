@@ -10,7 +10,7 @@ from gpas_cli.spec.data import Data
 
 
 @dataclass(frozen=True)
-class Demand:
+class TextRequirement:
     """One corpus under one vocabulary: `rows` of training (updates times batch), `data.eval_tokens` of validation."""
 
     data: Data
@@ -28,14 +28,14 @@ class Demand:
         return same and cell.model.size.vocab == self.vocab
 
 
-def demands(cells: Iterable[Cell]) -> list[Demand]:
+def requirements(cells: Iterable[Cell]) -> list[TextRequirement]:
     """The corpora of the cells, in the order of the cells."""
-    found: dict[object, Demand] = {}
+    found: dict[object, TextRequirement] = {}
     for cell in cells:
         size = cell.model.size
         data, rows = cell.data, cell.optim.rows
         key = (replace(data, eval_tokens=1), size.vocab)
-        known = found.get(key, Demand(data, size.vocab, 0))
+        known = found.get(key, TextRequirement(data, size.vocab, 0))
         tokens = max(known.data.eval_tokens, data.eval_tokens)
-        found[key] = Demand(replace(data, eval_tokens=tokens), size.vocab, max(known.rows, rows))
+        found[key] = TextRequirement(replace(data, eval_tokens=tokens), size.vocab, max(known.rows, rows))
     return list(found.values())
