@@ -168,7 +168,7 @@ def experiments() -> Experiments:
     """The grids of the project's experiments file. Its plugin files are not run for the shell's completion: a TAB in a
     folder must not execute anything that lies there."""
     from gpas_cli.grid.load import load
-    from gpas_cli.report.declared import table_problems
+    from gpas_cli.report.table_checks import table_problems
 
     return load(project().config, run_plugins=not _completing(), check=table_problems)
 
@@ -262,7 +262,7 @@ def console() -> Console:
 @cache
 def _console(stderr: bool) -> Console:
     """Piped text is 160 columns wide and is not wrapped."""
-    from gpas_cli.cli.literal import LiteralConsole
+    from gpas_cli.cli.literal_console import LiteralConsole
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
     return LiteralConsole(width=None if seen else 160, soft_wrap=not seen, stderr=stderr)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpas_cli.cli.columns import Columns
-    from gpas_cli.cli.tokenising import Board
+    from gpas_cli.cli.tokenise_view import TokeniseView
     from gpas_cli.data.cache_listing import CachedCorpus
     from gpas_cli.data.requirements import TextRequirement
     from gpas_cli.data.shards import Totals
@@ -64,7 +64,7 @@ def prepare(
 
 
 def _prepare(
-    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: Board
+    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
 ) -> dict[str, Any]:
     from gpas_cli.data.prepare import build, token_cache
     from gpas_cli.data.shards import sum_of
@@ -86,12 +86,12 @@ def _prepare(
 
 
 @contextmanager
-def _board(as_json: bool) -> Iterator[Board]:
+def _board(as_json: bool) -> Iterator[TokeniseView]:
     """Progress on the terminal; on standard error where standard output is for JSON."""
-    from gpas_cli.cli.literal import LiteralConsole
-    from gpas_cli.cli.tokenising import Board
+    from gpas_cli.cli.literal_console import LiteralConsole
+    from gpas_cli.cli.tokenise_view import TokeniseView
 
-    with Board(LiteralConsole(stderr=True) if as_json else console()) as board:
+    with TokeniseView(LiteralConsole(stderr=True) if as_json else console()) as board:
         yield board
 
 

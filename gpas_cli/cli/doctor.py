@@ -29,7 +29,7 @@ def doctor(
     from rich.text import Text
 
     from gpas_cli.launch.doctor import examine
-    from gpas_cli.report.declared import table_problems
+    from gpas_cli.report.table_checks import table_problems
 
     here = Project.find(STATE.config, required=False)
     findings = list(examine(here, nodes=nodes, check=table_problems))

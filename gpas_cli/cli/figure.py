@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.figure import Figure
     from gpas_cli.report.quantities import Quantity
-    from gpas_cli.report.series import Run, Series
+    from gpas_cli.report.series import CellCurve, Series
 
 DEFAULT = Path("figure")
 WHAT = (
@@ -95,7 +95,7 @@ def _title(chosen: Sequence[Entry]) -> str:
     return "; ".join(dict.fromkeys(titles))
 
 
-def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[Run]:
+def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[CellCurve]:
     """The curves of those cells that have recorded one."""
     from gpas_cli.launch.ingest import results_of
 
@@ -106,30 +106,30 @@ def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[Run]:
     return [run for run in found if run.points]
 
 
-def _run(engine: Engine, entry: Entry, drawn: Quantity) -> Run:
+def _run(engine: Engine, entry: Entry, drawn: Quantity) -> CellCurve:
     """The curve of whichever of the cell's stages recorded one last; without points if none did."""
     from gpas_cli.report import query
-    from gpas_cli.report.series import Run, by_layer, over_updates
+    from gpas_cli.report.series import CellCurve, by_layer, over_updates
 
     grid = experiments().grids.get(entry.grid)
     table = grid.table if grid else None
-    made = Run(entry, table.over if table else "seed", ())
+    made = CellCurve(entry, table.over if table else "seed", ())
     for key in (stage.key for stage in entry.cell.stages):
         if drawn.by_layer or drawn.per_layer:
             layers = query.layer_curve(engine, key, drawn.recorded_as)
             if layers and drawn.by_layer:
                 step, values = layers[-1]
                 points, final = by_layer(entry, values)
-                made = Run(entry, made.over, points, final_norm=final, step=step)
+                made = CellCurve(entry, made.over, points, final_norm=final, step=step)
             elif layers:
-                made = Run(entry, made.over, over_updates(((step, at[0]) for step, at in layers), drawn.scale))
+                made = CellCurve(entry, made.over, over_updates(((step, at[0]) for step, at in layers), drawn.scale))
         elif points := over_updates(query.curve(engine, key, drawn.recorded_as), drawn.scale):
             marks = query.curve(engine, key, drawn.spikes) if drawn.spikes else []
-            made = Run(entry, made.over, points, over_updates(marks, drawn.scale))
+            made = CellCurve(entry, made.over, points, over_updates(marks, drawn.scale))
     return made
 
 
-def _make(runs: Sequence[Run], drawn: Quantity, title: str, every_run: bool) -> Figure:
+def _make(runs: Sequence[CellCurve], drawn: Quantity, title: str, every_run: bool) -> Figure:
     from gpas_cli.printable import one_line
     from gpas_cli.report.figure import Figure
     from gpas_cli.report.series import make_series
@@ -141,14 +141,14 @@ def _make(runs: Sequence[Run], drawn: Quantity, title: str, every_run: bool) -> 
     return Figure(one_line(title), x, drawn.axis, make_series(runs), drawn.log, layers, every_run)
 
 
-def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[Run]) -> str:
+def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> str:
     """What was drawn, and how many cells have nothing to draw."""
     words = f"Wrote {' and '.join(str(path) for path in paths)}: {len(made.series)} lines from {len(runs)} runs"
     missing = len(chosen) - len(runs)
     return f"{words}; {missing} of {len(chosen)} cells have no such curve yet." if missing else f"{words}."
 
 
-def _as_mapping(made: Figure, chosen: Sequence[Entry], runs: Sequence[Run]) -> dict[str, Any]:
+def _as_mapping(made: Figure, chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> dict[str, Any]:
     """The numbers of a figure for `--json`. `over` is the averaged axis, `std` null for a single run."""
     recorded = {run.entry.id for run in runs}
     return {

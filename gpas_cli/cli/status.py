@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.chosen import ORDER, SORTS, Chosen, check_sort, check_states, rest
+from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
 from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
 from gpas_cli.cli.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
 from gpas_cli.grid.entry import counted
@@ -73,7 +73,7 @@ def status(
     """
     view = View(
         brief=not (names or every) and len(experiments().grids) > 1,
-        chosen=Chosen(states=check_states(state) if state else None, sort=check_sort(sort), limit=limit),
+        selection=CellFilter(states=check_states(state) if state else None, sort=check_sort(sort), limit=limit),
         narrowed=bool(state or where),
     )
     if recorded:
@@ -121,8 +121,8 @@ def _show_undeclared(view: View, as_json: bool) -> None:
     if as_json:
         print_json(**view.as_mapping(states))
         return
-    fitting = view.chosen.fitting(states)
-    shown = view.chosen(states)
+    fitting = view.selection.fitting(states)
+    shown = view.selection.apply(states)
     if shown:
         console().print(cell_table(shown))
     if len(fitting) > len(shown):
@@ -184,7 +184,7 @@ class View:
     """
 
     brief: bool
-    chosen: Chosen
+    selection: CellFilter
     narrowed: bool = False
 
     def parts(self, states: Sequence[CellState]) -> Iterator[RenderableType]:
@@ -197,7 +197,7 @@ class View:
             yield Text("")
         listed = self._picked(states)
         shown = self._cut(listed)
-        if self.brief or self.chosen.sort:
+        if self.brief or self.selection.sort:
             none = f"no cell is {' or '.join(self._wanted().states or ('there',))}"
             yield cell_table(shown) if shown else Text(none, style="dim")
             yield Text("")
@@ -231,7 +231,7 @@ class View:
     def as_mapping(self, states: Sequence[CellState]) -> dict[str, Any]:
         """For `--json`: all grids; of the cells, unless it was said which, those of grids that were started."""
         everything = self.narrowed or not self.brief
-        cells = self.chosen(states if everything else only_started(states))
+        cells = self.selection.apply(states if everything else only_started(states))
         return {
             "grids": grid_mappings(states, _uses(states)),
             "total": {
@@ -248,13 +248,13 @@ class View:
         wanted = self._wanted(usual)
         return wanted.fitting(once(states) if wanted.sort else states)
 
-    def _wanted(self, usual: str | None = None) -> Chosen:
+    def _wanted(self, usual: str | None = None) -> CellFilter:
         """What was asked for, and where nothing was: what needs attention, or everything by `usual`."""
-        states = self.chosen.states or (LIVELY if self.brief else None)
-        return replace(self.chosen, states=states, sort=self.chosen.sort or ("state" if self.brief else usual))
+        states = self.selection.states or (LIVELY if self.brief else None)
+        return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
 
     def _cut(self, listed: list[CellState]) -> list[CellState]:
-        limit = self.chosen.limit
+        limit = self.selection.limit
         return listed[: LISTED if limit is None and self.brief else limit]
 
 

@@ -83,14 +83,14 @@ def _refuse(state: CellState) -> None:
 
 
 def _run(entry: Entry) -> Summary:
-    from gpas_cli.cli.foreground import make_foreground
+    from gpas_cli.cli.train_view import make_train_reporter
     from gpas_cli.launch.executor import stop_on_signals
     from gpas_cli.launch.ingest import ingest
     from gpas_cli.launch.local import LocalScheduler
     from gpas_cli.launch.watch import look
 
     here = project()
-    with make_foreground(console()) as reporter:
+    with make_train_reporter(console()) as reporter:
         scheduler = LocalScheduler(here, [entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
         with stop_on_signals(scheduler):
             if not scheduler.submit()["waiting"]:  # somebody was quicker

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpas_cli.grid.entry import Entry
     from gpas_cli.launch.watch import Sighting
-    from gpas_cli.report.why import Provenance, Try
+    from gpas_cli.report.provenance import AttemptProvenance, Provenance
 
 
 GONE = "its run directory is gone"
@@ -30,7 +30,7 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
     Example: [bold]gpas why pre-gpas-s1[/bold]
     """
     from gpas_cli.launch.ingest import results_of
-    from gpas_cli.report.why import explain_number
+    from gpas_cli.report.provenance import trace_number
 
     here = project()
     found = find_cells(cells)
@@ -38,7 +38,7 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
         raise GpasError(_not_run(found[0]))
     with results_of(here) as (engine, problem):
         keys = _tried(engine, found)
-        stages = [explain_number(engine, here.runs, key, catalogue=catalogue()) for key in keys]
+        stages = [trace_number(engine, here.runs, key, catalogue=catalogue()) for key in keys]
     if as_json:
         print_json(stages=[_as_mapping(stage) for stage in stages], problem=problem or None)
         return
@@ -80,11 +80,11 @@ def _print(stage: Provenance) -> None:
             say(f"    {difference.setting}: {difference.base} -> {difference.own}", markup=False)
     if stage.spikes:
         say(f"  {_spikes(stage.spikes)}", markup=False)
-    for attempt in stage.tries:
+    for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
 
 
-def _print_try(attempt: Try, decisive: int | None) -> None:
+def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     facts, say = attempt.facts, console().print
     seen = _standing(attempt)
     mark = "  <- the number in tables" if attempt.number == decisive and seen.state == attempt.outcome else ""
@@ -126,7 +126,7 @@ def _computed(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _standing(attempt: Try) -> Sighting:
+def _standing(attempt: AttemptProvenance) -> Sighting:
     """The state of an attempt now; of one without an outcome, how its process ended or that it runs."""
     from gpas_cli.launch.watch import Sighting, conclude_or_unknown
     from gpas_cli.store.rundir import AttemptDir
@@ -155,7 +155,7 @@ def _clock(moment: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "?"
 
 
-def _try_as_mapping(attempt: Try) -> dict[str, Any]:
+def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
     seen = _standing(attempt)
     return {
         "number": attempt.number,
@@ -175,7 +175,7 @@ def _try_as_mapping(attempt: Try) -> dict[str, Any]:
 
 
 def _as_mapping(stage: Provenance) -> dict[str, Any]:
-    tries = [_try_as_mapping(attempt) for attempt in stage.tries]
+    tries = [_try_as_mapping(attempt) for attempt in stage.attempts]
     return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
             "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
             "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],

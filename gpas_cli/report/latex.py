@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gpas_cli.printable import one_line
 from gpas_cli.report.cell_text import PLAIN, Style, column_groups, grid
-from gpas_cli.report.layout import Spacing, fit
+from gpas_cli.report.column_layout import Spacing, fit
 from gpas_cli.report.notes import Note, notes
 from gpas_cli.report.table import Table
 

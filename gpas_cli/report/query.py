@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, Select, select
 
 from gpas_cli.report.result import Result
 from gpas_cli.store.projection import SPIKE_CURVES
-from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
+from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, StageRow
 
 DECISIVE = ("done", "diverged")
 AT_ONCE = 500  # parameters in one statement; older SQLite refuses more than 999
@@ -31,10 +31,10 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
         for part in _parts(keys):
             rows = _rows(
                 connection,
-                select(Attempt.__table__, Stage.kind)
-                .join(Stage, Stage.key == Attempt.stage_key)
-                .where(Attempt.stage_key.in_(part), Attempt.outcome.in_(DECISIVE))
-                .order_by(Attempt.gone.is_(None), Attempt.number),
+                select(AttemptRow.__table__, StageRow.kind)
+                .join(StageRow, StageRow.key == AttemptRow.stage_key)
+                .where(AttemptRow.stage_key.in_(part), AttemptRow.outcome.in_(DECISIVE))
+                .order_by(AttemptRow.gone.is_(None), AttemptRow.number),
             )
             latest = {row["stage_key"]: row for row in rows}
             metrics = _metrics(connection, [row["id"] for row in latest.values()])
@@ -47,7 +47,7 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
     with engine.connect() as connection:
         rows = _rows(
             connection,
-            select(Attempt.__table__).where(Attempt.stage_key == key).order_by(Attempt.number),
+            select(AttemptRow.__table__).where(AttemptRow.stage_key == key).order_by(AttemptRow.number),
         )
         metrics = _metrics(connection, [row["id"] for row in rows])
     return [{**row, "metrics": metrics.get(row["id"], {})} for row in rows]
@@ -56,7 +56,7 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
 def stage(engine: Engine, key: str) -> dict[str, Any] | None:
     """The stage's kind, parents and cell; None when the database has no attempt at it."""
     with engine.connect() as connection:
-        rows = _rows(connection, select(Stage.__table__).where(Stage.key == key))
+        rows = _rows(connection, select(StageRow.__table__).where(StageRow.key == key))
     return rows[0] if rows else None
 
 
@@ -66,10 +66,10 @@ def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
     Attempts whose run directories are gone are left out.
     """
     points = (
-        select(Curve.step, Curve.value)
-        .join(Attempt, Attempt.id == Curve.attempt_id)
-        .where(Attempt.stage_key == key, Attempt.gone.is_(None), Curve.name == name)
-        .order_by(Attempt.number)
+        select(CurveRow.step, CurveRow.value)
+        .join(AttemptRow, AttemptRow.id == CurveRow.attempt_id)
+        .where(AttemptRow.stage_key == key, AttemptRow.gone.is_(None), CurveRow.name == name)
+        .order_by(AttemptRow.number)
     )
     with engine.connect() as connection:
         joined = {row.step: row.value for row in connection.execute(points)}
@@ -85,10 +85,10 @@ def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
 def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int, float]]]:
     """A per-layer curve as (step, {layer: value}) by step, attempts joined like `curve`."""
     points = (
-        select(Attempt.number, LayerCurve.step, LayerCurve.layer, LayerCurve.value)
-        .join(Attempt, Attempt.id == LayerCurve.attempt_id)
-        .where(Attempt.stage_key == key, Attempt.gone.is_(None), LayerCurve.name == name)
-        .order_by(Attempt.number, LayerCurve.step, LayerCurve.layer)
+        select(AttemptRow.number, LayerCurveRow.step, LayerCurveRow.layer, LayerCurveRow.value)
+        .join(AttemptRow, AttemptRow.id == LayerCurveRow.attempt_id)
+        .where(AttemptRow.stage_key == key, AttemptRow.gone.is_(None), LayerCurveRow.name == name)
+        .order_by(AttemptRow.number, LayerCurveRow.step, LayerCurveRow.layer)
     )
     joined: dict[int, tuple[int, dict[int, float]]] = {}
     with engine.connect() as connection:
@@ -107,7 +107,7 @@ def _metrics(connection: Connection, ids: Iterable[int]) -> dict[int, dict[str, 
     found: dict[int, dict[str, float]] = {}
     for part in _parts(ids):
         rows = connection.execute(
-            select(Metric.attempt_id, Metric.name, Metric.value).where(Metric.attempt_id.in_(part))
+            select(MetricRow.attempt_id, MetricRow.name, MetricRow.value).where(MetricRow.attempt_id.in_(part))
         )
         for attempt_id, name, value in rows:
             found.setdefault(attempt_id, {})[name] = value

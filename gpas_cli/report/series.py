@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.printable import one_line
 from gpas_cli.report.labels import Label, label_title, row_title, scheme_titles
-from gpas_cli.report.stats import Summary, summary
+from gpas_cli.report.stats import Aggregate, aggregate
 from gpas_cli.spec.norm import SCHEMES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ METHOD = ("norm", "gate")  # axes that make the first part of a title
 
 
 @dataclass(frozen=True)
-class Run:
+class CellCurve:
     """The curve of one cell: finite points (x, y) by x, those at which spikes are marked, and the final norm's value.
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
@@ -50,16 +50,16 @@ class Series:
 
     title: str
     labels: Mapping[str, Label]
-    runs: tuple[Run, ...]
+    runs: tuple[CellCurve, ...]
     colour: int = 0
     style: int = 0
     shade: float | None = None
 
-    def mean(self) -> list[tuple[float, Summary]]:
+    def mean(self) -> list[tuple[float, Aggregate]]:
         """Mean and standard deviation at every x that all runs have."""
         values = [dict(run.points) for run in self.runs]
         common = sorted(set.intersection(*(set(points) for points in values)))
-        return [(x, summary([points[x] for points in values])) for x in common]
+        return [(x, aggregate([points[x] for points in values])) for x in common]
 
     def tails(self) -> list[Points]:
         """What runs have beyond the last x of the mean, each from there on: of a run still going, or of its peers."""
@@ -68,10 +68,10 @@ class Series:
         tails = [tuple(point for point in run.points if point[0] >= last) for run in self.runs]
         return [tail for tail in tails if len(tail) > (1 if common else 0)]
 
-    def final_norm(self) -> Summary | None:
+    def final_norm(self) -> Aggregate | None:
         """Mean and standard deviation of the final norm's values, None where not all runs have one."""
         values = [run.final_norm for run in self.runs if run.final_norm is not None]
-        return summary(values) if values and len(values) == len(self.runs) else None
+        return aggregate(values) if values and len(values) == len(self.runs) else None
 
 
 def over_updates(curve: Iterable[tuple[float, float]], scale: float = 1.0) -> Points:
@@ -93,14 +93,14 @@ def by_layer(entry: Entry, values: Mapping[int, float]) -> tuple[Points, float |
     return points, final if final is None or math.isfinite(final) else None
 
 
-def make_series(runs: Sequence[Run]) -> tuple[Series, ...]:
+def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     """One series for each set of runs that differ in nothing but the averaged axis, in order of declaration.
 
     A cell that several grids share counts once.
     """
     # Reversed twice: of equal cells the first counts.
     distinct = list({run.entry.cell.key: run for run in reversed(runs)}.values())[::-1]
-    groups: dict[tuple[str, frozenset[tuple[str, Label]]], list[Run]] = {}
+    groups: dict[tuple[str, frozenset[tuple[str, Label]]], list[CellCurve]] = {}
     for run in distinct:
         groups.setdefault((run.entry.grid, frozenset(_labels(run).items())), []).append(run)
     titles = scheme_titles([run.entry for run in distinct])
@@ -111,7 +111,7 @@ def make_series(runs: Sequence[Run]) -> tuple[Series, ...]:
     return _coloured(_with_grids(found), varying)
 
 
-def _labels(run: Run) -> dict[str, Label]:
+def _labels(run: CellCurve) -> dict[str, Label]:
     return {axis: label for axis, label in run.entry.axes.items() if axis != run.over}
 
 

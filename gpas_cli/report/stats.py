@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Summary:
+class Aggregate:
     """`std` is the sample standard deviation (n - 1), None for a single number."""
 
     mean: float
@@ -33,19 +33,19 @@ class Paired:
     p: float | None
 
 
-def summary(values: Sequence[float]) -> Summary:
+def aggregate(values: Sequence[float]) -> Aggregate:
     """Mean and sample standard deviation. Raises ValueError for no values; not finite in, not finite out."""
     if not values:
         raise ValueError("no values")
     if not all(map(math.isfinite, values)):
         total = sum(values)
-        return Summary(total, None if len(values) == 1 else math.nan, len(values))
+        return Aggregate(total, None if len(values) == 1 else math.nan, len(values))
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
-        return Summary(mean, None, 1)
+        return Aggregate(mean, None, 1)
     # A mean of equal numbers may be off by one rounding; their spread is still nothing.
     squares = 0.0 if len(set(values)) == 1 else math.fsum((v - mean) ** 2 for v in values)
-    return Summary(mean, math.sqrt(squares / (len(values) - 1)), len(values))
+    return Aggregate(mean, math.sqrt(squares / (len(values) - 1)), len(values))
 
 
 def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Paired | None:
@@ -54,7 +54,7 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
     if not seeds:
         return None
     differences = [own[seed] - base[seed] for seed in seeds]
-    s = summary(differences)
+    s = aggregate(differences)
     t = s.mean / (s.std / math.sqrt(s.n)) if s.std and math.isfinite(s.std) else None
     return Paired(
         mean=s.mean,

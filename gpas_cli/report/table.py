@@ -42,7 +42,7 @@ class TableCell:
     """
 
     statuses: tuple[EntryStatus, ...] = ()
-    summary: stats.Summary | None = None
+    summary: stats.Aggregate | None = None
     delta: stats.Paired | None = None
     status: str = ""
     mark: str = ""
@@ -181,7 +181,7 @@ def _cells(
         group = columns.get(label, ())
         statuses = tuple(entry_status(entry, entry.axes.get(spec.over), what, name, states, results) for entry in group)
         numbers = [s.value for s in statuses if s.value is not None]
-        summary = stats.summary(numbers) if numbers else None
+        summary = stats.aggregate(numbers) if numbers else None
         cells.append(TableCell(statuses, summary, status=missing_numbers(statuses, spec.over)))
     return cells
 
@@ -215,7 +215,7 @@ def _printed(own: TableCell, base: TableCell, label: Label, spec: TableSpec, tab
         return None
     task = {"task": label} if spec.columns == "task" else {}
     labels = {**facts(own.statuses[0].entry), **task}
-    value = table(labels)
+    value = table.value(labels)
     if value is None:
         return None
     delta = table.delta(labels, {**facts(base.statuses[0].entry), **task}) if base.statuses else None

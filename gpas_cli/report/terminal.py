@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gpas_cli.printable import one_line
 from gpas_cli.report.cell_text import Style, column_groups, grid
-from gpas_cli.report.layout import Spacing, fit
+from gpas_cli.report.column_layout import Spacing, fit
 from gpas_cli.report.notes import notes
 from gpas_cli.report.table import Table
 

@@ -18,8 +18,8 @@ from typing import Any
 from sqlalchemy import Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import faults, owner, rundir, session
-from gpas_cli.store.agreement import Finding, disagreements
+from gpas_cli.store import driver_errors, owner, rundir, session
+from gpas_cli.store.consistency import Defect, inconsistencies
 from gpas_cli.store.ingest import ATTEMPT, STAGE, Ingested, Unreadable, ingest_attempt, sync
 from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC
 from gpas_cli.store.schema import HEAD, Base
@@ -52,7 +52,7 @@ def backup(url: str) -> Path:
     """Copy the database, also while it is in use, to a file beside it. Raises StoreError; a server has its own tool."""
     path = session.file_of(session.parse(url))
     if path is None:
-        where = faults.name_of(session.parse(url))
+        where = driver_errors.name_of(session.parse(url))
         raise StoreError(
             f"{where}: is not a file that gpas can copy; back it up with pg_dump (pg_restore reads it back)"
         )
@@ -98,7 +98,7 @@ def rebuild(url: str, runs: Path) -> Ingested:
     return ingested
 
 
-def check(url: str, runs: Path) -> list[Finding]:
+def check(url: str, runs: Path) -> list[Defect]:
     """What is wrong with the database: its version, its integrity, and whether its rows agree with `runs`.
 
     Reads all journals. An empty list means that all is well. Raises StoreError only for a URL that cannot be used.
@@ -107,17 +107,17 @@ def check(url: str, runs: Path) -> list[Finding]:
     try:
         engine = session.connect(url, create=False)
     except StoreError as error:
-        return [Finding(str(error), "until then nothing else can be checked")]
+        return [Defect(str(error), "until then nothing else can be checked")]
     try:
         missing = sorted(Base.metadata.tables.keys() - set(inspect(engine).get_table_names()))
         if missing:
             return [
-                Finding(f"the database lacks the table {name}", "`gpas db rebuild` makes it anew") for name in missing
+                Defect(f"the database lacks the table {name}", "`gpas db rebuild` makes it anew") for name in missing
             ]
         owner.refuse_other(engine, runs)
-        return [*_integrity(engine), *disagreements(engine, runs)]
+        return [*_integrity(engine), *inconsistencies(engine, runs)]
     except StoreError as error:
-        return [Finding(str(error), "the check ended there")]
+        return [Defect(str(error), "the check ended there")]
     finally:
         engine.dispose()
 
@@ -141,17 +141,17 @@ def dump(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:
     return {name: sorted(rows, key=lambda row: repr(row)) for name, rows in dumped.items()}
 
 
-def _integrity(engine: Engine) -> Iterator[Finding]:
+def _integrity(engine: Engine) -> Iterator[Defect]:
     if engine.dialect.name != "sqlite":
         return
     remedy = "`gpas db rebuild` makes it anew"
     with engine.connect() as connection:
         for (message,) in connection.execute(text("PRAGMA integrity_check")):
             if message != "ok":
-                yield Finding(f"the database is damaged: {message}", remedy)
+                yield Defect(f"the database is damaged: {message}", remedy)
         orphans = len(connection.execute(text("PRAGMA foreign_key_check")).all())
         if orphans:
-            yield Finding(f"{orphans} rows belong to no attempt or stage", remedy)
+            yield Defect(f"{orphans} rows belong to no attempt or stage", remedy)
 
 
 def _rebuild_in_place(url: str, runs: Path) -> Ingested:
@@ -298,7 +298,7 @@ def _explained(url: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        explanation = faults.explain(session.parse(url), error, session.BUSY_SECONDS)
+        explanation = driver_errors.explain(session.parse(url), error, session.BUSY_SECONDS)
         if explanation is None:
             raise
         raise explanation from error

@@ -21,7 +21,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, delete, insert, select
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import faults, session
+from gpas_cli.store import driver_errors, session
 from gpas_cli.store.rundir import read_json, write_json
 from gpas_cli.store.schema import Base
 
@@ -109,7 +109,7 @@ def _refuse(engine: Engine, before: Owner | None, own: Owner) -> None:
         "`gpas sync` makes a new one"
     )
     raise StoreError(
-        f"{faults.name_of(engine.url)}: this database holds the results of another project, {before.host}:"
+        f"{driver_errors.name_of(engine.url)}: this database holds the results of another project, {before.host}:"
         f"{before.runs}, and not those of {own.runs}; {remedy}"
     )
 

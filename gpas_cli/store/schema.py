@@ -61,7 +61,7 @@ class ProjectRow(Base):
     runs: Mapped[str]
 
 
-class Stage(Base):
+class StageRow(Base):
     __tablename__ = "stage"
 
     key: Mapped[str] = mapped_column(String(16), primary_key=True)
@@ -70,7 +70,7 @@ class Stage(Base):
     cell: Mapped[dict[str, Any]]
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     """`created`, `started` and `ended` are unix times; NULL in a column means that no event has told it yet.
 
     `journal_mtime` (nanoseconds) and `journal_tail` (a checksum of the last bytes before `journal_offset`) show a
@@ -120,7 +120,7 @@ class Attempt(Base):
     gone: Mapped[float | None]
 
 
-class Metric(Base):
+class MetricRow(Base):
     __tablename__ = "metric"
 
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
@@ -128,7 +128,7 @@ class Metric(Base):
     value: Mapped[float] = mapped_column(Real, nullable=True)
 
 
-class Curve(Base):
+class CurveRow(Base):
     """Clustered on its key: a curve is one stretch of the file, and takes about 22 bytes a point."""
 
     __tablename__ = "curve"
@@ -140,7 +140,7 @@ class Curve(Base):
     value: Mapped[float] = mapped_column(Real, nullable=True)
 
 
-class LayerCurve(Base):
+class LayerCurveRow(Base):
     __tablename__ = "layer_curve"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
 

@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from gpas_cli.errors import StoreError
 from gpas_cli.packaged import packaged
-from gpas_cli.store import faults
+from gpas_cli.store import driver_errors
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def connect(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS
         with engine.connect() as connection:
             version = version_of(connection)
         if version is None and not create:
-            raise StoreError(f"{faults.name_of(engine.url)}: there are no results yet; `gpas run` makes them")
+            raise StoreError(f"{driver_errors.name_of(engine.url)}: there are no results yet; `gpas run` makes them")
         if version is None:
             migrate(engine)
         else:
@@ -76,7 +76,7 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
     if path is not None and may_write(path):
         _make_file(path)
     engine = _create_engine(parsed, busy_seconds)
-    faults.explain_errors_of(engine, busy_seconds)
+    driver_errors.explain_errors_of(engine, busy_seconds)
     if parsed.get_backend_name() == "sqlite":
         _prepare_sqlite(engine, busy_seconds)
     return engine
@@ -107,7 +107,7 @@ def parse(url: str) -> URL:
 
 def name_of(url: str) -> str:
     """The database as messages call it, without a password. Raises StoreError like `parse`."""
-    return faults.name_of(parse(url))
+    return driver_errors.name_of(parse(url))
 
 
 def file_of(url: URL) -> Path | None:
@@ -126,7 +126,7 @@ def version_of(connection: Connection) -> str | None:
             return str(rows[0])
     taken = sorted(tables & Base.metadata.tables.keys())
     if taken:
-        where = faults.name_of(connection.engine.url)
+        where = driver_errors.name_of(connection.engine.url)
         raise StoreError(
             f"{where}: has a table '{taken[0]}' that gpas did not make; name another database with GPAS_DB"
         )
@@ -135,7 +135,7 @@ def version_of(connection: Connection) -> str | None:
 
 def refuse_other_version(engine: Engine, version: str) -> None:
     """Raises StoreError unless `version` is this program's."""
-    where = faults.name_of(engine.url)
+    where = driver_errors.name_of(engine.url)
     if version > HEAD:
         raise StoreError(
             f"{where}: its schema is version {version}, newer than this program's ({HEAD}); update gpas, "
@@ -199,7 +199,7 @@ def _create_engine(url: URL, busy_seconds: float) -> Engine:
         return create_engine(url, connect_args={"connect_timeout": max(2, round(busy_seconds))})
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
-            f"{faults.name_of(url)}: the driver of {url.drivername} is not installed; "
+            f"{driver_errors.name_of(url)}: the driver of {url.drivername} is not installed; "
             f"pip install 'gpas-cli[postgres]', or use sqlite:///path"
         ) from error
 
@@ -272,7 +272,7 @@ def _explained(url: URL, busy_seconds: float) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        explanation = faults.explain(url, error, busy_seconds)
+        explanation = driver_errors.explain(url, error, busy_seconds)
         if explanation is None:
             raise
         raise explanation from error

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from gpas_cli.cli.tokenising import Board, Pace
+from gpas_cli.cli.tokenise_view import Pace, TokeniseView
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.requirements import TextRequirement, requirements
 from gpas_cli.data.shards import Totals
@@ -227,7 +227,7 @@ def test_pace() -> None:
 
 def test_the_bar_on_a_terminal() -> None:
     out = StringIO()
-    with Board(Console(file=out, force_terminal=True, width=120)) as board:
+    with TokeniseView(Console(file=out, force_terminal=True, width=120)) as board:
         board.notice("training a tokenizer")
         for documents in (0, 50, 100):
             board.watch("train", Need("documents", 100), Totals(documents, 10 * documents))

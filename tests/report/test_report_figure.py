@@ -11,7 +11,7 @@ from report_cells import entry
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figure import COLOURS, Figure, log_ticks, readable, save
-from gpas_cli.report.series import Run, make_series
+from gpas_cli.report.series import CellCurve, make_series
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
 HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
@@ -20,7 +20,7 @@ HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of an
 def figure(label: str = "gpas", layers: int = 0, **more: object) -> Figure:
     """Six schemes with and without a gate, two seeds each."""
     runs = [
-        Run(
+        CellCurve(
             entry(norm, gate, seed, axes={"gate": label if gate == "gpas" else gate}),
             "seed",
             tuple((float(x), 5.0 / x + seed + i) for x in range(1, 5)),

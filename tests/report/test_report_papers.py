@@ -40,7 +40,7 @@ def test_every_number_is_found_by_its_own_labels(source: str, name: str) -> None
     for row in table.rows:
         for i, value in enumerate(row.values):
             column = {table.axis: table.columns[i]} if table.axis else {}
-            assert table({**row.labels, **column}) == value
+            assert table.value({**row.labels, **column}) == value
 
 
 @pytest.mark.parametrize(("source", "name"), EVERY_TABLE)
@@ -59,7 +59,7 @@ def test_printed_differences_are_those_of_printed_numbers(source: str, name: str
 def test_the_number_everyone_asks_for() -> None:
     table = published("gpas", "table2_perplexity")
     cell = {"size": "71m", "norm": "pre", "gate": "gpas", "seed": 3}
-    assert table(cell) == 33.49
+    assert table.value(cell) == 33.49
     assert table.delta(cell, {**cell, "gate": "none"}) == -0.74
     assert table.tokens(cell) == 1_000_000_000
     assert table.better == "lower"
@@ -67,17 +67,17 @@ def test_the_number_everyone_asks_for() -> None:
 
 def test_what_is_not_printed_is_none() -> None:
     table = published("gpas", "table2_perplexity")
-    assert table({"size": "71m", "norm": "post", "gate": "gpas"}) is None
-    assert table({"size": "7b", "norm": "pre"}) is None
-    assert table({"size": "71m", "norm": "pre", "embed": "scaled"}) is None
-    assert table({"norm": "pre"}) is None
+    assert table.value({"size": "71m", "norm": "post", "gate": "gpas"}) is None
+    assert table.value({"size": "7b", "norm": "pre"}) is None
+    assert table.value({"size": "71m", "norm": "pre", "embed": "scaled"}) is None
+    assert table.value({"norm": "pre"}) is None
     assert table.delta({"size": "71m", "norm": "pre", "gate": "gpas"}, {"size": "7b", "norm": "pre"}) is None
 
 
 def test_the_row_that_says_most_is_meant() -> None:
     table = published("raptr", "table3_loss")
-    assert table({"size": "ul2", "depth": "full"}) == 2.06
-    assert table({"size": "ul2", "depth": "full", "budget": "equal"}) == 2.07
+    assert table.value({"size": "ul2", "depth": "full"}) == 2.06
+    assert table.value({"size": "ul2", "depth": "full", "budget": "equal"}) == 2.07
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
@@ -162,7 +162,7 @@ def test_pretraining(digest: dict[str, Any], source: str, section: str, ours: st
     for key, sizes in digest[section][ours].items():
         for size, printed in sizes.items():
             cell = {**method(key), "size": size.lower()}
-            assert table(cell) == printed["ppl"]
+            assert table.value(cell) == printed["ppl"]
             row = next(row for row in table.rows if row.fits(cell))
             delta = row.deltas[table.columns.index(size.lower())] if row.deltas else None
             assert delta == printed.get("delta")
@@ -184,7 +184,7 @@ def test_finetuning(digest: dict[str, Any], source: str, section: str, theirs: s
         row = next(row for row in table.rows if row.fits(cell))
         assert (row.deltas[-1] if row.deltas else None) == scores.pop("average_delta", None)
         for task, score in scores.items():
-            assert table({**cell, "task": TASKS[task]}) == score
+            assert table.value({**cell, "task": TASKS[task]}) == score
             checked += 1
     assert checked == count(source, ours)
 
@@ -214,7 +214,7 @@ def test_ablations(digest: dict[str, Any], name: str) -> None:
     table, rows = published("gpas", name), digest["paper"][f"{name}_350m_pre"]
     for key, printed in rows.items():
         cell = {"norm": "pre", "size": "350m", "gate": {**ABLATIONS[name], "no_gpas": "none"}[key]}
-        assert table(cell) == printed["ppl"]
+        assert table.value(cell) == printed["ppl"]
         row = next(row for row in table.rows if row.fits(cell))
         assert (row.deltas[0] if row.deltas else None) == printed.get("delta")
     assert len(rows) == count("gpas", name)
@@ -229,17 +229,17 @@ def test_the_rest_of_gpas_and_its_code(digest: dict[str, Any]) -> None:
     assert settings["text"] == text
     pre = {"norm": "pre", "size": "1b"}
     activation = published("gpas", "text_activation")
-    assert activation({**pre, "gate": "activation=identity"}) == one["identity"]
-    assert activation({**pre, "gate": "gpas"}) == one["silu"]
+    assert activation.value({**pre, "gate": "activation=identity"}) == one["identity"]
+    assert activation.value({**pre, "gate": "gpas"}) == one["silu"]
     seven = dict(paper["appendix_a_7b"])
     for key in ("pre", "pre_gpas"):
-        assert published("gpas", "appendix_7b")({**method(key), "size": "7b"}) == seven.pop(key)["ppl"]
+        assert published("gpas", "appendix_7b").value({**method(key), "size": "7b"}) == seven.pop(key)["ppl"]
     assert settings["appendix_7b"] == seven
     pair = readme.pop("350m_default_embedding_init_std0.02")
     table = published("code", "readme_perplexity")
     cell = {"norm": "pre", "size": "350m", "embed_std": 0.02}
-    assert table(cell) == pair["pre"]["ppl"]
-    assert table({**cell, "gate": "gpas"}) == pair["pre_gpas"]["ppl"]
+    assert table.value(cell) == pair["pre"]["ppl"]
+    assert table.value({**cell, "gate": "gpas"}) == pair["pre_gpas"]["ppl"]
     assert table.delta({**cell, "gate": "gpas"}, cell) == -pair["gain"]
     assert load("code")["settings"] == readme
 
@@ -250,14 +250,14 @@ def test_curse_of_depth(digest: dict[str, Any]) -> None:
     tokens = numbers["table1_ppl"].pop("training_tokens")
     assert [f"{t / 1e9:.1f}B" for t in table.train_tokens] == list(tokens.values())
     for key, sizes in numbers["table1_ppl"].items():
-        assert {size.lower(): table({**method(key), "size": size.lower()}) for size in sizes} == {
+        assert {size.lower(): table.value({**method(key), "size": size.lower()}) for size in sizes} == {
             size.lower(): value for size, value in sizes.items()
         }
     accuracy = published("curse_of_depth", "table2_accuracy")
     for size, methods in numbers["table2_sft"].items():
         for key, scores in methods.items():
             cell = {**method(key), "size": size.lower()}
-            assert all(accuracy({**cell, "task": TASKS[task]}) == score for task, score in scores.items())
+            assert all(accuracy.value({**cell, "task": TASKS[task]}) == score for task, score in scores.items())
     assert load("curse_of_depth")["settings"] == {"text": numbers["text"]}
     assert count("curse_of_depth", "table1_perplexity", "table2_accuracy") == 20 + 80
 
@@ -295,7 +295,7 @@ def test_spike_no_more(digest: dict[str, Any]) -> None:
     numbers = digest["spike_no_more"]
     cells = list(spike_cells(numbers))
     for name, labels, value in cells:
-        assert published("spike_no_more", name)(labels) == number(value), (name, labels)
+        assert published("spike_no_more", name).value(labels) == number(value), (name, labels)
     assert sum(number(value) is not None for *_, value in cells) == count("spike_no_more", *tables("spike_no_more"))
     settings = load("spike_no_more")["settings"]
     for name in ("table4_hyperparameters", "table5_conditions", "table8_hyperparameters_mt", "init"):
@@ -359,8 +359,8 @@ def test_raptr_rows_bear_the_right_names(digest: dict[str, Any]) -> None:
         stages = re.search(r"[\d-]{5,}$", name)
         depth = "raptr" if name.startswith("RAPTR") else "stacking" if "Stacking" in name else "full"
         labels = {"size": "bert-base", "depth": depth, **({"stages": stages[0]} if stages else {})}
-        assert published("raptr", "table1_loss")(labels) == row["eval_loss"]
+        assert published("raptr", "table1_loss").value(labels) == row["eval_loss"]
     fixed = digest["raptr"]["table6_fixed_set"]
     for name, row in fixed.items():
         labels = {"size": "bert-base", "depth": "raptr", "fixed": name[1:-1].replace(" ", "") or "none"}
-        assert published("raptr", "table6_loss")(labels) == row["eval_loss"]
+        assert published("raptr", "table6_loss").value(labels) == row["eval_loss"]

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.report import query
+from gpas_cli.report.provenance import differences, trace_number
 from gpas_cli.report.render import to_markdown
 from gpas_cli.report.table import build, stage_keys
-from gpas_cli.report.why import differences, explain_number
 from gpas_cli.spec.cell import Cell
-from gpas_cli.store.schema import Attempt, Base, Curve, LayerCurve, Metric, Stage
+from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, StageRow
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def add(
     curves, layers = more.pop("curves", {}), more.pop("layers", {})
     facts = {"grid": "demo", "name": "a", "axes": {}, "executor": "local", "precision": "fp32", "device": "cpu", **more}
     with Session(engine) as session:
-        session.merge(Stage(key=key, kind="pretrain", parents=[], cell=cell.to_mapping()))
-        attempt = Attempt(
+        session.merge(StageRow(key=key, kind="pretrain", parents=[], cell=cell.to_mapping()))
+        attempt = AttemptRow(
             id=1000 * (cell.seed + 1) - number,
             stage_key=key,
             number=number,
@@ -49,10 +49,10 @@ def add(
         session.add(attempt)
         session.flush()
         if perplexity is not None:
-            session.add(Metric(attempt_id=attempt.id, name="perplexity", value=perplexity))
-        session.add_all(Curve(attempt_id=attempt.id, name="loss", step=s, value=v) for s, v in curves.items())
+            session.add(MetricRow(attempt_id=attempt.id, name="perplexity", value=perplexity))
+        session.add_all(CurveRow(attempt_id=attempt.id, name="loss", step=s, value=v) for s, v in curves.items())
         session.add_all(
-            LayerCurve(attempt_id=attempt.id, name="gate", step=s, layer=i, value=v)
+            LayerCurveRow(attempt_id=attempt.id, name="gate", step=s, layer=i, value=v)
             for s, values in layers.items()
             for i, v in enumerate(values)
         )
@@ -134,9 +134,9 @@ def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine,
     checkpoints.mkdir(parents=True)
     for name in ("step-00000090", "step-00000100", ".writing-step-00000110"):
         (checkpoints / name).mkdir()
-    found = explain_number(engine, tmp_path, key)
+    found = trace_number(engine, tmp_path, key)
     assert (found.key, found.stage, found.name, found.decisive) == (key, "pretrain", "demo/a", 2)
-    first, second = found.tries
+    first, second = found.attempts
     assert (first.outcome, first.cause, first.facts["host"], first.facts["git_dirty"]) == (
         "failed",
         "killed",
@@ -158,9 +158,9 @@ def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine,
 def test_why_with_a_named_base_and_without_a_gate(engine: Engine, tmp_path: Path) -> None:
     plain, other = entry("pre").cell, entry("mix").cell
     key = add(engine, plain, 1, "diverged")
-    alone = explain_number(engine, tmp_path, key)
+    alone = trace_number(engine, tmp_path, key)
     assert (alone.base_key, alone.differences, alone.decisive) == (None, (), 1)
-    against = explain_number(engine, tmp_path, key, base=other)
+    against = trace_number(engine, tmp_path, key, base=other)
     assert {d.setting: (d.base, d.own) for d in against.differences} == {
         "norm.scheme": ("mix", "pre"),
         "norm.post_fraction": (0.25, None),
@@ -169,7 +169,7 @@ def test_why_with_a_named_base_and_without_a_gate(engine: Engine, tmp_path: Path
 
 def test_why_of_what_never_ran(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(UnknownCell, match="the database has no attempt at it"):
-        explain_number(engine, tmp_path, "0" * 16)
+        trace_number(engine, tmp_path, "0" * 16)
 
 
 def test_differences_are_dotted() -> None:

@@ -9,11 +9,11 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.grid import Entry
-from gpas_cli.report.series import Run, Series, by_layer, make_series, over_updates
+from gpas_cli.report.series import CellCurve, Series, by_layer, make_series, over_updates
 
 
-def run(of: Entry, *values: float, **more: object) -> Run:
-    return Run(of, "seed", tuple((10.0 * i, y) for i, y in enumerate(values, 1)), **more)
+def run(of: Entry, *values: float, **more: object) -> CellCurve:
+    return CellCurve(of, "seed", tuple((10.0 * i, y) for i, y in enumerate(values, 1)), **more)
 
 
 def looks(series: tuple[Series, ...]) -> list[tuple[str, int, int]]:
@@ -37,7 +37,7 @@ def test_the_mean_ends_where_the_first_run_ends_and_the_others_go_on_by_themselv
 
 
 def test_runs_that_share_no_update_are_drawn_by_themselves() -> None:
-    odd = Run(entry(seed=2), "seed", ((5.0, 1.0),))
+    odd = CellCurve(entry(seed=2), "seed", ((5.0, 1.0),))
     (series,) = make_series([run(entry(seed=1), 4.0), odd])
     assert series.mean() == []
     assert series.tails() == [((10, 4.0),), ((5, 1.0),)]
@@ -67,7 +67,7 @@ def test_many_gates_have_colours_of_their_own() -> None:
 
 
 def test_numbers_are_shaded_in_their_order_and_named() -> None:
-    def sweep(rate: float, gate: str) -> Run:
+    def sweep(rate: float, gate: str) -> CellCurve:
         return run(entry(gate=gate, optim={"lr": rate, "warmup": 1, "steps": 10}, axes={"optim.lr": rate}), 1.0)
 
     series = make_series([sweep(rate, gate) for rate in (0.003, 0.001, 0.002) for gate in ("none", "gpas")])

@@ -8,30 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpas_cli.report.stats import paired, summary, two_sided_p
+from gpas_cli.report.stats import aggregate, paired, two_sided_p
 
 finite = st.floats(-1e6, 1e6)
 
 
 def test_mean_and_sample_deviation() -> None:
-    found = summary([2.0, 4.0, 9.0])
+    found = aggregate([2.0, 4.0, 9.0])
     assert (found.mean, found.n) == (5.0, 3)
     assert found.std == pytest.approx(math.sqrt(13))  # (9 + 1 + 16) / 2
 
 
 def test_one_number_has_no_spread() -> None:
-    assert summary([7.25]).std is None
-    assert summary([7.25]).mean == 7.25
+    assert aggregate([7.25]).std is None
+    assert aggregate([7.25]).mean == 7.25
 
 
 def test_nothing_has_no_mean() -> None:
     with pytest.raises(ValueError, match="no values"):
-        summary([])
+        aggregate([])
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_what_is_not_finite_stays_visible(bad: float) -> None:
-    found = summary([1.0, bad])
+    found = aggregate([1.0, bad])
     assert not math.isfinite(found.mean)
     assert found.std is not None
     assert math.isnan(found.std)
@@ -39,14 +39,14 @@ def test_what_is_not_finite_stays_visible(bad: float) -> None:
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 7))
 def test_equal_numbers_have_no_spread(value: float, n: int) -> None:
-    assert summary([value] * n).std == 0
+    assert aggregate([value] * n).std == 0
 
 
 @given(st.lists(finite, min_size=2, max_size=8), st.randoms())
 def test_the_order_of_seeds_does_not_matter(values: list[float], random: object) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert summary(shuffled) == summary(values)
+    assert aggregate(shuffled) == aggregate(values)
 
 
 def test_pairs_are_made_by_seed_not_by_position() -> None:

@@ -19,7 +19,7 @@ from gpas_cli.store import ingest, journal
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.maintenance import dump
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.store.schema import Attempt, Curve, LayerCurve, Metric, Stage
+from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, StageRow
 
 Connect = Callable[..., Engine]
 Life = Any  # of conftest
@@ -31,14 +31,14 @@ def engine(connect: Connect, url: str) -> Engine:
     return connect(url)
 
 
-def only(engine: Engine) -> Attempt:
+def only(engine: Engine) -> AttemptRow:
     with Session(engine) as orm:
-        return orm.scalars(select(Attempt)).one()
+        return orm.scalars(select(AttemptRow)).one()
 
 
 def curve(engine: Engine, name: str) -> list[tuple[int, float]]:
     with engine.connect() as connection:
-        points = select(Curve.step, Curve.value).where(Curve.name == name).order_by(Curve.step)
+        points = select(CurveRow.step, CurveRow.value).where(CurveRow.name == name).order_by(CurveRow.step)
         return [(step, value) for step, value in connection.execute(points)]
 
 
@@ -60,10 +60,10 @@ def test_a_whole_life_becomes_rows(engine: Engine, life: Life) -> None:
     assert row.started <= row.ended <= time.time()
     assert (row.journal_offset, row.journal_events, row.journal_damaged) == (size, 26, 0)
     with Session(engine) as orm:
-        stage = orm.scalars(select(Stage)).one()
+        stage = orm.scalars(select(StageRow)).one()
         assert (stage.key, stage.kind, stage.parents, stage.cell["seed"]) == (attempt.key, "pretrain", [OTHER], 1)
-        assert {m.name: m.value for m in orm.scalars(select(Metric))} == {"loss": 3.25, "perplexity": 25.8}
-        layers = {(c.name, c.step, c.layer): c.value for c in orm.scalars(select(LayerCurve))}
+        assert {m.name: m.value for m in orm.scalars(select(MetricRow))} == {"loss": 3.25, "perplexity": 25.8}
+        layers = {(c.name, c.step, c.layer): c.value for c in orm.scalars(select(LayerCurveRow))}
     assert layers == {("gate", 20, 0): 0.1, ("gate", 20, 1): 0.2, ("grad_norm", 20, 0): 1.0}
     assert curve(engine, "loss") == [(step, 10 / step) for step in range(1, 21)]
     assert curve(engine, "eval_perplexity") == [(20, 33.1)]
@@ -122,8 +122,8 @@ def test_numbers_that_are_not_finite_come_back_as_they_went(engine: Engine, life
     writer.close()
     sync(engine, life.runs)
     with Session(engine) as orm:
-        metrics = {m.name: m.value for m in orm.scalars(select(Metric))}
-        layers = [c.value for c in orm.scalars(select(LayerCurve).order_by(LayerCurve.layer))]
+        metrics = {m.name: m.value for m in orm.scalars(select(MetricRow))}
+        layers = [c.value for c in orm.scalars(select(LayerCurveRow).order_by(LayerCurveRow.layer))]
     for stored in ([value for _, value in curve(engine, "loss")], layers):
         assert list(map(repr, stored)) == list(map(repr, values))
     assert (math.isnan(metrics["loss"]), metrics["perplexity"]) == (True, math.inf)
@@ -188,13 +188,13 @@ def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engin
     life.attempt(cell={"asked": "second"})
     assert len(sync(engine, life.runs).problems) == 1
     with engine.connect() as connection:
-        assert connection.scalar(select(Stage.cell)) == {"asked": "second"}
+        assert connection.scalar(select(StageRow.cell)) == {"asked": "second"}
         hidden.rename(first.attempt_path)
     assert sync(engine, life.runs) == Ingested(attempts=1)
     life.attempt(cell={"asked": "third"})
     sync(engine, life.runs)
     with engine.connect() as connection:
-        assert connection.scalar(select(Stage.cell)) == {"asked": "first"}
+        assert connection.scalar(select(StageRow.cell)) == {"asked": "first"}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,10 @@ def test_it_is_fast(engine: Engine, life: Life) -> None:
 def outcomes(engine: Engine) -> list[tuple[str | None, float | None]]:
     """(outcome, when its directory was missed) of every attempt."""
     with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(select(Attempt.outcome, Attempt.gone).order_by(Attempt.id))]
+        return [
+            tuple(row)
+            for row in connection.execute(select(AttemptRow.outcome, AttemptRow.gone).order_by(AttemptRow.id))
+        ]
 
 
 def flip(attempt: AttemptDir) -> None:
@@ -332,7 +335,7 @@ def test_a_journal_that_was_replaced_and_has_grown_is_read_anew(connect: Connect
     life.steps(attempt, range(1, 60))
     sync(engine, life.runs)
     with engine.connect() as connection:
-        assert connection.execute(select(Attempt.host, Attempt.outcome, Attempt.last_step)).one() == (
+        assert connection.execute(select(AttemptRow.host, AttemptRow.outcome, AttemptRow.last_step)).one() == (
             "elsewhere",
             None,
             59,
@@ -345,7 +348,7 @@ def test_a_journal_that_was_only_copied_is_not_read_again(connect: Connect, url:
     os.utime(attempt.journal_path, (1, 1))
     assert sync(engine, life.runs) == Ingested()
     with engine.connect() as connection:
-        assert connection.scalar(select(Attempt.journal_mtime)) == 10**9
+        assert connection.scalar(select(AttemptRow.journal_mtime)) == 10**9
 
 
 def test_an_attempt_whose_directory_is_gone_is_marked_until_it_is_back(

@@ -25,7 +25,7 @@ from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.maintenance import dump
-from gpas_cli.store.schema import VERSION_TABLE, Attempt, Base, Metric
+from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, Base, MetricRow
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -126,7 +126,7 @@ def test_the_content_is_that_of_sqlite(connect: Connect, url: str, life: Life, t
     assert dump(server) == dump(file)
     with server.connect() as connection:
         loss = connection.scalar(
-            select(Metric.value).join(Attempt).where(Metric.name == "loss", Attempt.outcome == "diverged")
+            select(MetricRow.value).join(AttemptRow).where(MetricRow.name == "loss", AttemptRow.outcome == "diverged")
         )
         assert connection.execute(text("SELECT value FROM metric WHERE value = 'Infinity'")).scalar() == math.inf
     assert loss is not None

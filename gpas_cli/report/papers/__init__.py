@@ -64,7 +64,7 @@ class PublishedTable:
     train_tokens: tuple[int, ...] = ()
     as_if: str = ""
 
-    def __call__(self, labels: Labels) -> float | None:
+    def value(self, labels: Labels) -> float | None:
         """The printed number of the cell with these labels, None where there is none."""
         column = self._column(labels)
         row = self._row(labels)
@@ -72,7 +72,7 @@ class PublishedTable:
 
     def delta(self, labels: Labels, base: Labels) -> float | None:
         """The number of `labels` minus that of `base`, from the printed numbers; None where either is missing."""
-        own, other = self(labels), self(base)
+        own, other = self.value(labels), self.value(base)
         # Printed numbers have a few decimals, and so has their difference.
         return None if own is None or other is None else round(own - other, 6)
 

@@ -29,7 +29,7 @@ _HEAD = 2**18
 
 
 @dataclass(frozen=True)
-class Try:
+class AttemptProvenance:
     """One attempt. `outcome` is None while it runs, or when it ended without telling.
 
     `facts` are the columns of the table "attempt" that say where, when and with what it ran. `computed` is how a
@@ -76,12 +76,12 @@ class Provenance:
     cell: Mapping[str, Any]
     base_key: str | None
     differences: tuple[Difference, ...]
-    tries: tuple[Try, ...]
+    attempts: tuple[AttemptProvenance, ...]
     decisive: int | None
     spikes: tuple[tuple[int, str, float], ...] = ()
 
 
-def explain_number(
+def trace_number(
     engine: Engine, runs: Path, key: str, base: Cell | None = None, catalogue: Catalogue | None = None
 ) -> Provenance:
     """The provenance of the result of stage `key`; `runs` is the project's folder of run directories.
@@ -105,7 +105,7 @@ def explain_number(
         cell=own.to_mapping(),
         base_key=_key_of(base, stage["kind"]),
         differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
-        tries=tuple(_try(runs, row) for row in tries),
+        attempts=tuple(_attempt(runs, row) for row in tries),
         decisive=result.number if result and not result.gone else None,
         spikes=query.spikes(engine, key),
     )
@@ -144,10 +144,10 @@ def _computed(directory: AttemptDir) -> dict[str, Any]:
     return {name: value for name, value in next(phases, {}).items() if name in _COMPUTED}
 
 
-def _try(runs: Path, row: Mapping[str, Any]) -> Try:
+def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
     ended, asked = _read(directory.exit_path), _read(directory.attempt_path)
-    return Try(
+    return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],
         cause=row["cause"] or "",

@@ -19,14 +19,14 @@ ORDER = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "
 
 
 @dataclass(frozen=True)
-class Chosen:
+class CellFilter:
     """What to list: cells in one of `states`, by `sort`, at most `limit`; None leaves all, in the order declared."""
 
     states: Collection[str] | None = None
     sort: str | None = None
     limit: int | None = None
 
-    def __call__(self, cells: Sequence[CellState]) -> list[CellState]:
+    def apply(self, cells: Sequence[CellState]) -> list[CellState]:
         """The cells to list, in order."""
         fitting = self.fitting(cells)
         return fitting if self.limit is None else fitting[: self.limit]

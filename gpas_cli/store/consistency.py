@@ -15,7 +15,7 @@ from gpas_cli.store.rundir import AttemptDir
 
 
 @dataclass(frozen=True)
-class Finding:
+class Defect:
     """Something wrong with the database, and what helps."""
 
     message: str
@@ -35,7 +35,7 @@ class _Survey:
     lost: int
 
 
-def disagreements(engine: Engine, runs: Path) -> Iterator[Finding]:
+def inconsistencies(engine: Engine, runs: Path) -> Iterator[Defect]:
     """What the database and `runs` do not have in common. Reads all journals, a few MB at a time."""
     with engine.connect() as connection:
         rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
@@ -43,39 +43,39 @@ def disagreements(engine: Engine, runs: Path) -> Iterator[Finding]:
     for attempt in rundir.all_attempts(runs, skipped):
         row = rows.pop((attempt.key, attempt.number), None)
         if row is None:
-            yield Finding(f"{attempt.relative} is not in the database", "`gpas sync` reads it, or says why it cannot")
+            yield Defect(f"{attempt.relative} is not in the database", "`gpas sync` reads it, or says why it cannot")
             continue
         try:
             yield from _journal(attempt, dict(row))
         except OSError as error:
-            yield Finding(f"{attempt.journal_path}: {error.strerror}", "make it readable")
+            yield Defect(f"{attempt.journal_path}: {error.strerror}", "make it readable")
         except Unreadable as problem:
-            yield Finding(str(problem), "make it readable")
-    yield from (Finding(problem, "make it readable, or move it away") for problem in skipped)
+            yield Defect(str(problem), "make it readable")
+    yield from (Defect(problem, "make it readable, or move it away") for problem in skipped)
     for row in rows.values():
         if rundir.is_gone(runs / row["directory"]):
-            yield Finding(
+            yield Defect(
                 f"{row['directory']} is in the database and not under {runs}",
                 "restore the directory, or `gpas db rebuild` forgets it",
             )
 
 
-def _journal(attempt: AttemptDir, row: Mapping[str, Any]) -> Iterator[Finding]:
+def _journal(attempt: AttemptDir, row: Mapping[str, Any]) -> Iterator[Defect]:
     found = _survey(attempt.journal_path)
     read_anew = "`gpas db rebuild` reads it anew"
     if found.offset > row["journal_offset"]:
-        yield Finding(
+        yield Defect(
             f"{attempt.relative}: {found.offset - row['journal_offset']} bytes are not yet read", "`gpas sync`"
         )
     elif (found.offset, found.events) != (row["journal_offset"], row["journal_events"]):
-        yield Finding(
+        yield Defect(
             f"{attempt.relative}: {found.events} events are in the journal, {row['journal_events']} were read from it",
             read_anew,
         )
     elif row["journal_tail"] not in (None, tail_of(attempt, found.offset)):
-        yield Finding(f"{attempt.relative}: the journal has changed since it was read", read_anew)
+        yield Defect(f"{attempt.relative}: the journal has changed since it was read", read_anew)
     if found.lost:
-        yield Finding(
+        yield Defect(
             f"{attempt.journal_path}: {found.lost} events are missing ({found.damaged} damaged lines)",
             "what they said is lost; look at the attempt's log and at the disk",
         )

@@ -19,7 +19,7 @@ class Spacing:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """`blocks` hold the indices of the columns that stand side by side; column 0 comes first in each of them."""
 
     spacing: Spacing
@@ -32,14 +32,14 @@ def fit(
     wrapped_widths: Sequence[float],
     room: float,
     spacings: Sequence[Spacing],
-) -> Layout:
+) -> ColumnLayout:
     """The layout with the fewest blocks; among equals, that of the first spacing at which all of them fit.
 
     groups: columns to keep together where possible; all but column 0. widths: of each column; wrapped_widths: the same
     with wrapped headers. A column that does not fit beside column 0 gets a block of its own, wider than `room`.
     """
     sizes = [wrapped_widths if spacing.wrapped else widths for spacing in spacings]
-    layouts = [Layout(s, _split(groups, w, room, s)) for s, w in zip(spacings, sizes, strict=True)]
+    layouts = [ColumnLayout(s, _split(groups, w, room, s)) for s, w in zip(spacings, sizes, strict=True)]
     costs = [
         (len(layout.blocks), max(0, *(_width(block, w, layout.spacing) - room for block in layout.blocks)))
         for layout, w in zip(layouts, sizes, strict=True)

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from gpas_cli.cli.events import line
-from gpas_cli.cli.foreground import make_foreground, numbers, view
 from gpas_cli.cli.progress_view import spike_mark
+from gpas_cli.cli.train_view import make_train_reporter, numbers, view
 from gpas_cli.launch.progress import Progress
 from gpas_cli.launch.summary import Board
 from gpas_cli.launch.watch import Sighting
@@ -89,7 +89,7 @@ def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
     with_events.close()
     for terminal in (True, False):
         out = io.StringIO()
-        with make_foreground(Console(file=out, force_terminal=terminal, width=120, highlight=False)) as reporter:
+        with make_train_reporter(Console(file=out, force_terminal=terminal, width=120, highlight=False)) as reporter:
             reporter.started(job, attempt)
             reporter.tick(board())
             reporter.finished(job, Sighting(state="interrupted", evidence="", progress=RUNNING))

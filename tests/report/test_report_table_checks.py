@@ -9,7 +9,7 @@ import pytest
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
-from gpas_cli.report.declared import table_problems
+from gpas_cli.report.table_checks import table_problems
 
 EXPERIMENTS = """\
 version: 1

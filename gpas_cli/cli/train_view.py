@@ -25,13 +25,13 @@ SHOWN = ("start", "step", "outcome")  # events that the numbers, the first and t
 
 
 @contextmanager
-def make_foreground(console: Console) -> Iterator[Foreground]:
+def make_train_reporter(console: Console) -> Iterator[TrainReporter]:
     """A reporter of one cell for `console`: with a live view where it is a terminal."""
     with live_view(console) as live:
-        yield Foreground(console, live)
+        yield TrainReporter(console, live)
 
 
-class Foreground(PlainReporter):
+class TrainReporter(PlainReporter):
     """Follows the journal of the newest attempt."""
 
     def __init__(self, console: Console, live: Live | None = None):

@@ -47,7 +47,7 @@ class Pace:
         return f"{self.last.documents:,} documents, {self.last.tokens:,} tokens{speed}{left}"
 
 
-class Board:
+class TokeniseView:
     """A `Watch` for `gpas_cli.data.prepare.build`: bars where `console` is a terminal, else a line per half minute."""
 
     def __init__(self, console: Console):
