@@ -7,16 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from canonical_names import canonical_name
 from golden_inputs import value
 
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.names import canonical_name
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.model import Model
 
-# The measurements themselves where they lie beside the repository, else the copy that travels with it.
-_BESIDE, _CARRIED = Path(__file__).parents[2] / "shared/golden", Path(__file__).parent / "golden"
-GOLDEN = _BESIDE if _BESIDE.is_dir() else _CARRIED
+GOLDEN = Path(__file__).parent / "golden"
 SCHEMES = {
     "pre": "pre",
     "post": "post",

@@ -16,7 +16,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.bounds import Attention, FeedForward, Surroundings
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Block, Llama, SubLayer
-from gpas_cli.model.probe import watching
+from gpas_cli.model.probe import observed_inputs
 from gpas_cli.spec.size import Size
 
 LANCZOS_STEPS = 24
@@ -64,7 +64,7 @@ def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: 
 def seen_by(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
     """The input of each of `modules` in the forward pass inside the context."""
     seen: dict[nn.Module, Tensor] = {}
-    with watching(modules, seen.__setitem__):
+    with observed_inputs(modules, seen.__setitem__):
         yield seen
 
 
@@ -87,7 +87,7 @@ def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
     residual = sublayer.residual
     norms = (residual.in_norm, residual.branch_norm, residual.out_norm)
     with torch.no_grad(), seen_by([*norms, sublayer.module]) as seen:
-        sublayer(x)
+        sublayer.apply(x)
     gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, Gate))
 
     def around(least: Callable[[Tensor], Tensor]) -> Surroundings:
@@ -139,13 +139,13 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
     with torch.no_grad(), seen_by([*decoder.layers, decoder.norm]) as seen:
         decoder(tokens)
         entering = [seen[place] for place in (*decoder.layers, decoder.norm)]
-        places = decoder.places(entering[0])
+        positions = decoder.positions(entering[0])
     for layer, x, y in zip(decoder.layers, entering, entering[1:], strict=False):
         assert isinstance(layer, Block)
-        attention, feed_forward = layer.sublayers(places)
+        attention, feed_forward = layer.sublayers(positions)
         with torch.no_grad():
-            middle = attention(x)
-            if not torch.allclose(feed_forward(middle), y):
+            middle = attention.apply(x)
+            if not torch.allclose(feed_forward.apply(middle), y):
                 raise GpasError("the bounds know only layers that are attention and then a feed-forward network")
         yield attention, feed_forward, x, middle
 

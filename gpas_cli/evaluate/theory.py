@@ -233,7 +233,7 @@ def _is_papers(model: Model, layer: int) -> bool:
 def _attention_bound(sublayer: SubLayer, x: Tensor, model: Model) -> SubLayerBound:
     numbers = attention_numbers(sublayer.module, model.size, x.shape[1])
     mean, worst = (reading.around.bound(numbers.jacobian(reading.s)) for reading in readings(sublayer, x))
-    return SubLayerBound(deviation(x), mean, worst, spectral_norm(sublayer, x))
+    return SubLayerBound(deviation(x), mean, worst, spectral_norm(sublayer.apply, x))
 
 
 def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> FeedForwardBound:
@@ -243,7 +243,7 @@ def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> FeedForw
         stream_std=deviation(x),
         bound=_of_feed_forward(numbers, mean),
         worst=_of_feed_forward(numbers, worst),
-        norm=spectral_norm(sublayer, x),
+        norm=spectral_norm(sublayer.apply, x),
         identity=mean.around.bound(numbers.identity()),
         swiglu=numbers.sigma_v is not None,
     )

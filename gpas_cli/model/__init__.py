@@ -1,1 +1,1 @@
-"""A cell's network: `build(model)` turns the data of `gpas_cli.spec.model` into an `nn.Module`."""
+"""The network of a cell: `llama.build(model)` makes an `nn.Module` from a `gpas_cli.spec.model.Model`."""

@@ -1,4 +1,4 @@
-"""Causal multi-head self-attention, with rotary positions where the network has no others."""
+"""Causal multi-head self-attention, with rotary positions unless the network has learned ones."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from gpas_cli.spec.size import Size
 
 @dataclass(frozen=True)
 class Packing:
-    """Rows without their padding, joined: token i of the stream stands at place `index[i]` of (rows * time).
+    """Rows joined into one stream without padding: token i of the stream is at position `index[i]` of (rows * time).
 
-    `index` has shape (n,), int64; `token`, (rows * time,), int64, is its inverse: which token stands at a place, or,
-    where none does, one that does no harm there; `holds`, (rows * time, 1), bool: whether one does. Everything but
-    attention works on the n tokens alone. Both ways only read by index, forward and backward: that fuses with what is
-    around it, and is deterministic without the sorting that GPUs need for writing by index.
+    `index`, shape (n,), int64. `token`, (rows * time,), int64, is the inverse: the token at each position, an arbitrary
+    one at padding. `occupied`, (rows * time, 1), bool, is false at padding. Everything but attention works on the n
+    tokens alone. `spread` and `join` only gather by index, forward and backward: a gather fuses with the operations
+    around it and is deterministic without the sort that scattering by index needs on GPUs.
     """
 
     index: Tensor
     token: Tensor
-    holds: Tensor
+    occupied: Tensor
     rows: int
     time: int
 
     def spread(self, x: Tensor) -> Tensor:
-        """The stream x (1, n, d) as rows (rows, time, d), for what lets no token see what stands behind it."""
+        """Return the stream x (1, n, d) as rows (rows, time, d). Padding repeats other tokens."""
         return _Spread.apply(x[0], self.index, self.token).view(self.rows, self.time, -1)  # type: ignore[no-any-return, no-untyped-call]
 
     def join(self, x: Tensor) -> Tensor:
-        """Rows x (rows, time, d) as the stream (1, n, d)."""
-        return _Join.apply(x.flatten(0, 1), self.index, self.token, self.holds)[None]  # type: ignore[no-any-return, no-untyped-call]
+        """Return the rows x (rows, time, d) as the stream (1, n, d)."""
+        return _Join.apply(x.flatten(0, 1), self.index, self.token, self.occupied)[None]  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Spread(torch.autograd.Function):
-    """x (n, d) -> (rows * time, d). Gradients of places without a token are zero (`_Join`), and not read."""
+    """x (n, d) -> (rows * time, d). The gradients at padding are zero (`_Join`) and are not read."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor) -> Tensor:
@@ -57,43 +57,45 @@ class _Join(torch.autograd.Function):
     """x (rows * time, d) -> (n, d)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor, holds: Tensor) -> Tensor:
-        ctx.save_for_backward(token, holds)
+    def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor, occupied: Tensor) -> Tensor:
+        ctx.save_for_backward(token, occupied)
         return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        token, holds = ctx.saved_tensors
-        return gradient.index_select(0, token) * holds, None, None, None
+        token, occupied = ctx.saved_tensors
+        return gradient.index_select(0, token) * occupied, None, None, None
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the stream's tokens stand. `tables`: of `Rope`, None without rotary positions; `packing`: None where the
-    stream is whole rows (batch, time, hidden)."""
+class Positions:
+    """The positions of the stream's tokens. `tables`: cos and sin of `Rope`, None without rotary positions; `packing`:
+    None where the stream consists of whole rows (batch, time, hidden)."""
 
     tables: tuple[Tensor, Tensor] | None = None
     packing: Packing | None = None
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(h) + causal) v. Padding sits on the right, where no real token sees it: no mask."""
+    """softmax(q k^T / sqrt(h) + causal) v. Padding is on the right, where no token attends to it: no mask."""
 
     def __init__(self, size: Size, family: Family):
         super().__init__()
-        self.heads, self.head_dim = size.heads, size.head_dim
+        self.heads = size.heads
+        self.head_dim = size.head_dim
         self.q_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.k_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.v_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.o_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
-        q, k, v = (self._heads(proj(x), places.packing) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        if places.tables is not None:
-            q, k = rotate(q, places.tables), rotate(k, places.tables)
+        q, k, v = (self._heads(proj(x), positions.packing) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if positions.tables is not None:
+            q = rotate(q, positions.tables)
+            k = rotate(k, positions.tables)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        return self.o_proj(places.packing.join(y) if places.packing else y)  # type: ignore[no-any-return]
+        return self.o_proj(positions.packing.join(y) if positions.packing else y)  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
         x = packing.spread(x) if packing else x

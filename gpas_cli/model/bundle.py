@@ -1,9 +1,9 @@
-"""One file out of several of this package's modules: the definitions that a module needs, as they are written.
+"""Bundle a module with the definitions it needs from this package into one source file.
 
-    the root module, whole ─► names it uses ─► their definitions ─► names these use ─► ...
+    the whole root module ─► names it uses ─► their definitions ─► names these use ─► ...
 
-Modules keep their order (imported before importing) and definitions theirs; imports of this package vanish, others
-are gathered at the top. Where two modules have one name, the one outside the root's folder is prefixed by its own.
+Modules are ordered by import, definitions as in their module. Imports of this package are removed, all others move to
+the top. If two modules define the same name, the one outside the root module's folder gets its folder as a prefix.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from functools import cached_property
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-Name = tuple[str, str]  # a module and what it defines
-Import = tuple[str, str, str]  # a module, what is imported of it ("" for itself), the local name
+Name = tuple[str, str]  # a module and a name defined in it
+Import = tuple[str, str, str]  # a module, the imported name ("" for the module itself), the local name
 
 
 @dataclass
 class _Module:
-    """One source file, taken apart."""
+    """One parsed source file: its definitions and imports."""
 
     name: str
     definitions: dict[str, ast.stmt] = field(default_factory=dict)
-    ours: dict[str, Name] = field(default_factory=dict)  # local name -> what it is in this package
-    outside: dict[str, Import] = field(default_factory=dict)  # local name -> where else it comes from
+    ours: dict[str, Name] = field(default_factory=dict)  # local name -> its definition in this package
+    outside: dict[str, Import] = field(default_factory=dict)  # local name -> its import from elsewhere
 
     def __post_init__(self) -> None:
         for statement in self.tree.body:
@@ -82,7 +82,7 @@ class Bundle:
         self._renamed = self._clashes()
 
     def text(self) -> str:
-        """Header, imports, then every module's part under its docstring as a comment."""
+        """Return the header, the imports, then each module's definitions below its docstring as a comment."""
         docstring = ast.get_docstring(self._module(self.root).tree, clean=False)
         head = [f'"""{docstring}"""', "from __future__ import annotations", *_import_blocks(self._imports)]
         parts = ["\n\n".join(head)]
@@ -107,7 +107,7 @@ class Bundle:
         module = self._module(name[0])
         for node in ast.walk(module.definitions[name[1]]):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
-                raise ValueError(f"{name[0]}.{name[1]} imports {node.module} inside its body: it cannot be bundled")
+                raise ValueError(f"{name[0]}.{name[1]} cannot be bundled: it imports {node.module} inside its body")
             if isinstance(node, ast.Name) and node.id in module.outside:
                 self._imports.add(module.outside[node.id])
             reference = self._reference(module, node)
@@ -115,7 +115,7 @@ class Bundle:
                 self._need(reference)
 
     def _reference(self, module: _Module, node: ast.AST) -> Name | None:
-        """What `node` refers to in this package, if it is a name (`X`) or a module's attribute (`parse.X`)."""
+        """Return what a name (`X`) or an attribute of a module (`parse.X`) refers to in this package."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in module.ours:
             imported = ".".join(module.ours[node.value.id])
             return self._origin((imported, node.attr)) if _is_module(imported) else None
@@ -128,12 +128,13 @@ class Bundle:
         return None
 
     def _origin(self, name: Name) -> Name:
-        """Where a name that a module hands on is defined."""
+        """Return where a name that a module imports is defined."""
         module = self._module(name[0])
         return name if name[1] in module.definitions else self._origin(module.ours[name[1]])
 
     def _clashes(self) -> dict[Name, str]:
-        count, home = Counter(name for _, name in self._needed), self._module(self.root).room
+        count = Counter(name for _, name in self._needed)
+        home = self._module(self.root).room
         renamed = {}
         for module, name in self._needed:
             room = self._module(module).room
@@ -146,7 +147,7 @@ class Bundle:
         return renamed
 
     def _visit(self, name: str, order: dict[str, _Module]) -> None:
-        """Put what the module called `name` imports into `order`, then itself."""
+        """Add the modules that `name` imports to `order`, then `name` itself."""
         module = self._module(name)
         for origin, attribute in module.ours.values():
             imported = f"{origin}.{attribute}" if _is_module(f"{origin}.{attribute}") else origin
@@ -160,7 +161,7 @@ class Bundle:
             yield self._written(module, name, statement)
 
     def _written(self, module: _Module, name: str, statement: ast.stmt) -> str:
-        """The text of a definition, comments above it included, with names changed where they clash."""
+        """Return the source of a definition and the comments above it, with clashing names replaced."""
         lines = module.source.splitlines()
         decorators = getattr(statement, "decorator_list", [])
         first = min([statement.lineno, *(d.lineno for d in decorators)]) - 1
@@ -174,7 +175,7 @@ class Bundle:
         return "\n".join(lines[first : statement.end_lineno])
 
     def _edits(self, module: _Module, name: str, statement: ast.stmt) -> Iterator[tuple[int, int, str, str]]:
-        """(row, column, old, new) of every place in `statement` that names what has another name in the bundle."""
+        """Yield (row, column, old, new) for every name in `statement` that is renamed in the bundle."""
         own = self._renamed.get((module.name, name))
         if own and isinstance(statement, ast.ClassDef | ast.FunctionDef):
             column = len("class " if isinstance(statement, ast.ClassDef) else "def ")
@@ -190,7 +191,7 @@ class Bundle:
 
 
 def _import_blocks(imports: set[Import]) -> Iterator[str]:
-    """The standard library's, then the others': `import X` before `from X import`, as isort does."""
+    """Yield the imports of the standard library, then all others; `import X` before `from X import`, like isort."""
     for standard in (True, False):
         own = sorted(i for i in imports if (i[0].split(".")[0] in sys.stdlib_module_names) == standard)
         lines = [
@@ -204,7 +205,7 @@ def _import_blocks(imports: set[Import]) -> Iterator[str]:
 
 
 def _comment(module: _Module) -> str:
-    """What the module says of itself, as a comment."""
+    """Return the path and the docstring of a module as a comment."""
     docstring = ast.get_docstring(module.tree, clean=False) or ""
     lines = [_path(module.name).relative_to(PACKAGE.parent).as_posix(), *docstring.strip().splitlines()]
     return "\n".join(f"# {line}".rstrip() for line in lines)

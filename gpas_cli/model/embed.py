@@ -1,4 +1,4 @@
-"""What happens to an embedding after the lookup: ordered stages (Spike No More, section 4), positions."""
+"""The embedding: lookup table, stages after the lookup (Spike No More, section 4) and learned positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpas_cli.spec.size import Size
 
 
 class Scale(nn.Module):
-    """factor * x; with factor sqrt(d) the "Scaled Embed" of Spike No More."""
+    """factor * x. With factor sqrt(d), "Scaled Embed" of Spike No More."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -37,7 +37,7 @@ class Detach(nn.Module):
 
 
 def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
-    """The stages after the lookup, in order; named as in the spec."""
+    """Return the stages after the lookup, in order, each under its name in the specification."""
     make: dict[str, Callable[[], nn.Module]] = {
         "scale": lambda: Scale(math.sqrt(size.hidden)),
         "layernorm": lambda: LayerNorm(size.hidden),
@@ -52,7 +52,7 @@ def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
 
 
 def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
-    """The table E, shape (vocab, hidden), its storage uninitialised. A zeroed last row gets no gradient."""
+    """Return the uninitialised table E, shape (vocab, hidden). With `zero_last_row` the last row gets no gradient."""
     padding = size.vocab - 1 if zero_last_row else None
     weight = torch.empty(size.vocab, size.hidden)
     return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)
@@ -66,8 +66,9 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(context, hidden))
 
     def forward(self, x: Tensor, packing: Packing | None = None) -> Tensor:
-        """x: (batch, time, hidden) -> same shape. Raises ValueError for more time than there are positions."""
-        context, time = len(self.weight), packing.time if packing else x.shape[1]
+        """x: (batch, time, hidden) -> same shape. Raises ValueError if `time` exceeds the number of positions."""
+        context = len(self.weight)
+        time = packing.time if packing else x.shape[1]
         if time > context:
             raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
         return x + (self.weight[packing.index % time] if packing else self.weight[:time])

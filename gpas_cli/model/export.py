@@ -1,9 +1,9 @@
-"""A network as a folder that `transformers` loads: plain LLaMA where the weights can say it all, else our own code.
+"""Write a network as a folder that `transformers` loads: as plain LLaMA if its weights allow it, else with its code.
 
-config.json             what it is; of a network with its own code also the wiring of every layer
-generation_config.json  the special tokens, for `generate`
-model.safetensors       the weights, under the names of Hugging Face LLaMA, with clear names for what LLaMA lacks
-modeling_gpas.py        the code, where it is not plain LLaMA (`trust_remote_code=True`)
+config.json             the configuration; for a network with its own code also the wiring of every layer
+generation_config.json  the special tokens for `generate`
+model.safetensors       the weights under the names of Hugging Face LLaMA; `gpas_cli.model.llama` names all others
+modeling_gpas.py        the code of a network that is not plain LLaMA (`trust_remote_code=True`)
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.parse import plain
 
-CODE, CLASS = "modeling_gpas", "GpasForCausalLM"
+CODE = "modeling_gpas"
+CLASS = "GpasForCausalLM"
 
 
 def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
-    """The text files beside the weights of `network`, which must be a plain LLaMA (`fold.fold` makes one)."""
+    """Return the text files beside the weights of `network`, a plain LLaMA such as `fold.fold` makes: name -> text."""
     size = network.spec.size
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -46,7 +47,7 @@ def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
 
 
 def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
-    """The text files beside the weights of any network: its specification and its code."""
+    """Return the text files beside the weights of any network, with its specification and code: name -> text."""
     model = network.spec
     config = {
         "architectures": [CLASS],
@@ -77,7 +78,7 @@ def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _generation(shared: Mapping[str, Any]) -> str:
-    """How `generate` begins, ends and fills rows."""
+    """Return generation_config.json: the special tokens for `generate`."""
     return _json({name: value for name, value in shared.items() if name.endswith("_token_id")})
 
 
@@ -90,15 +91,15 @@ def _json(value: Any) -> str:
 
 
 def check_target(folder: Path) -> None:
-    """Raises GpasError unless `folder` is new or empty."""
+    """Raise GpasError unless `folder` is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise GpasError(f"{folder} is already there and not an empty folder; name a new one")
+        raise GpasError(f"{folder} already exists and is not an empty folder; name a new one")
 
 
 def write_folder(folder: Path, network: Llama, files: Mapping[str, str]) -> None:
-    """Make `folder` of the weights of `network` and `files`, name -> text: whole or not at all.
+    """Write the weights of `network` and `files`, name -> text, to `folder`, which appears complete or not at all.
 
-    Raises GpasError when it is there already or cannot be written.
+    Raises GpasError if the folder exists and is not empty, or cannot be written.
     """
     check_target(folder)
     aside = folder.parent / f".{folder.name}.{os.getpid()}"
@@ -107,9 +108,9 @@ def write_folder(folder: Path, network: Llama, files: Mapping[str, str]) -> None
         for name, text in files.items():
             (aside / name).write_text(text, encoding="utf-8")
         weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
-        # transformers asks for this word before it reads the tensors.
+        # transformers refuses files without this metadata.
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
-        (aside / "model.safetensors").chmod(0o644)  # safetensors makes private files
+        (aside / "model.safetensors").chmod(0o644)  # safetensors writes files that only their owner can read
         aside.replace(folder)
     except OSError as error:
         raise GpasError(f"{folder} cannot be written: {error}") from error

@@ -1,13 +1,13 @@
-"""Folding: a Pre-LN or LNS network, its gates and its embedding stages as the weights of a plain LLaMA.
+"""Fold a Pre-LN or LNS network, with its gates and embedding stages, into the weights of a plain LLaMA.
 
-Let c be a gate's factor 1 - act(alpha), and C the running product of all factors the stream x has met. RMSNorm ignores
-the size of its input, so that z = x / C obeys Pre-LN without a gate once every output projection is divided by the C of
-its sum:
+Let c be a gate's factor 1 - act(alpha), and C the running product of all factors applied to the stream x. RMSNorm is
+invariant to the scale of its input, so z = x / C follows Pre-LN without a gate once every output projection is divided
+by the C of its sum:
 
     x <- c (x + f(N(x)))        becomes        z <- z + f(N(z)) / C        (C before this gate)
 
-The final norm absorbs the last C. What is between the lookup and the first layer depends on the token alone and goes
-into the table. The one thing that does not fold is the norms' eps, which weighs less against z than against x.
+The final norm absorbs the last C. The stages between the lookup and the first layer depend on the token alone and are
+applied to the table. Only the norms' eps does not fold: relative to z it has another size than relative to x.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from gpas_cli.spec.parse import plain
 
 
 def obstacle(model: Model) -> str:
-    """Why `model` cannot be a plain LLaMA; empty where it can."""
+    """Return why `model` cannot be folded into a plain LLaMA, or "" if it can."""
     llama = plain_model(model)
     for layer in range(1, model.size.layers + 1):
         if _without_factors(model.wiring(layer)) != llama.wiring(layer):
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
     if replace(model, scheme=llama.scheme, norm=llama.norm, gate=None, embed=llama.embed, init=llama.init) != llama:
-        return "it has parts, other than norms, gates and embedding stages, that LLaMA lacks"
+        return "it differs from LLaMA in more than norms, gates and embedding stages"
     return ""
 
 
 def _without_factors(wiring: Wiring) -> Wiring:
-    """The wiring without what folds: factors, and where a norm's weight starts. Whatever else it holds stays."""
+    """Return the wiring without the parts that fold: factors, the initial weight of norms and the gate's home."""
     norm = wiring.in_norm and replace(wiring.in_norm, init=Norm().init, scale=Norm().scale)
     return replace(wiring, in_norm=norm, skip=Wiring().skip, home=Wiring().home)
 
 
 def plain_model(model: Model) -> Model:
-    """Pre-LN of the same shape: what LLaMA is."""
+    """Return LLaMA, that is Pre-LN, of the same shape."""
     return parse_model({"size": plain(model.size)})
 
 
 @torch.no_grad()
 def fold(network: Llama) -> Llama:
-    """The plain LLaMA that computes what `network` does, up to eps, in float32 on the same device.
+    """Return the plain LLaMA that computes the same function as `network` up to eps, in float32 on the same device.
 
-    `network`, whose model must have no `obstacle`, is in float32. Raises GpasError when a gate turns the stream off.
+    `network` is in float32, and its model has no `obstacle`. Raises GpasError if a gate multiplies the stream by 0.
     """
     weights = {name: w for name, w in network.state_dict().items() if not _is_gone(name)}
     weights["model.embed_tokens.weight"] = network.model.embed_stages(network.model.embed_tokens.weight)
@@ -76,7 +76,7 @@ def _is_gone(name: str) -> bool:
 
 
 def _fold_layer(layer: Block, prefix: str, weights: dict[str, Tensor], stream: float) -> float:
-    """Put one layer's factors into its `weights`; `stream` is C before it, the result C after it."""
+    """Fold one layer's factors into its `weights`. `stream` is C before the layer; return C after it."""
     for residual, norm, output in _sublayers(layer):
         factor = {slot: _factor(gate) for slot, gate in residual.gates.items()}
         stream *= factor["entry"]
@@ -110,6 +110,7 @@ def _scaled_norm(norm: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def logit_difference(ours: Llama, folded: Llama, tokens: Tensor) -> float:
-    """max |folded - ours| / max |ours| over the logits of `tokens`, (batch, time) int64; not a number if one is not."""
-    wanted, got = ours(tokens).double(), folded(tokens).double()
-    return float(((got - wanted).abs().max() / wanted.abs().max()).item())
+    """Return max |folded - ours| / max |ours| over the logits of `tokens`, (batch, time) int64; NaN if one is NaN."""
+    expected = ours(tokens).double()
+    difference = folded(tokens).double() - expected
+    return float((difference.abs().max() / expected.abs().max()).item())

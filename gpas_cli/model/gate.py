@@ -1,4 +1,4 @@
-"""GPAS as a module: x - act(alpha) * sg(x) (GPAS, equation 4)."""
+"""The GPAS gate as a module: x - act(alpha) * sg(x) (GPAS, equation 4)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ assert _ACTIVATIONS.keys() == ACTIVATIONS.keys()
 
 
 class Gate(nn.Module):
-    """Scales its input by 1 - act(alpha) in the forward pass; with stop-gradient, the identity in the backward pass.
+    """Scale the input by 1 - act(alpha) in the forward pass; with stop-gradient, the backward pass is the identity.
 
-    alpha has shape (1,): FSDP refuses parameters without a dimension. A fixed gate's alpha is a buffer.
-    `in_graph`: alpha gets its gradient from autograd; else from `gpas_cli.model.gate_gradient`, and x is not kept.
+    alpha has shape (1,), because FSDP refuses 0-dimensional parameters. A fixed gate's alpha is a buffer.
+    `in_graph`: autograd computes alpha's gradient. Otherwise `gpas_cli.model.gate_gradient` does, and x is not saved.
     """
 
     alpha: Tensor
@@ -43,13 +43,13 @@ class Gate(nn.Module):
             self.register_buffer("alpha", torch.empty(1))
 
     def value(self) -> Tensor:
-        """act(alpha), the share of the stream that is taken away, shape (1,)."""
+        """Return act(alpha), the share of the stream that is subtracted, shape (1,)."""
         return self.activation(self.alpha)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape; the result has its shape and, of its dtype and alpha's, the wider one.
+        """x of any shape -> same shape, in the wider of its dtype and alpha's.
 
-        In bfloat16 a share below 2^-9 would take nothing away: what a module gives under autocast is widened first.
+        In bfloat16, subtracting a share below 2^-9 would change nothing, so outputs of autocast are widened first.
         """
         share = self.value()
         x = x.to(torch.promote_types(x.dtype, share.dtype))

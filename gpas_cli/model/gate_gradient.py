@@ -1,23 +1,23 @@
-"""The gates' gradients from the weights' gradients: no activation is kept for them, and backward passes no gate.
+"""Compute the gates' gradients from the weights' gradients, without saved activations and without autograd.
 
-Write <a, b> for the sum over all elements, G(y) for dL/dy. A norm ignores the size of its input, so that <G(x), x> = 0
-for what enters one. A linear map y = W h + b has <G(y), y> = <W, dL/dW> + <b, dL/db>, and a norm's weight and bias
-have the same. Together they give <G, stream> everywhere, from the last sub-layer to the first:
+Write <a, b> for the sum over all elements, G(y) for dL/dy. A norm is invariant to the scale of its input x, so
+<G(x), x> = 0. A linear map y = W h + b has <G(y), y> = <W, dL/dW> + <b, dL/db>, and the same holds for a norm's weight
+and bias. Together they give <G, stream> everywhere, from the last sub-layer to the first:
 
-    final norm, out_norm    <G(x), x> = 0 for what enters
-    sum                     <G(s), skip k> = <G(s), s> - <G(b), b>      b: the branch, k: what the skip path carries
+    final norm, out_norm    <G(x), x> = 0 for the input x
+    sum                     <G(s), skip k> = <G(s), s> - <G(b), b>      b: the branch, k: the stream on the skip path
     in_norm                 the branch adds nothing to <G(x), x>
 
 and at a gate y = (1 - g) u, with g = act(alpha), the gradient is dL/dg = -<G(y), u>. With stop-gradient G(u) = G(y),
 without it G(u) = (1 - g) G(y).
 
-It is exact up to rounding and the norms' eps, each relative to sums that partly cancel (eps: about eps / mean(x^2) of
-them): before the first update, when branches hardly move the stream, 1e-3 of the gradient, with tokens whose embedding
-is zero some 1e-2, after tens of updates 1e-6 (benchmarks/RESULTS.md). It is of whatever was accumulated into the
-weights' gradients: micro-batches and ranks add up before, clipping and decoupled weight decay come after. It does not
-exist where a gate's share of the stream meets neither norm: on the stream that enters a Post-type sub-layer ("entry"),
-on the skip path below a bottom-to-top connection, and where the matrices that end the branches are frozen. There the
-gates stay in the graph.
+The result is exact up to rounding and the norms' eps, each relative to sums that partly cancel (eps: about
+eps / mean(x^2) of them). The error is 1e-3 of the gradient before the first update, when branches hardly change the
+stream, about 1e-2 with tokens whose embedding is zero, and 1e-6 after tens of updates (benchmarks/RESULTS.md). It is
+the gradient of everything accumulated in the weights' gradients: call it after micro-batches and ranks have been summed
+and before clipping and decoupled weight decay. The gradient is not determined where a gate's share of the stream enters
+no norm: on the stream that enters a Post-type sub-layer ("entry"), on the skip path below a bottom-to-top connection,
+and where the matrices that end the branches are frozen. There the gates stay in the autograd graph.
 """
 
 from __future__ import annotations
@@ -27,59 +27,62 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Places
+from gpas_cli.model.attention import Positions
+from gpas_cli.model.dtensors import local
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
-from gpas_cli.model.shards import local
 
-# A number on the host (CPU), or a scalar that stays on its device.
+# A number on the host, or a scalar tensor that stays on its device.
 Number = float | Tensor
 Reduce = Callable[[Tensor], Tensor]
 
 
 class NotDetermined(Exception):
-    """The weights' gradients do not determine a gate's."""
+    """The weights' gradients do not determine a gate's gradient."""
 
 
 class GateGradients:
-    """Sets the gates' gradients after a backward pass. From its making on, the gates are outside the graph.
+    """Sets the gates' gradients after a backward pass. Constructing it removes the gates from the autograd graph.
 
-    Raises NotDetermined, with nothing changed, where no gate learns or one of them needs autograd.
+    Raises NotDetermined, and changes nothing, if no gate is learnable or one of them needs autograd.
     """
 
     def __init__(self, network: Llama):
         self._network = network
         self._gates = list(network.gates())
         self._ends = [m for m in _ends(network) if all(p.requires_grad for p in m.parameters())]
-        self._learn = [gate for gate in self._gates if gate.alpha.requires_grad]
-        if not self._learn:
+        if not any(gate.alpha.requires_grad for gate in self._gates):
             raise NotDetermined
-        _Recursion(network, dict.fromkeys(self._ends, 0.0), dict.fromkeys(self._gates, 1.0))
+        self._require_determined()
         for gate in self._gates:
             gate.in_graph = False
 
+    def _require_determined(self) -> None:
+        """Run the recursion once with arbitrary numbers: whether it needs an unknown product depends on the network."""
+        gate_totals(self._network, dict.fromkeys(self._ends, 0.0), dict.fromkeys(self._gates, 1.0))
+
     def fill(self, reduce: Reduce = lambda dots: dots) -> None:
-        """Set alpha.grad of every gate from the gradients that are there. `reduce` sums the dot products, shape
-        (modules,), over the ranks that hold parts of the weights."""
+        """Set alpha.grad of every gate from the weights' gradients. `reduce` sums the dot products, shape (modules,),
+        over the ranks that have parts of the weights."""
         alphas = torch.cat([gate.alpha.detach() for gate in self._gates]).double().requires_grad_()
         shares = self._gates[0].activation(alphas)
         (slopes,) = torch.autograd.grad(shares.sum(), alphas)
         dots = reduce(torch.stack([_dot(module) for module in self._ends]).double())
         kept = dict(zip(self._gates, _numbers(1 - shares.detach()), strict=True))
-        totals = _Recursion(self._network, dict(zip(self._ends, _numbers(dots), strict=True)), kept).totals
+        totals = gate_totals(self._network, dict(zip(self._ends, _numbers(dots), strict=True)), kept)
         for gate, slope in zip(self._gates, slopes, strict=True):
             if gate.alpha.requires_grad:
                 gate.alpha.grad = (slope * totals[gate]).to(gate.alpha.dtype).reshape(1)
 
 
 def _numbers(values: Tensor) -> Sequence[Number]:
-    """Scalars: plain numbers where that costs no wait for a device."""
+    """Return the scalars of a vector: as numbers on the CPU, as tensors on a GPU to avoid waiting for it."""
     return values.tolist() if values.device.type == "cpu" else values.unbind()
 
 
 def _dot(module: nn.Module) -> Tensor:
-    """<W, dL/dW>, with the bias if there is one; of this rank's part where the weights are sharded."""
+    """Return <W, dL/dW> + <b, dL/db>, over this rank's part if the weights are sharded."""
     parts = []
     for parameter in module.parameters():
         assert parameter.grad is not None
@@ -89,9 +92,9 @@ def _dot(module: nn.Module) -> Tensor:
 
 
 def _ends(network: Llama) -> Iterator[nn.Module]:
-    """Every module whose output's <G(y), y> the recursion may ask for."""
+    """Yield every module for whose output y the recursion may need <G(y), y>."""
     for layer in network.model.blocks():
-        for sub in layer.sublayers(Places()):
+        for sub in layer.sublayers(Positions()):
             parts = sub.residual
             yield from filter(_is_norm, (parts.in_norm, parts.branch_norm, parts.out_norm))
             if not _is_norm(parts.branch_norm):
@@ -102,24 +105,32 @@ def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, RMSNorm | LayerNorm)
 
 
-class _Recursion:
-    """From the last sub-layer to the first. `totals`: dL/d act(alpha) by gate, summed over its uses.
+def gate_totals(network: Llama, dots: Mapping[nn.Module, Number], kept: Mapping[Gate, Number]) -> dict[Gate, Number]:
+    """Return dL/d act(alpha) of every gate, summed over its uses, from the last sub-layer to the first.
 
     dots: <W, dL/dW> by module; kept: 1 - act(alpha) by gate. Raises NotDetermined.
     """
+    recursion = _Recursion(dots, kept)
+    along: Number | None = 0.0
+    for layer in reversed(network.model.blocks()):
+        attention, feed_forward = layer.sublayers(Positions())
+        along = recursion.step(feed_forward, along, bottom=layer.bottom)
+        along = recursion.step(attention, along)
+    return recursion.totals
 
-    def __init__(self, network: Llama, dots: Mapping[nn.Module, Number], kept: Mapping[Gate, Number]):
-        self._dots, self._kept = dots, kept
+
+class _Recursion:
+    """The state of the recursion: the totals of the gates so far."""
+
+    def __init__(self, dots: Mapping[nn.Module, Number], kept: Mapping[Gate, Number]):
+        self._dots = dots
+        self._kept = kept
         self.totals: dict[Gate, Number] = dict.fromkeys(kept, 0.0)
-        along: Number | None = 0.0
-        for layer in reversed(network.model.blocks()):
-            attention, feed_forward = layer.sublayers(Places())
-            along = self._pass(feed_forward, along, bottom=layer.bottom)
-            along = self._pass(attention, along)
 
-    def _pass(self, sub: SubLayer, along: Number | None, *, bottom: bool = False) -> Number | None:
-        """<G(x), x> of what enters the sub-layer from <G(y), y> of what leaves it; None where it is not known."""
-        parts, gates = sub.residual, sub.residual.gates
+    def step(self, sub: SubLayer, along: Number | None, *, bottom: bool = False) -> Number | None:
+        """Return <G(x), x> for the input of a sub-layer, given <G(y), y> for its output; None if it is unknown."""
+        parts = sub.residual
+        gates = parts.gates
         if _is_norm(parts.out_norm):
             self._add(gates["out"], lambda: self._dot(parts.out_norm))
             along = 0.0
@@ -134,17 +145,17 @@ class _Recursion:
         return self._below(gates["entry"], along if _is_norm(parts.in_norm) else None)
 
     def _below(self, gate: nn.Module, above: Number | None) -> Number | None:
-        """<G(u), u> below a gate from <G(y), y> above it."""
+        """Return <G(u), u> for the input of a gate, given <G(y), y> for its output."""
         below = None if above is None else above * self._factor(gate)
         self._add(gate, lambda: below)
         return below
 
     def _factor(self, gate: nn.Module) -> Number:
-        """<G(u), u> below a gate over <G(y), y> above it."""
+        """Return the ratio of <G(u), u> for the input of a gate to <G(y), y> for its output."""
         return 1 / self._kept[gate] if isinstance(gate, Gate) and gate.stop_gradient else 1.0
 
     def _add(self, gate: nn.Module, below: Callable[[], Number | None]) -> None:
-        """Add the use of a gate: -<G(y), u>, where `below` gives <G(u), u>."""
+        """Add one use of a gate to its total: -<G(y), u>, where `below` returns <G(u), u>."""
         if not isinstance(gate, Gate) or not gate.alpha.requires_grad:
             return
         value = below()

@@ -1,9 +1,9 @@
-"""The decoder, assembled: LLaMA with the residual wiring of a cell. Parameter names are Hugging Face LLaMA's.
+"""The decoder: LLaMA with the residual wiring of a cell. Parameter names are those of Hugging Face LLaMA.
 
-What LLaMA lacks is called: `attn_branch_norm`, `mlp_branch_norm` (Sandwich), `attn_out_norm`, `mlp_out_norm` (Post,
-DeepNorm), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and `mlp_gate.alpha`,
-`model.embed_positions.weight` (learned positions). A feed-forward network of two matrices has `up_proj` and
-`down_proj`; a network with a tied head has no `lm_head`.
+Parameters that LLaMA does not have are named `attn_branch_norm` and `mlp_branch_norm` (Sandwich), `attn_out_norm` and
+`mlp_out_norm` (Post, DeepNorm), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and
+`mlp_gate.alpha`, and `model.embed_positions.weight` (learned positions). A feed-forward network of two matrices has
+`up_proj` and `down_proj`; a network with a tied head has no `lm_head`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Packing, Places
+from gpas_cli.model.attention import Attention, Packing, Positions
 from gpas_cli.model.embed import LearnedPositions, embed_stages, lookup
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.init import initialise
@@ -31,17 +31,17 @@ Read = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SubLayer:
-    """One sub-layer of a layer, to be looked at or applied alone: its module, the linear map that this ends with, and
-    the residual formula around it."""
+    """One sub-layer of a layer, to inspect or apply by itself: its module, the linear map at the module's end, and the
+    residual formula around it."""
 
     residual: Residual
     module: nn.Module
     output: nn.Linear
     f: Callable[[Tensor], Tensor]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
-        return self.residual(x, self.f)
+        return self.residual.apply(x, self.f)
 
 
 class Block(nn.Module):
@@ -59,7 +59,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = _norm(model, wiring.in_norm)
         self.mlp_branch_norm = _norm(model, wiring.branch_norm)
         self.mlp_out_norm = _norm(model, wiring.out_norm)
-        gates, slot = self._add_gates(model, layer), model.gate_slot(layer)
+        gates = self._add_gates(model, layer)
+        slot = model.gate_slot(layer)
         self._attention = Residual(
             self.input_layernorm, self.attn_branch_norm, self.attn_out_norm, wiring.skip, gates_in(slot, gates[0])
         )
@@ -78,20 +79,22 @@ class Block(nn.Module):
         if model.gate.share == "layer":
             self.gate = Gate(model.gate, start)
             return self.gate, self.gate
-        self.attn_gate, self.mlp_gate = Gate(model.gate, start), Gate(model.gate, start)
+        self.attn_gate = Gate(model.gate, start)
+        self.mlp_gate = Gate(model.gate, start)
         return self.attn_gate, self.mlp_gate
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
         bottom = x if self.bottom else None
-        x = self._attention(x, lambda h: self.self_attn(h, places))
-        return self._feed_forward(x, self.mlp, bottom)
+        x = self._attention.apply(x, lambda h: self.self_attn(h, positions))
+        return self._feed_forward.apply(x, self.mlp, bottom)
 
-    def sublayers(self, places: Places) -> tuple[SubLayer, SubLayer]:
-        """Attention and the feed-forward network, each as a function of the stream; one after the other: `forward`."""
-        attention, mlp = self.self_attn, self.mlp
+    def sublayers(self, positions: Positions) -> tuple[SubLayer, SubLayer]:
+        """Return attention and the feed-forward network; applied one after the other they equal `forward`."""
+        attention = self.self_attn
+        mlp = self.mlp
         return (
-            SubLayer(self._attention, attention, attention.o_proj, lambda h: attention(h, places)),
+            SubLayer(self._attention, attention, attention.o_proj, lambda h: attention(h, positions)),
             SubLayer(self._feed_forward, mlp, mlp.down_proj, mlp),
         )
 
@@ -101,17 +104,18 @@ def _norm(model: Model, norm: Norm | None) -> nn.Module:
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm: token ids to the final hidden states."""
+    """Embedding, layers and final norm: token ids -> final hidden states."""
 
     def __init__(self, model: Model):
         super().__init__()
-        size, family = model.size, model.family
+        size = model.size
+        family = model.family
         rotary = family.positions == "rotary"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
         self.embed_stages = embed_stages(model.embed, size)
         self.embed_positions = None if rotary else LearnedPositions(family.context, size.hidden)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
-        # Every architecture ends with it, Post-LN and DeepNorm too (two norms in a row there), as the reference.
+        # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
         self.norm = _norm(model, Norm())
         self.rope = Rope(size.head_dim, size.rope_theta) if rotary else None
 
@@ -119,23 +123,23 @@ class Decoder(nn.Module):
         """tokens: (batch, time) int64 -> (batch, time, hidden). With a packing (1, n) -> (1, n, hidden)."""
         x = self.embed_stages(self.embed_tokens(tokens))
         x = self.embed_positions(x, packing) if self.embed_positions else x
-        places = self.places(x, packing)
+        positions = self.positions(x, packing)
         for layer in self.layers:
-            x = layer(x, places)
+            x = layer(x, positions)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def blocks(self) -> list[Block]:
-        """The layers, first to last."""
+        """Return the layers, first to last."""
         return [layer for layer in self.layers if isinstance(layer, Block)]
 
-    def places(self, x: Tensor, packing: Packing | None = None) -> Places:
-        """Where the tokens of the stream x (batch, time, hidden) stand."""
+    def positions(self, x: Tensor, packing: Packing | None = None) -> Positions:
+        """Return the positions of the tokens of the stream x (batch, time, hidden)."""
         time = packing.time if packing else x.shape[1]
-        return Places(self.rope(time, x.device, x.dtype) if self.rope else None, packing)
+        return Positions(self.rope(time, x.device, x.dtype) if self.rope else None, packing)
 
 
 class Llama(nn.Module):
-    """The language model: decoder and head. `lm_head` is None where the head is the embedding table."""
+    """The language model: decoder and head. `lm_head` is None if the head is the embedding table."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -145,22 +149,22 @@ class Llama(nn.Module):
         self.lm_head = None if tied else nn.Linear(model.size.hidden, model.size.vocab, bias=False)
 
     def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear) -> Tensor:
-        """tokens: (batch, time) int64, or (1, n) with a packing -> logits (batch, time, vocab), or what `read` makes of
-        the final hidden states and the head's matrix (vocab, hidden) in their place."""
+        """tokens: (batch, time) int64, or (1, n) with a packing -> logits (batch, time, vocab), or whatever `read`
+        returns for the final hidden states and the head's matrix (vocab, hidden)."""
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return read(self.model(tokens, packing), head)
 
     def gates(self) -> Iterator[Gate]:
-        """Every gate, first layer first."""
+        """Return every gate, first layer first."""
         return (module for module in self.modules() if isinstance(module, Gate))
 
 
 def build(
     model: Model, *, seed: int = 42, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> Llama:
-    """The initialised network of `model` (from `spec.cell.parse_model`) in `dtype` on `device`.
+    """Return the initialised network of `model` (from `spec.cell.parse_model`) in `dtype` on `device`.
 
-    On the "meta" device nothing is allocated or initialised: shapes and parameter counts only.
+    On the "meta" device the network has shapes but neither memory nor values.
     """
     if torch.device(device).type == "meta":
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The feed-forward networks: SwiGLU (Shazeer 2020) and those of two matrices."""
+"""Feed-forward networks: SwiGLU (Shazeer 2020) and networks of two matrices."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MLP(nn.Module):
 
 
 class _GatedDown(torch.autograd.Function):
-    """down( silu(gate) * up ). What the product's inputs are enough to make again, the backward pass does: a quarter
-    of all that a layer would keep is silu(gate) and the product. gate, up: (..., ffn); weight: (hidden, ffn)."""
+    """down( silu(gate) * up ). The backward pass recomputes silu(gate) and the product, which would otherwise be a
+    quarter of the activations that a layer saves. gate, up: (..., ffn); weight: (hidden, ffn)."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -42,8 +42,9 @@ class _GatedDown(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         gate, up, weight = ctx.saved_tensors
         opened = F.silu(gate)
-        rows, product = d_y.flatten(0, -2), (opened * up).flatten(0, -2)
-        # Without autocast here, a float32 weight meets its bfloat16 form by hand.
+        rows = d_y.flatten(0, -2)
+        product = (opened * up).flatten(0, -2)
+        # Autocast is off in here, so a float32 weight is cast to bfloat16 explicitly.
         d_product = d_y @ weight.to(d_y.dtype)
         d_gate = _silu_backward(d_product * up, gate)
         d_bias = rows.sum(0).to(weight.dtype) if ctx.needs_input_grad[3] else None
@@ -51,7 +52,7 @@ class _GatedDown(torch.autograd.Function):
 
 
 def _silu_backward(d_y: Tensor, x: Tensor) -> Tensor:
-    """The gradient of silu(x) from that of its result; PyTorch's own form of it has none itself."""
+    """Return the gradient of silu at x. PyTorch's kernel is not differentiable, so second derivatives use a formula."""
     if not torch.is_grad_enabled():
         return torch.ops.aten.silu_backward(d_y, x)  # type: ignore[no-any-return]
     share = torch.sigmoid(x)
@@ -63,7 +64,7 @@ class PlainMLP(nn.Module):
 
     def __init__(self, size: Size, family: Family):
         super().__init__()
-        self.activation = ACTIVATIONS[family.ffn]
+        self.activation = FFN_ACTIVATIONS[family.ffn]
         self.up_proj = nn.Linear(size.hidden, size.ffn, bias=family.bias)
         self.down_proj = nn.Linear(size.ffn, size.hidden, bias=family.bias)
 
@@ -72,14 +73,14 @@ class PlainMLP(nn.Module):
         return self.down_proj(self.activation(self.up_proj(x)))  # type: ignore[no-any-return]
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
 }
-assert {"swiglu", *ACTIVATIONS} == set(FFNS)
+assert {"swiglu", *FFN_ACTIVATIONS} == set(FFNS)
 
 
 def feed_forward(size: Size, family: Family) -> MLP | PlainMLP:
-    """The feed-forward network of one layer."""
+    """Return the feed-forward network of one layer."""
     return MLP(size, family) if family.ffn == "swiglu" else PlainMLP(size, family)

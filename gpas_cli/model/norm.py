@@ -14,7 +14,7 @@ from gpas_cli.spec.norm import Norm
 class RMSNorm(nn.Module):
     """scale * weight * x / sqrt(mean(x^2) + eps), statistics in float32 or wider (Zhang and Sennrich 2019).
 
-    `weight` has shape (hidden,) and starts at `start`; `scale` is the constant 1/sqrt(l) of LNS as a multiplier.
+    `weight` has shape (hidden,) and is initialised to `start`; `scale` is the constant multiplier 1/sqrt(l) of LNS.
     """
 
     def __init__(self, hidden: int, eps: float, start: float = 1.0, scale: float = 1.0):
@@ -32,14 +32,14 @@ class RMSNorm(nn.Module):
 
 
 class _Normed(torch.autograd.Function):
-    """weight * x / rms(x), of which x alone is kept: the backward pass makes the rest again."""
+    """weight * x / rms(x). Only x and weight are saved; the backward pass recomputes the rest."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         wide = _wide(x)
-        # The cast before the weight is the reference's: a bfloat16 weight multiplies a bfloat16 tensor.
+        # As in the reference, the cast precedes the weight: a bfloat16 weight multiplies a bfloat16 tensor.
         return ((wide * _inverse_rms(wide, eps)).to(weight.dtype) * weight).to(x.dtype)
 
     @staticmethod
@@ -64,7 +64,7 @@ def _wide(x: Tensor) -> Tensor:
 class LayerNorm(nn.Module):
     """scale * (weight * (x - mean(x)) / sqrt(var(x) + eps) + bias) (Ba et al. 2016).
 
-    `weight` and `bias` have shape (hidden,) and start at `start` and 0; `scale` as in RMSNorm.
+    `weight` and `bias` have shape (hidden,) and are initialised to `start` and 0; `scale` is as in RMSNorm.
     """
 
     def __init__(self, hidden: int, eps: float = 1e-5, start: float = 1.0, scale: float = 1.0):
@@ -82,10 +82,10 @@ class LayerNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
 
 
-# A family's name for its norm -> the module.
-NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+# Name of a family's norm -> module.
+NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
 def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm") -> nn.Module:
-    """The module of a norm slot, of `kind` in NORMS; the identity where the scheme has none."""
-    return NORMS[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()
+    """Return the module of a norm slot, of `kind` in NORM_MODULES; the identity if the slot is absent."""
+    return NORM_MODULES[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()

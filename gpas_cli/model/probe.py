@@ -1,4 +1,4 @@
-"""Per-layer statistics: what the paper plots. Nothing is registered, and nothing costs, while no probe is attached."""
+"""Read activations inside a network by forward hooks, which exist, and cost time, only within a `with` block."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpas_cli.model.llama import Llama
 
 
 @contextmanager
-def watching(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
-    """Inside the context, `observe` is called with each of `modules` and its detached input, in every forward pass."""
+def observed_inputs(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
+    """Call `observe` with each of `modules` and its detached input in every forward pass inside the context."""
 
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         observe(module, args[0].detach())
@@ -27,9 +27,9 @@ def watching(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor]
 
 @contextmanager
 def activation_variance(network: Llama, *, wanted: bool = True) -> Iterator[list[Tensor]]:
-    """Collects, in each forward pass inside the context, the variance over features, averaged over tokens, of the
-    residual stream entering every layer and the final norm: layers + 1 scalars. Nothing unless `wanted`."""
+    """Collect the variance over features, averaged over tokens, of the residual stream entering every layer and the
+    final norm: layers + 1 scalars for each forward pass inside the context. Without `wanted`, collect nothing."""
     seen: list[Tensor] = []
-    places = [*network.model.layers, network.model.norm] if wanted else []
-    with watching(places, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
+    modules = [*network.model.layers, network.model.norm] if wanted else []
+    with observed_inputs(modules, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
         yield seen

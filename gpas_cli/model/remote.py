@@ -1,9 +1,9 @@
-"""A network of gpas_cli as a model of `transformers`, which needs torch and transformers, and not gpas_cli:
+"""A network of gpas_cli as a `transformers` model. It needs torch and transformers, but not gpas_cli:
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-It scores text, generates with a cache of keys and values, and can be trained further. Works with transformers 4.45 and
-newer. `gpas_cli.model.bundle` makes one file of this module and of all that it needs; gpas_cli itself never imports it.
+The model scores text, generates with a cache of keys and values, and can be trained further, with transformers 4.45 or
+newer. `gpas_cli.model.bundle` bundles this module and its definitions into one file; gpas_cli itself never imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from gpas_cli.model.attention import Attention, Places
+from gpas_cli.model.attention import Attention, Positions
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.family import Family
@@ -26,12 +26,12 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.spec.size import Size
 
-ROPE_STEP = 256  # positions by which the tables of rotary embeddings grow while text is generated
+ROPE_STEP = 256  # positions by which the rotary tables grow during generation
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A scheme by its result: the wiring of every layer, first layer first."""
+class FixedWiring:
+    """A scheme given by the wiring of every layer, first layer first, instead of by a rule."""
 
     layers: tuple[Wiring, ...]
 
@@ -43,7 +43,7 @@ class Exported:
 
 
 def restore(cls: Any, values: Mapping[str, Any]) -> Any:
-    """The dataclass `cls` from JSON data."""
+    """Return an instance of the dataclass `cls` from JSON data."""
     hints = get_type_hints(cls)
     return cls(**{name: _restored(hints[name], value) for name, value in values.items()})
 
@@ -56,7 +56,7 @@ def _restored(hint: Any, value: Any) -> Any:
 
 
 class GpasConfig(PretrainedConfig):  # type: ignore[misc]
-    """`network`: the cell's model part {size, norm, gate, embed, init}; `wiring`: its slots, one mapping per layer."""
+    """`network`: the model part of the cell {size, norm, gate, embed, init}; `wiring`: slots by layer."""
 
     model_type = "gpas"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
@@ -74,20 +74,20 @@ class GpasConfig(PretrainedConfig):  # type: ignore[misc]
         super().__init__(**rest)
 
     def to_model(self) -> Model:
-        """The specification of the network."""
-        scheme = Exported(tuple(restore(Wiring, layer) for layer in self.wiring))
+        """Return the specification of the network."""
+        scheme = FixedWiring(tuple(restore(Wiring, layer) for layer in self.wiring))
         rest = {"scheme": self.network["norm"]["scheme"], "norm": scheme}
         model: Model = restore(Model, {**self.network, **rest})
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context(Places):
-    """Where the new tokens stand among those before them.
+class CachedPositions(Positions):
+    """The positions of new tokens after those in a cache.
 
-    `slots`, (new,), int64: their places in the cache. `real`, (batch, all), bool: which tokens are no padding; None
-    where all are, or where padding stands on the right, which causal attention hides. `cache`: the keys and values of
-    the tokens before them, a cache of transformers, or None.
+    `slots`, (new,), int64: their positions in the cache. `real`, (batch, all), bool: false at padding; None if there is
+    no padding, or only on the right, where causal attention ignores it. `cache`: a transformers cache with the keys and
+    values of the tokens before them, or None.
     """
 
     slots: Tensor
@@ -95,7 +95,7 @@ class Context(Places):
     cache: Any = None
 
     def mask(self, width: int) -> Tensor | None:
-        """Which of `width` keys each new token sees, bool, (batch or 1, 1, new, width); None: those up to its own."""
+        """Return which of `width` keys each new token sees, bool, (batch or 1, 1, new, width); None: causal order."""
         if self.real is None and width == len(self.slots):
             return None
         keys = torch.arange(width, device=self.slots.device)
@@ -103,43 +103,44 @@ class Context(Places):
         if self.real is None:
             return seen[None, None]
         real = F.pad(self.real, (0, width - self.real.shape[1]))[:, None, None]
-        # Padding sees itself: a softmax over nothing is no number.
+        # Padding sees itself: a softmax over nothing would be NaN.
         return (seen & real) | (keys == self.slots[:, None])
 
 
 class CachedAttention(Attention):
-    """Attention that also sees the keys and values of earlier calls. `layer` counts from 0."""
+    """Attention over the tokens of this and of earlier calls. `layer` counts from 0."""
 
     def __init__(self, size: Size, family: Family, layer: int):
         super().__init__(size, family)
         self.layer = layer
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, new, hidden) -> same shape."""
-        assert isinstance(places, Context)
-        assert places.tables is not None
+        assert isinstance(positions, CachedPositions)
+        assert positions.tables is not None
         q, k, v = (self._heads(proj(x), None) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = rotate(q, places.tables), rotate(k, places.tables)
-        if places.cache is not None:
-            k, v = places.cache.update(k, v, self.layer)
-        mask = places.mask(k.shape[2])
+        q = rotate(q, positions.tables)
+        k = rotate(k, positions.tables)
+        if positions.cache is not None:
+            k, v = positions.cache.update(k, v, self.layer)
+        mask = positions.mask(k.shape[2])
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """The language model."""
+    """The language model with its head."""
 
     config_class = GpasConfig
     base_model_prefix = "model"
     _supports_sdpa = True
-    _supports_cache_class = True  # asked for by transformers 4: without it `generate` keeps no cache
+    _supports_cache_class = True  # without it, `generate` of transformers 4 uses no cache
     _no_split_modules: ClassVar[list[str]] = ["Block"]
 
     def __init__(self, config: GpasConfig):
         super().__init__(config)
         network = Llama(config.to_model())
-        assert network.lm_head is not None  # networks of other families are not exported
+        assert network.lm_head is not None  # networks with a tied head are not exported
         for number, layer in enumerate(network.model.blocks()):
             layer.self_attn = CachedAttention(network.spec.size, network.spec.family, number)
         self.model = network.model
@@ -158,15 +159,16 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return_dict: bool | None = None,
         logits_to_keep: int = 0,
     ) -> Any:
-        """Logits (batch, time, vocab) of `input_ids` (batch, time), of the last `logits_to_keep` tokens where that is
-        not 0. With `labels` of that shape, also the mean loss of every next token in nats; labels of -100 do not count.
+        """Return the logits (batch, time, vocab) of `input_ids` (batch, time), or only those of the last
+        `logits_to_keep` tokens if that is not 0. With `labels` of the same shape, also the mean loss of every next
+        token in nats; labels of -100 are ignored.
 
-        `attention_mask`, (batch, time before + time), is 0 for padding, on either side. `past_key_values` has the keys
-        and values of the tokens before; with `use_cache` (by default as in the config) those of `input_ids` are added.
-        Raises ValueError for a mask of another shape and for `output_attentions`, which are never made.
+        `attention_mask`, (batch, time before + time), is 0 at padding on either side. `past_key_values` has the keys
+        and values of earlier tokens; with `use_cache` (default: as in the config) those of `input_ids` are added to it.
+        Raises ValueError for a mask of another shape, and for `output_attentions`, which is not supported.
         """
         if output_attentions:
-            raise ValueError("the attention weights of this network cannot be returned")
+            raise ValueError("output_attentions is not supported: this network never computes attention weights")
         use_cache = self.config.use_cache if use_cache is None else use_cache
         cache = past_key_values if past_key_values is not None or not use_cache else DynamicCache()
         states = self._states(input_ids, attention_mask, cache)
@@ -179,33 +181,33 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return output.to_tuple() if return_dict is False else output
 
     def _states(self, tokens: Tensor, attention_mask: Tensor | None, cache: Any) -> list[Tensor]:
-        """The stream (batch, time, hidden) before each layer, and after the last layer and the final norm."""
+        """Return the stream (batch, time, hidden) before each layer, and after the last layer and the final norm."""
         x = self.model.embed_stages(self.model.embed_tokens(tokens))
         before = int(cache.get_seq_length()) if cache is not None else 0
-        context = self._context(x, before, attention_mask, cache)
+        positions = self._positions(x, before, attention_mask, cache)
         states = [x]
         for layer in self.model.blocks():
-            states.append(layer(states[-1], context))
+            states.append(layer(states[-1], positions))
         states[-1] = self.model.norm(states[-1])
         return states
 
-    def _context(self, x: Tensor, before: int, attention_mask: Tensor | None, cache: Any) -> Context:
+    def _positions(self, x: Tensor, before: int, attention_mask: Tensor | None, cache: Any) -> CachedPositions:
         rows, new = x.shape[:2]
         everything = before + new
         slots = torch.arange(before, everything, device=x.device)
         assert self.model.rope is not None
         tables = self.model.rope(-(-everything // ROPE_STEP) * ROPE_STEP, x.device, x.dtype)
         if attention_mask is None:
-            return Context(tables=_at(tables, slots), slots=slots, cache=cache)
+            return CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
         if tuple(attention_mask.shape) != (rows, everything):
             shape = tuple(attention_mask.shape)
             raise ValueError(f"attention_mask has shape {shape}; this call needs {(rows, everything)}")
         real = attention_mask.bool()
-        if before == 0 and not bool((real[:, 1:] & ~real[:, :-1]).any()):  # causal attention hides what stands behind
-            return Context(tables=_at(tables, slots), slots=slots, cache=cache)
-        # Padding on the left takes no positions: a row is read as it would be alone.
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)[:, before:]
-        return Context(tables=_at(tables, positions), slots=slots, real=real, cache=cache)
+        if before == 0 and not bool((real[:, 1:] & ~real[:, :-1]).any()):  # padding on the right
+            return CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
+        # Padding on the left takes no positions: a row has the same positions as without padding.
+        indices = (real.long().cumsum(1) - 1).clamp(min=0)[:, before:]
+        return CachedPositions(tables=_at(tables, indices), slots=slots, real=real, cache=cache)
 
     def prepare_inputs_for_generation(
         self,
@@ -216,7 +218,7 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         use_cache: bool | None = None,
         **_rest: Any,
     ) -> dict[str, Any]:
-        """What `generate` gives `forward`: of the tokens so far, those that the cache does not have."""
+        """Return the arguments of `forward` for the next step of `generate`: the tokens not yet in the cache."""
         before = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         new = next_sequence_length or (input_ids.shape[1] - before)
         return {
@@ -233,7 +235,7 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return self.lm_head
 
 
-def _at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of cos and sin for `positions`, (new,) or (batch, new), to multiply (batch, heads, new, head_dim)."""
-    cos, sin = (table[positions] for table in tables)
-    return (cos, sin) if positions.ndim == 1 else (cos[:, None], sin[:, None])
+def _at(tables: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of cos and sin at `indices`, (new,) or (batch, new), for (batch, heads, new, head_dim)."""
+    cos, sin = (table[indices] for table in tables)
+    return (cos, sin) if indices.ndim == 1 else (cos[:, None], sin[:, None])

@@ -1,4 +1,4 @@
-"""The residual formula, once. Every scheme and every position of the gate is a choice of its slots.
+"""The residual formula. Every scheme and every position of the gate is a choice of its slots.
 
     x ──► ENTRY ──┬─► in_norm ─► IN ─► f ─► branch_norm ─► BRANCH ──┐
                   │                                                 ▼
@@ -6,8 +6,8 @@
 
     y = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
 
-With a bottom-to-top connection (B2T) the layer's input joins the sum (+) of the layer's last sub-layer.
-A slot that is absent holds `nn.Identity`; the gate, if any, sits in exactly one of ENTRY IN BRANCH SKIP SUM OUT.
+With a bottom-to-top connection (B2T) the layer's input is added to the sum (+) of the layer's last sub-layer.
+Absent slots are `nn.Identity`; the gate, if any, occupies exactly one of ENTRY IN BRANCH SKIP SUM OUT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpas_cli.spec.norm import GATE_SLOTS
 
 @dataclass(frozen=True)
 class Residual:
-    """One sub-layer's wiring. It refers to modules that the block owns, so that parameters keep LLaMA's names."""
+    """The wiring of one sub-layer. The block owns the modules, so that parameters keep LLaMA's names."""
 
     in_norm: nn.Module
     branch_norm: nn.Module
@@ -31,13 +31,13 @@ class Residual:
     skip: float
     gates: dict[str, nn.Module]
 
-    def __call__(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
-        """The sub-layer around `f`; x, `bottom` and the result are the residual stream, (batch, time, hidden)."""
+    def apply(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
+        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden)."""
         gate = self.gates
         x = gate["entry"](x)
         branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
         kept = gate["skip"](x)
-        # torch.add folds the skip factor into the addition; 1 * x would cost a pass over memory.
+        # torch.add applies the skip factor within the addition; a separate 1 * x would cost a pass over memory.
         total = torch.add(branch, kept, alpha=self.skip)
         if bottom is not None:
             total = total + bottom
@@ -45,7 +45,7 @@ class Residual:
 
 
 def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
-    """Every gate slot, all identity but `slot`."""
+    """Return a module for every gate slot: `gate` in `slot`, the identity in all others."""
     slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
     if slot is not None and gate is not None:
         slots[slot] = gate

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gpas_cli.data.loader import Batch
+from gpas_cli.model.dtensors import reshard
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.shards import put_back
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.size import SIZES
 from gpas_cli.train.loop import micro_batches
@@ -57,7 +57,7 @@ def evaluate(
     for batch in batches:
         means.append(_batch_mean(network, batch, precision, micro_batch, world))
         counts.append(batch.predicted)
-    put_back(network)
+    reshard(network)
     network.train()
     # The one place where the host waits for the device.
     losses = world.sum(torch.stack(means)).tolist()

@@ -20,8 +20,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.shards import is_shard, local
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring

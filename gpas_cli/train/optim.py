@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.shards import is_shard, joint_norm, local
 from gpas_cli.spec.optim import Optim
 
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.shards import is_shard, local
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import compile_layers

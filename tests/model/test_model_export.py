@@ -105,7 +105,7 @@ def test_what_was_measured_is_told_and_kept(room: Room) -> None:
     kept = json.loads((room.folder / "out/told/gpas.json").read_text())
     assert kept["measured"]["random_error"] == measured.random_error
     assert kept["cell"]["gate"]["activation"] == "silu"
-    with pytest.raises(GpasError, match="is already there and not an empty folder"):
+    with pytest.raises(GpasError, match="already exists and is not an empty folder"):
         room.export(room.cell(gate="gpas", seed=6), "told")
 
 

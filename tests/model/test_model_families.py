@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from canonical_names import canonical_parameters
 from torch import nn
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.importance import without_layer
 from gpas_cli.model.llama import Block, Llama, build
-from gpas_cli.model.names import canonical_parameters
 from gpas_cli.spec.cell import cell_from, parse_model
 from gpas_cli.spec.family import FAMILIES, FFNS
 from gpas_cli.spec.norm import SCHEMES
@@ -76,19 +76,19 @@ def test_b2t_adds_the_layers_input_before_its_last_norm(family: str) -> None:
     """Takase et al. (2023): LN(x_in + x_ffn + FFN(x_ffn)), x_ffn = LN(x_in + Attn(x_in))."""
     ours = network(norm="b2t", family=family)
     block, x = ours.model.layers[1], torch.randn(2, 7, 16, dtype=torch.float64)
-    places = ours.model.places(x)
-    middle = block.attn_out_norm(x + block.self_attn(x, places))
+    positions = ours.model.positions(x)
+    middle = block.attn_out_norm(x + block.self_attn(x, positions))
     expected = block.mlp_out_norm(x + middle + block.mlp(middle))
-    torch.testing.assert_close(block(x, places), expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(block(x, positions), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_the_gate_of_b2t_leaves_the_bottom_connection_alone() -> None:
     ours = network(norm="b2t", gate={"init": 0.4})
     block, x = ours.model.layers[1], torch.randn(2, 7, 16, dtype=torch.float64)
-    places, kept = ours.model.places(x), 1 - block.gate.value()
-    middle = block.attn_out_norm(kept * x + block.self_attn(x, places))
+    positions, kept = ours.model.positions(x), 1 - block.gate.value()
+    middle = block.attn_out_norm(kept * x + block.self_attn(x, positions))
     expected = block.mlp_out_norm(x + kept * middle + block.mlp(middle))
-    torch.testing.assert_close(block(x, places), expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(block(x, positions), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_peri_is_sandwich_behind_an_embedding_norm_with_one_key() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from canonical_names import canonical_parameters
 from golden_inputs import forward_case, probe
 from golden_networks import GOLDEN, close, filled
 
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.names import canonical_parameters
 
 FORWARD = sorted(
     path.stem for path in GOLDEN.glob("*.json") if re.match(r"(?!train_|init_stats|lr_schedule)", path.stem)

@@ -8,11 +8,11 @@ from collections import defaultdict
 
 import pytest
 import torch
+from canonical_names import canonical_parameters
 from golden_networks import GOLDEN, model_of
 
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import build
-from gpas_cli.model.names import canonical_parameters
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.init import PRESETS
 
@@ -115,5 +115,5 @@ def test_the_embedding(std: float, zero: bool) -> None:
 def test_a_parameter_that_no_rule_claims_is_an_error() -> None:
     model = build(parse_model({"size": {**SIZE, "layers": 1}}))
     model.extra = torch.nn.Linear(2, 2)
-    with pytest.raises(LookupError, match=r"no initialisation rule claims extra\.weight"):
+    with pytest.raises(LookupError, match=r"no initialisation rule matches extra\.weight"):
         initialise(model, model.spec, seed=1)

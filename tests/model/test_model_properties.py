@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from canonical_names import canonical_parameters
 
 from gpas_cli.evaluate.importance import without_layer
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import MLP
-from gpas_cli.model.names import canonical_parameters
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.cell import cell_from, parse_model

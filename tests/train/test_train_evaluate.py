@@ -35,7 +35,7 @@ def test_the_three_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         room, "summed_loss", lambda network, rows, precision, weight: torch.tensor(losses[weight] / weight)
     )
-    monkeypatch.setattr(room, "put_back", lambda network: None)
+    monkeypatch.setattr(room, "reshard", lambda network: None)
     network, precision = SimpleNamespace(eval=int, train=int), SimpleNamespace(device=torch.device("cpu"))
     found = evaluate(network, [batch(8), batch(2)], precision, 2.0)  # type: ignore[arg-type]
     assert found["loss"] == 17 / 10

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from canonical_names import canonical_parameters
 from golden_inputs import probe, train_batch
 from golden_networks import GOLDEN, close, filled
 
 from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.names import canonical_parameters
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train import loop as loop_module

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpas_cli.model.dtensors import is_shard
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.shards import is_shard
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.flops import PEAKS, flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring

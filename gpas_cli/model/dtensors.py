@@ -1,4 +1,4 @@
-"""Tensors that may be spread over processes (FSDP's DTensor): the part here, and norms over all parts."""
+"""Tensors that may be sharded over processes (FSDP's DTensor): their local part, and norms over all parts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def is_shard(tensor: Tensor) -> bool:
-    """Whether this process holds a part of the tensor only."""
+    """Whether this process has only a part of the tensor."""
     return isinstance(tensor, DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of `tensor` that this process holds: all of it, unless it is sharded. Shares its memory."""
+    """Return the part of `tensor` in this process, or all of it if it is not sharded. Shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Copy `values`, which are whole, into `tensor`: only this process's part where it is sharded."""
+    """Copy the full `values` into `tensor`, or only this process's part if it is sharded."""
     part = local(tensor)
     if isinstance(tensor, DTensor):
-        # FSDP cuts along the first dimension, into parts of equal length and a shorter or empty rest.
+        # FSDP shards the first dimension into parts of equal length; the last ones may be shorter or empty.
         assert tensor.placements == (Shard(0),)
         each = -(-len(values) // tensor.device_mesh.size())
         start = tensor.device_mesh.get_local_rank() * each
@@ -34,17 +34,17 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     part.copy_(values)
 
 
-def put_back(network: nn.Module) -> None:
-    """Shard again what a forward pass without a backward pass has left whole. Else its parameters would be copies,
-    and what is done to them (zeroing gradients, saving) would miss the shards."""
+def reshard(network: nn.Module) -> None:
+    """Reshard parameters that a forward pass without a backward pass has left gathered. Otherwise zeroing gradients
+    or saving would act on the gathered copies instead of the shards."""
     if isinstance(network, FSDPModule):
         network.reshard()
 
 
 def joint_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The l2 norm over all elements of `tensors`, shape (). Collective where a tensor is sharded.
+    """Return the l2 norm over all elements of `tensors`, shape (). Collective if a tensor is sharded.
 
-    Sharded tensors count with all their parts, others once, as every process has them whole.
+    Sharded tensors count with all their parts, the others once.
     """
     tensors = list(tensors)
     shards = [local(t) for t in tensors if is_shard(t)]

@@ -1,4 +1,4 @@
-"""Short canonical names of parameters, the same for every scheme: what measurements and golden files use."""
+"""Short names of parameters, the same for every scheme, as the golden files use them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NAMES = {
 
 
 def canonical_name(name: str) -> str:
-    """`model.layers.0.self_attn.q_proj.weight` -> `layers.0.attn.q`, its bias -> `layers.0.attn.q_bias`; layers count
-    from 0, as in the state dict."""
+    """Return `layers.0.attn.q` for `model.layers.0.self_attn.q_proj.weight`, and `layers.0.attn.q_bias` for its bias;
+    layers count from 0, as in the state dict."""
     if name in _NAMES:
         return _NAMES[name]
     _, _, layer, rest = name.split(".", 3)
@@ -46,5 +46,5 @@ def canonical_name(name: str) -> str:
 
 
 def canonical_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter of a network under its canonical name."""
+    """Return every parameter of a network under its canonical name."""
     return {canonical_name(name): parameter for name, parameter in network.named_parameters()}
