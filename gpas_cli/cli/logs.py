@@ -16,6 +16,7 @@ import typer
 from gpas_cli.cli.console import Cell, console, find_cells, project
 from gpas_cli.cli.events import line
 from gpas_cli.printable import printable
+from gpas_cli.words import date_and_time
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -182,7 +183,7 @@ class Files:
     def _lines(self, event: Mapping[str, Any]) -> list[str]:
         if self.raw:
             return [json.dumps(event)]
-        at = time.strftime("%b %d %H:%M:%S", time.localtime(event["t"]))
+        at = date_and_time(event["t"])
         return [f"{at}  {text}" for text in line(event).splitlines()]
 
     def _printed(self, whole: bool) -> Iterator[str]:

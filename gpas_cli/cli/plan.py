@@ -8,7 +8,7 @@ import typer
 
 from gpas_cli.cli.console import AsJson, Executor, NamesAndSettings, Where, console, print_json, project, varied_entries
 from gpas_cli.errors import GpasError
-from gpas_cli.words import count
+from gpas_cli.words import abbreviated, count, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -130,8 +130,8 @@ def _by_size(planned: Plan) -> Columns:
 
     headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "in all")
     rows = [
-        (one.size, _short(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
-         _short(one.tokens), f"{one.jobs}", duration(one.hours) if one.jobs else "",
+        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
+         abbreviated(one.tokens), f"{one.jobs}", _hours(one.hours) if one.jobs else "",
          occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
         for one in planned.sizes
     ]  # fmt: skip
@@ -149,14 +149,6 @@ def _cells(planned: Plan) -> Columns:
     return Columns(("cell", "key", "action", "detail"), rows)
 
 
-def _short(number: float) -> str:
-    """A large number with its prefix: 1.3B, 71M, 307k."""
-    for power, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= power:
-            return f"{number / power:.3g}{letter}"
-    return f"{number:g}"
-
-
 def _texts(planned: Plan) -> list[str]:
     jobs = [(job.name, job.resources.cpus) for job in planned.texts]
     return [f"tokenising {name} comes first, in a job of {cpus} cores; it is not estimated" for name, cpus in jobs]
@@ -172,21 +164,21 @@ def headline(planned: Plan) -> str:
     shared = planned.uses - sum(planned.stages.values())
     saved = f" ({count(shared, 'training')} shared)" if shared else ""
     jobs = count(len(planned.jobs), "job")
-    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_clock(planned)}"
+    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_wall_time(planned)}"
 
 
-def _clock(planned: Plan) -> str:
+def _wall_time(planned: Plan) -> str:
     """When the jobs will have ended, as far as it can be told."""
     from gpas_cli.launch.gpus import NamedGpus
 
     guess, gpus = planned.estimate, planned.machine
     if isinstance(gpus, NamedGpus):
         if not gpus.number:
-            return f"the longest takes {duration(guess.longest_hours)}"
-        return f"{duration(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
+            return f"the longest takes {_hours(guess.longest_hours)}"
+        return f"{_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
     if guess.wall_hours is None:
-        return f"the longest takes {duration(guess.longest_hours)} from its start, and the starts are SLURM's"
-    return f"{duration(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
+        return f"the longest takes {_hours(guess.longest_hours)} from its start, and the starts are SLURM's"
+    return f"{_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
 
 
 def money(guess: Estimate, price: float) -> str:
@@ -207,15 +199,12 @@ def occupied(gpu_hours: float, core_hours: float) -> str:
     return " and ".join(_occupied(hours, unit) for hours, unit in parts if hours) or "nothing"
 
 
+def _hours(hours: float) -> str:
+    """An estimated length of time: a minute at least."""
+    return duration(max(hours * 3600, 60.0))
+
+
 def _occupied(hours: float, unit: str) -> str:
     if hours < 1:
-        minutes = max(1, round(hours * 60))
-        return f"{minutes} {unit}-minute{'s' if minutes > 1 else ''}"
+        return count(max(1, round(hours * 60)), f"{unit}-minute")
     return f"{hours:.1f} {unit}-hours" if hours < 100 else f"{hours:,.0f} {unit}-hours"
-
-
-def duration(hours: float) -> str:
-    """Hours in the unit a person would use."""
-    if hours < 1:
-        return f"{max(1, round(hours * 60))} min"
-    return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:,.0f} days"

@@ -24,7 +24,7 @@ from gpas_cli.cli.console import (
     varied_entries,
 )
 from gpas_cli.cli.outcome import Notify, finish
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -183,5 +183,4 @@ def _reasons(items: Sequence[Item]) -> Iterator[str]:
     for item in items:
         by_reason.setdefault(item.reason, []).append(item.entry.id)
     for reason, ids in by_reason.items():
-        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-        yield f"{', '.join(ids[:NAMED])}{more}: {reason}"
+        yield f"{listed(ids, NAMED)}: {reason}"

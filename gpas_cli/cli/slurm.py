@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpas_cli.cli.console import console, project
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -47,8 +47,7 @@ def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
     from gpas_cli.launch.slurm.submit import SlurmScheduler
 
     for array, told in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
-        first, more = array.first.id, len(array.jobs) - 1
-        console().print(f"{first}{f' and {more} more' if more else ''}: {told}", markup=False)
+        console().print(f"{listed([job.id for job in array.jobs], 1)}: {told}", markup=False)
 
 
 def submit(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.cli.columns import Columns
 from gpas_cli.cli.console import json_number
 from gpas_cli.cli.progress_view import spike_mark
+from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell
@@ -82,7 +83,7 @@ def _how_far(state: CellState) -> str:
 def evidence(state: CellState) -> str:
     """What a state was concluded from and when: "finished 15 min ago"."""
     cause = f": {state.cause}" if state.cause else ""
-    ago = "" if state.age is None else f"{span(state.age)} ago"
+    ago = "" if state.age is None else f"{duration(state.age)} ago"
     if state.source == "outcome" and ago:
         return f"{'finished' if state.state in ('done', 'diverged') else 'ended'} {ago}{cause}"
     return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
@@ -93,7 +94,7 @@ def _doing(state: CellState, meter: Meter) -> str:
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
-        parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{duration(seen.eta)} left"] if seen.eta is not None else []
         parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
     if state.state == "running" and job:
         parts += [f"on {job.nodes}"] if job.nodes else []
@@ -106,7 +107,7 @@ def _doing(state: CellState, meter: Meter) -> str:
 
 def starts(job: Job) -> str:
     """When SLURM expects to start a job, "" when it does not say."""
-    return time.strftime("%d %b %H:%M", time.localtime(job.start)) if job.start else ""
+    return clock_time(job.start) if job.start else ""
 
 
 def grid_mappings(states: Sequence[CellState], uses: Mapping[str, Use]) -> list[dict[str, Any]]:
@@ -126,8 +127,7 @@ def ends(use: Use) -> str:
     """When what runs and waits will have ended, at the pace of now; "" when that is not known."""
     if use.ends is None:
         return ""
-    at = time.localtime(time.time() + use.ends)
-    return f"{time.strftime('%a %d %b %H:%M' if use.ends > 43200 else '%H:%M', at)}, in {span(use.ends)}"
+    return f"{clock_time(time.time() + use.ends)}, in {duration(use.ends)}"
 
 
 def as_mapping(state: CellState) -> dict[str, Any]:
@@ -157,11 +157,3 @@ def job_mapping(job: Job | None) -> dict[str, Any]:
         "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
         "expected_start": job.start or None if waits else None,
     }  # fmt: skip
-
-
-def span(seconds: float) -> str:
-    """A length of time in its largest unit: "3 h"."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

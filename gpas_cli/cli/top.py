@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
-from gpas_cli.cli.progress_view import clock, sparkline, spike_mark
+from gpas_cli.cli.progress_view import sparkline, spike_mark
 from gpas_cli.cli.states import COLOURS, ends, job_mapping, starts
 from gpas_cli.cli.status import observed
+from gpas_cli.words import byte_size, stopwatch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,8 +102,8 @@ def _of_progress(state: CellState) -> dict[str, Cell]:
         "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
         "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
         "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
-        "memory": _bytes(seen.memory) if seen.memory else "",
-        "left": clock(seen.eta) if seen.eta is not None else "",
+        "memory": byte_size(seen.memory) if seen.memory else "",
+        "left": stopwatch(seen.eta) if seen.eta is not None else "",
     }
 
 
@@ -163,10 +164,6 @@ def _unit(room: Room) -> str:
 
 def _name(room: Room, state: CellState) -> str:
     return state.entry.id if len(room.grids) > 1 else state.entry.name
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def as_mapping(room: Room) -> dict[str, Any]:

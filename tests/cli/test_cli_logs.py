@@ -23,7 +23,7 @@ def test_a_healthy_cell_has_a_log(face: Face) -> None:
     face.ended("pre-s1", "done", 4.48)
     lines = face("logs", "pre-s1").out.splitlines()
     assert lines[0].startswith("==> pretrain ")
-    texts = [text[17:] for text in lines[1:] if not text.startswith("|")]
+    texts = [text[21:] for text in lines[1:] if not text.startswith("|")]
     assert texts == [
         "started on there, cpu, 2 threads, fp32, 1,000 parameters, code c0de",
         "training",
@@ -92,7 +92,7 @@ def test_following_tells_every_event_once(tmp_path: Path) -> None:
     journal("start", **START)  # a requeued job
     journal.close()
     told += list(seen.news(whole=True))
-    assert [text[17:20] for text in told] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]
+    assert [text[21:24] for text in told] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]
 
 
 def test_a_large_journal_is_not_loaded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
