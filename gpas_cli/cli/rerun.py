@@ -47,7 +47,7 @@ def rerun(
     from gpas_cli.launch.watch import RESULTS, look
 
     if not words and not where:
-        raise GpasError("name cells or a grid, or choose cells with --where")
+        raise GpasError("name cells or a grid, or select cells with --where")
     states = look(project().runs, cells_or_grids(words, where))
     if undo:
         _undo([state.entry for state in states])
