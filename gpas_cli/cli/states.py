@@ -92,7 +92,7 @@ def evidence(state: CellState) -> str:
 
 
 def _doing(state: CellState, meter: Meter) -> str:
-    """Return loss, time left, GPU-hours so far and node of a running cell; position, start and reason of a queued one."""
+    """Return loss, time left, GPU-hours and node of a running cell; position, start and reason of a queued one."""
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
