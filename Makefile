@@ -39,9 +39,9 @@ format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The form of the commands' JSON, from the types in gpas_cli/cli/schemas.
+# The documentation as a site in site/. A warning, such as a link that leads nowhere, is an error.
 docs: venv
-	$(BIN)/gpas schema --markdown > docs/json.md
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --clean
 
 venv: $(VENV)/.installed
 
@@ -49,11 +49,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (a few minutes the first time; torch is large) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch
-	$(PIP_INSTALL) --editable '.[dev,figures]'
+	$(PIP_INSTALL) --editable '.[dev,docs,figures]'
 	@touch $@
 
 wheel: venv
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

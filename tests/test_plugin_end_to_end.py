@@ -1,4 +1,4 @@
-"""A stranger's scheme, as the README shows it, from their own file to the table, without touching the package."""
+"""The scheme of docs/how-to/scheme.md, from a user's own file to the table, without touching the package."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from end_to_end import Toy
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-CODE = re.search(r"```python\n(.*?class Faded.*?)```", README, re.DOTALL)[1]
+GUIDE = (Path(__file__).parents[1] / "docs/how-to/scheme.md").read_text()
+CODE = re.search(r"```python\n(.*?class Faded.*?)```", GUIDE, re.DOTALL)[1]
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """A project with the README's file, trained."""
+    """A project with the guide's file, trained."""
     made = Toy(tmp_path_factory.mktemp("stranger"), norms="faded", steps=6)
     made.folder.joinpath("my_schemes.py").write_text(CODE)
     config = made.folder / "experiments.yaml"

@@ -1,11 +1,10 @@
-"""With --json a command prints what `gpas schema` and docs/json.md say, and nothing else on standard output."""
+"""With --json a command prints what `gpas schema` says, and nothing else on standard output."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from face import START, Face, step
 from jsonschema import Draft202012Validator
 from test_cli_documented import COMMANDS
 
-from gpas_cli.cli.schema import page
 from gpas_cli.cli.schemas import DOCUMENTS
 from gpas_cli.cli.schemas.jsonschema import json_schema
 from gpas_cli.errors import Exit
@@ -151,11 +149,6 @@ def test_the_schema_of_a_command_is_printed(face: Face) -> None:
     assert face("schema", "data", "check").json == json_schema(DOCUMENTS["data check"])
     assert face("schema").out.splitlines() == list(DOCUMENTS)
     assert "did you mean 'status'?" in face("schema", "statsu", expect=Exit.USAGE).err
-
-
-def test_the_page_is_up_to_date() -> None:
-    written = Path(__file__).parents[2] / "docs/json.md"
-    assert written.read_text() == page() + "\n", "run `make docs`"
 
 
 @pytest.mark.parametrize(

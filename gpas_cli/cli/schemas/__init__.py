@@ -3,11 +3,11 @@
     cells.py       what is said of cells: states, plans, results of runs, where a number comes from
     tables.py      tables, figures, exported networks
     upkeep.py      the text, the database, the machine
-    jsonschema.py  a type of these -> JSON Schema and Markdown
+    jsonschema.py  a type of these -> JSON Schema
 
-`gpas schema COMMAND` prints a document's JSON Schema; `make docs` writes docs/json.md from the same types. A test runs
-the commands and validates what they print. `schema` grows when a reader of the old form would misread the new one; new
-fields may come at any time.
+`gpas schema COMMAND` prints a document's JSON Schema, and docs/hooks.py lists the same types in the documentation.
+A test runs the commands and validates what they print. `schema` grows when a reader of the old form would misread the
+new one; new fields may come at any time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The types of documents as JSON Schema and as Markdown."""
+"""The types of documents as JSON Schema."""
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -16,15 +15,6 @@ def json_schema(document: type, *, closed: bool = False) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     top = _object(document, shared, closed)
     return {"$schema": DRAFT, "title": document.__name__, **top, **({"$defs": shared} if shared else {})}
-
-
-def markdown(document: type) -> Iterator[str]:
-    """The document's lines in docs/json.md: a table of fields, then one for each type that they mention."""
-    schema = json_schema(document)
-    yield from _table(schema)
-    for name, part in sorted(schema.get("$defs", {}).items()):
-        yield from ("", f"**{name}**: {part['description']}", "")
-        yield from _table(part)
 
 
 def _object(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
@@ -72,26 +62,3 @@ def _reference(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]
         shared[of.__name__] = {}  # against types that contain themselves
         shared[of.__name__] = _object(of, shared, closed)
     return {"$ref": f"#/$defs/{of.__name__}"}
-
-
-def _table(schema: dict[str, Any]) -> Iterator[str]:
-    yield from ("| field | type | |", "|---|---|---|")
-    for name, field in schema["properties"].items():
-        optional = "" if name in schema["required"] else "may be absent. "
-        yield f"| `{name}` | {_words(field)} | {optional}{field.get('description', '')} |"
-
-
-def _words(field: dict[str, Any]) -> str:
-    """A type in words: "list of RunCell", "string or null"."""
-    if "$ref" in field:
-        return str(field["$ref"]).rpartition("/")[2]
-    if "enum" in field:
-        return " or ".join(f"`{value}`" for value in field["enum"])
-    if "anyOf" in field:
-        return " or ".join(map(_words, field["anyOf"]))
-    kind = field.get("type", "any")
-    if kind == "array":
-        return f"list of {_words(field['items'])}"
-    if kind == "object":
-        return f"object of {_words(field['additionalProperties'])}"
-    return " or ".join(kind) if isinstance(kind, list) else str(kind)

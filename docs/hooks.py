@@ -1,0 +1,299 @@
+"""Parts of the documentation that are generated from the code, and the MkDocs hooks that put them into its pages.
+
+A page has the line `<!-- generated: NAME -->` where the part NAME of `PARTS` goes. Equations in ```math fences are
+LaTeX, which becomes MathML: browsers draw it without a script.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gpas_cli.cli.app import app
+from gpas_cli.cli.schemas import DOCUMENTS
+from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.packaged import packaged
+
+MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """Draw ```math fences. MkDocs calls this once the configuration has been read."""
+    fence = {"name": "math", "class": "math", "format": _math}
+    config["mdx_configs"].setdefault("pymdownx.superfences", {})["custom_fences"] = [fence]
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page by the parts that they name. MkDocs calls this for every page."""
+    return MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+
+
+def _math(source: str, *_: Any, **__: Any) -> str:
+    from latex2mathml.converter import convert
+
+    lines = [line for line in source.strip().split(r"\\") if line.strip()]
+    return "".join(convert(line.strip(), display="block") for line in lines)
+
+
+# Commands
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as Typer documents them."""
+    from typer import Context
+    from typer.cli import get_docs_for_click
+    from typer.main import get_command
+
+    command = get_command(app)
+    text = get_docs_for_click(obj=command, ctx=Context(command), name="gpas")
+    text = text[text.index("## `gpas init`") :]
+    return re.sub(r"\[bold\](.*?)\[/bold\]", r"`\1`", text)
+
+
+# The JSON of commands
+
+
+def json_documents() -> str:
+    """Every document that a command prints with --json: a table of fields, then one for each type that they mention."""
+    commands_of: dict[type, list[str]] = {}
+    for name, document in DOCUMENTS.items():
+        commands_of.setdefault(document, []).append(name)
+    lines: list[str] = []
+    for document, names in commands_of.items():
+        lines += [f"## {', '.join(f'`gpas {name}`' for name in names)}", "", _joined(document.__doc__), ""]
+        schema = json_schema(document)
+        lines += _fields_table(schema)
+        for name, part in sorted(schema.get("$defs", {}).items()):
+            lines += ["", f"**{name}**: {part['description']}", "", *_fields_table(part)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _fields_table(schema: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("| field | type | meaning |", "|---|---|---|")
+    for name, field in schema["properties"].items():
+        optional = "" if name in schema["required"] else "May be absent. "
+        yield f"| `{name}` | {_json_type(field)} | {optional}{field.get('description', '')} |"
+
+
+def _json_type(field: Mapping[str, Any]) -> str:
+    """A JSON Schema type in words: "list of RunCell", "string or null"."""
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "enum" in field:
+        return " or ".join(f"`{value}`" for value in field["enum"])
+    if "anyOf" in field:
+        return " or ".join(map(_json_type, field["anyOf"]))
+    kind = field.get("type", "any")
+    if kind == "array":
+        return f"list of {_json_type(field['items'])}"
+    if kind == "object":
+        return f"object of {_json_type(field['additionalProperties'])}"
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+# The grid language
+
+
+def manual() -> str:
+    """The comment at the top of the experiments.yaml that the package ships, as one block."""
+    text = packaged("experiments.yaml").read_text("utf-8")
+    comment = text[: text.index("\nversion:")]
+    lines = (line.removeprefix("#").removeprefix(" ") for line in comment.splitlines())
+    return "\n".join(("```{.text .manual}", *lines, "```"))
+
+
+def settings() -> str:
+    """Every section of a cell and of a grid: its fields with type, default and allowed values."""
+    from gpas_cli.spec.cell import PRECISIONS
+
+    lines: list[str] = []
+    for title, cls in _sections().items():
+        lines += [
+            f"### `{title}`",
+            "",
+            *_docstring(cls),
+            "",
+            "| field | type | default | allowed |",
+            "|---|---|---|---|",
+        ]
+        lines += [_field_row(cls, field) for field in dataclasses.fields(cls)]
+        lines.append("")
+    precisions = ", ".join(f"`{name}`" for name in PRECISIONS)
+    lines += ["### `precision` and `seed`", "", f"`precision` is one of {precisions} (default `fp32`)."]
+    lines += ["`seed` is a whole number (default 42).", ""]
+    return "\n".join(lines)
+
+
+def _sections() -> dict[str, type]:
+    """The dataclasses behind the sections, by the path at which experiments.yaml has them."""
+    from gpas_cli.grid.declared import Grid
+    from gpas_cli.spec.cell import Cell
+    from gpas_cli.spec.run import Resources
+
+    of_grid = typing.get_type_hints(Grid)
+    of_cell = typing.get_type_hints(Cell)
+    model = typing.get_type_hints(of_cell.pop("model"))
+    parts = {name: _bare(hint) for name, hint in {**model, **of_cell}.items() if name != "norm"}
+    beside = {"cadence": _bare(of_grid["cadence"]), "watch": _bare(of_grid["watch"]), "resources": Resources}
+    return {name: cls for name, cls in {**parts, **beside}.items() if dataclasses.is_dataclass(cls)}
+
+
+def _bare(hint: Any) -> Any:
+    """A type without its `| None`."""
+    if isinstance(hint, types.UnionType):
+        return next((part for part in typing.get_args(hint) if part is not types.NoneType), hint)
+    return hint
+
+
+def _field_row(cls: type, field: dataclasses.Field[Any]) -> str:
+    hint = typing.get_type_hints(cls)[field.name]
+    return f"| `{field.name}` | {_type_words(hint)} | {_default(field)} | {_allowed(field.metadata)} |"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "required"
+    return "all" if field.default == field.metadata.get("choices") else f"`{_yaml(field.default)}`"
+
+
+def _type_words(hint: Any) -> str:
+    names = {str: "word", int: "whole number", float: "number", bool: "true or false", types.NoneType: "nothing"}
+    if hint in names:
+        return names[hint]
+    if isinstance(hint, types.UnionType):
+        return " or ".join(map(_type_words, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_type_words(typing.get_args(hint)[0])}s"
+    raise TypeError(f"no words for the type {hint!r}")
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return '""' if value == "" else str(value)
+
+
+def _allowed(bounds: Mapping[str, Any]) -> str:
+    if bounds.get("choices"):
+        return ", ".join(f"`{choice}`" for choice in bounds["choices"])
+    low, above, high = (bounds.get(name) for name in ("low", "above", "high"))
+    parts = (
+        f"at least {_yaml(low)}" if low is not None else "",
+        f"above {_yaml(above)}" if above is not None else "",
+        f"at most {_yaml(high)}" if high is not None else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def sizes() -> str:
+    """The built-in sizes with their shape and number of parameters."""
+    from gpas_cli.spec.cell import cell_from
+    from gpas_cli.spec.flops import parameters
+    from gpas_cli.spec.size import SIZES
+
+    rest = {"data": {"tokenizer": "bpe"}, "optim": {"lr": 1e-3, "warmup": 0, "steps": 1}}
+    lines = ["| size | hidden | ffn | heads | layers | vocab | parameters |", "|---|--:|--:|--:|--:|--:|--:|"]
+    for name, size in SIZES.items():
+        count = parameters(cell_from({"size": name, **rest}))
+        numbers = (size.hidden, size.ffn, size.heads, size.layers, size.vocab, count)
+        lines.append(f"| `{name}` | {' | '.join(f'{number:,}' for number in numbers)} |")
+    return "\n".join(lines)
+
+
+def schemes() -> str:
+    """The built-in normalisation schemes: the equation of each, without and with a gate, at 12 layers."""
+    from gpas_cli.spec.cell import parse_model
+    from gpas_cli.spec.equation import equations
+    from gpas_cli.spec.norm import SCHEMES
+
+    def written(name: str, gate: str) -> str:
+        runs = equations(parse_model({"size": "71m", "norm": name, "gate": gate}))
+        if len(runs) == 1:
+            return f"`{runs[0][2]}`"
+        if len(runs) > 2:  # one equation for each layer
+            return f"`{runs[1][2]}` in layer {runs[1][0]}"
+        return "; ".join(f"`{text}` in layers {first}-{last}" for first, last, text in runs)
+
+    lines = ["| `norm` | title | without gate | with `gate: gpas` |", "|---|---|---|---|"]
+    lines += [f"| `{n}` | {cls.title} | {written(n, 'none')} | {written(n, 'gpas')} |" for n, cls in SCHEMES.items()]
+    return "\n".join(lines)
+
+
+def metrics() -> str:
+    """What `table: {value: ...}` may name."""
+    from gpas_cli.report.metrics import METRICS
+
+    lines = ["| `value` | what | unit | better | stage |", "|---|---|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in METRICS.values()]
+    return "\n".join(lines)
+
+
+# The database
+
+
+def tables() -> str:
+    """Every table of the results database with its columns."""
+    from gpas_cli.store import schema
+
+    classes = {mapper.local_table.name: mapper.class_ for mapper in schema.Base.registry.mappers}
+    lines: list[str] = []
+    for table in schema.Base.metadata.sorted_tables:
+        own = classes[table.name].__dict__.get("__doc__") or ""
+        lines += [f"## `{table.name}`", "", *_paragraphs(own), "", "| column | type | key |", "|---|---|---|"]
+        for column in table.columns:
+            null = " or null" if column.nullable else ""
+            keys = ["primary"] if column.primary_key else []
+            keys += [f"refers to `{key.target_fullname}`" for key in column.foreign_keys]
+            lines.append(f"| `{column.name}` | {_column_type(column.type)}{null} | {', '.join(keys)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _column_type(kind: Any) -> str:
+    names = {
+        "String": "text",
+        "Text": "text",
+        "Integer": "integer",
+        "BigInteger": "64-bit integer",
+        "Double": "double",
+        "Real": "double",
+        "Boolean": "boolean",
+        "JSON": "JSON",
+    }
+    return names[type(kind).__name__]
+
+
+def _joined(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _docstring(cls: type) -> list[str]:
+    return _paragraphs(cls.__dict__.get("__doc__") or "")
+
+
+def _paragraphs(docstring: str) -> list[str]:
+    """A docstring as Markdown; what it indents, such as a drawing, becomes a code block."""
+    return inspect.cleandoc(docstring).splitlines()
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "json": json_documents,
+    "manual": manual,
+    "settings": settings,
+    "sizes": sizes,
+    "schemes": schemes,
+    "metrics": metrics,
+    "tables": tables,
+}

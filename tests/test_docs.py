@@ -1,0 +1,220 @@
+"""README and docs/: their commands parse, their YAML loads, their Python runs, their links lead somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from gpas_cli.cli.app import app
+from gpas_cli.cli.schemas import DOCUMENTS
+from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import TOP, load
+from gpas_cli.packaged import packaged
+from gpas_cli.spec.cell import Cell
+from gpas_cli.store.schema import Base
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+EXTERNAL = re.compile(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"', re.IGNORECASE)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for _, found, text in FENCE.findall(page.read_text("utf-8")):
+            if found == language:
+                yield page, text
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every line of the bash blocks, with the page it is on."""
+    for page, text in blocks("bash"):
+        for line in text.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield name_of(page), words
+
+
+def inline_commands() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        for text in INLINE_COMMAND.findall(FENCE.sub("", page.read_text("utf-8"))):
+            yield name_of(page), shlex.split(text)
+
+
+def parse(words: list[str]) -> None:
+    """Parse the words after `gpas` as the program does, and do nothing. Raises click's UsageError."""
+    command = get_command(app)
+    _silence(command)
+    command.main(args=words, prog_name="gpas", standalone_mode=False)
+
+
+def _silence(command: object) -> None:
+    command.callback = None
+    for inner in getattr(command, "commands", {}).values():
+        _silence(inner)
+
+
+BASH = list(commands())
+YAML = [(name_of(page), text) for page, text in blocks("yaml")]
+PYTHON = [(name_of(page), text) for page, text in blocks("python")]
+
+
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_is_short_and_has_its_picture() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    picture = (ROOT / re.search(r"!\[.*?\]\((.*?\.svg)\)", text)[1]).read_text("utf-8")
+    assert "gpas&#160;table&#160;quickstart&#160;--paper" in picture
+    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", picture), "the picture loads something"
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), BASH, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_command_lines_parse(page: str, words: list[str]) -> None:
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif words[0] == "python":
+        assert (ROOT / words[1]).is_file()
+    elif words[0] == "source":
+        assert words[1] == ".venv/bin/activate"
+    else:
+        parse(words[words.index("gpas") + 1 :])
+
+
+def test_commands_in_sentences_parse() -> None:
+    found = list(inline_commands())
+    assert len(found) > 50
+    for page, words in found:
+        try:
+            parse(words[1:])
+        except Exception as error:
+            # `gpas why` in a sentence needs no cell.
+            if not str(error).startswith("Missing parameter"):
+                pytest.fail(f"{page}: {' '.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("wrong", ["gpas stauts", "gpas status --wide", "gpas plan --price many"])
+def test_the_check_of_commands_can_fail(wrong: str) -> None:
+    with pytest.raises(Exception, match=r"stauts|--wide|valid number"):
+        parse(wrong.split()[1:])
+
+
+def experiments(text: str) -> str:
+    """A whole experiments file from a block: one as it is, grids among those that are shipped, other sections alone."""
+    declared = yaml.safe_load(text)
+    assert set(declared) <= set(TOP), f"not sections of experiments.yaml: {set(declared) - set(TOP)}"
+    if "version" in declared:
+        return text
+    if "grids" in declared:
+        assert list(declared) == ["grids"]
+        return packaged("experiments.yaml").read_text("utf-8") + text.removeprefix("grids:\n")
+    recipe = "optim: {lr: 1e-3, warmup: 1, steps: 2}"
+    return f"version: 1\n{text}grids:\n  example:\n    base: {{size: 130m, {recipe}}}\n"
+
+
+@pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{i}" for i, (page, _) in enumerate(YAML)])
+def test_yaml_loads_and_its_cells_are_valid(page: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "my_schemes.py").write_text(next(code for _, code in PYTHON if "SCHEMES" in code))
+    config = tmp_path / "experiments.yaml"
+    config.write_text(experiments(text), "utf-8")
+    loaded = load(config)
+    grids = yaml.safe_load(text).get("grids", {"example": {}})
+    for grid in grids:
+        assert expand(loaded, [grid]), f"{page}: {grid} has no cells"
+
+
+@pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
+def test_python_runs(page: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(code)
+    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Markdown's toc extension makes them."""
+    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", heading) for heading in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        path, _, anchor = link.partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_generated_parts_are_placed_once_each() -> None:
+    parts = hooks()
+    placed = [name for page in PAGES for name in parts.MARKER.findall(page.read_text("utf-8"))]
+    assert sorted(placed) == sorted(parts.PARTS)
+
+
+def test_generated_parts_name_everything() -> None:
+    parts = hooks().PARTS
+    listed = parts["commands"]()
+    for name in ("gpas plan", "gpas run grid", "gpas data prepare", "gpas db rebuild"):
+        assert f"# `{name}`\n" in listed
+    assert "--notify" in listed
+    assert "[bold]" not in listed
+    form = parts["json"]()
+    for name, document in DOCUMENTS.items():
+        assert f"`gpas {name}`" in form
+        assert all(f"| `{field}` |" in form for field in json_schema(document)["properties"])
+    tables = parts["tables"]()
+    for table in Base.metadata.sorted_tables:
+        assert f"## `{table.name}`" in tables
+        assert all(f"| `{column.name}` |" in tables for column in table.columns)
+    settings = parts["settings"]()
+    own = {field.name for field in dataclasses.fields(Cell)} - {"model"}
+    for section in own | {"size", "gate", "embed", "init", "family", "cadence", "watch", "resources"}:
+        assert f"`{section}`" in re.search(rf"^### .*`{section}`.*$", settings, re.MULTILINE)[0]
+    assert "pretrain" in parts["manual"]()
+    assert "| `71m` | 512 | 1,368 | 8 | 12 |" in parts["sizes"]()
+    assert "| `b2t` | B2T |" in parts["schemes"]()
+    assert "| `mean_importance` |" in parts["metrics"]()
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="`make docs` installs MkDocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(list(DOCS.rglob("*.md"))) - 1
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert "<!-- generated" not in text
+        assert not EXTERNAL.findall(text), page
