@@ -28,7 +28,7 @@ import torch
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.store.journal import Journal
-from gpas_cli.train.bench import made_up_loop
+from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.precision import choose_device
@@ -37,7 +37,7 @@ CADENCE = Cadence()
 
 
 def make_loop(cell: Cell) -> Loop:
-    return made_up_loop(cell, padded=False)
+    return synthetic_loop(cell, padded=False)
 
 
 def seconds(act: Callable[[], object], device: torch.device) -> float:

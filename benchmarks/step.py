@@ -35,8 +35,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.train.bench import WARM_UP, MadeUp, made_up_loop, peak_memory, timed_update
-from gpas_cli.train.gemm import choose_gemm
+from gpas_cli.train.bench import WARM_UP, SyntheticBatches, peak_memory, synthetic_loop, timed_update
+from gpas_cli.train.matmul_precision import choose_matmul
 from gpas_cli.train.precision import Precision, choose_device, make_deterministic
 
 Step = Callable[[], float]
@@ -51,7 +51,7 @@ def cell(gate: str, precision: str, rows: int) -> Cell:
 
 
 def ours(gate: str, precision: str, rows: int, *, padded: bool) -> Step:
-    loop = made_up_loop(cell(gate, precision, rows), padded=padded)
+    loop = synthetic_loop(cell(gate, precision, rows), padded=padded)
 
     def step() -> float:
         make_deterministic(torch.get_num_threads())
@@ -63,7 +63,7 @@ def ours(gate: str, precision: str, rows: int, *, padded: bool) -> Step:
 def theirs(precision: str, rows: int, *, padded: bool) -> Step:
     """The same batches, with their attention mask and their labels."""
     made = cell("none", precision, rows)
-    size, batches, steps = made.model.size, MadeUp(made, padded=padded), iter(range(10**6))
+    size, batches, steps = made.model.size, SyntheticBatches(made, padded=padded), iter(range(10**6))
     config = LlamaConfig(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.ffn, num_hidden_layers=size.layers,
         num_attention_heads=size.heads, max_position_embeddings=made.data.length, attn_implementation="sdpa",
@@ -113,7 +113,7 @@ def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
 
 def rates(seconds: Mapping[str, list[float]], rows: int, *, padded: bool) -> dict[str, float]:
     """Real tokens per second of each, over the rounds that count."""
-    batches, rounds = MadeUp(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
+    batches, rounds = SyntheticBatches(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
     tokens = sum(batches.at(step).predicted for step in range(WARM_UP, WARM_UP + rounds))
     return {name: tokens / sum(taken) for name, taken in seconds.items()}
 
@@ -178,7 +178,7 @@ def main() -> None:
         only(asked.only, asked.precision[0], asked.rows, padded=asked.padded)
         return
     rounds = asked.rounds or (4 if asked.quick else 7)
-    gemm = choose_gemm(cell("none", "fp32", 1).model.size, DEVICE)
+    gemm = choose_matmul(cell("none", "fp32", 1).model.size, DEVICE)
     results, details = {}, {}
     for precision in asked.precision or (["fp32"] if asked.quick else ["fp32", "bf16"]):
         times, speeds = compare(precision, asked.rows, rounds, gemm.path)

@@ -1,13 +1,91 @@
-"""Numbers and nouns in sentences."""
+"""Numbers, sizes, times and lists, as text for people to read.
+
+count(1200, "cell")            1,200 cells
+ordinal(22)                    22nd
+abbreviated(1_340_000_000)     1.34B
+byte_size(2_345_000_000)       2.3 GB
+duration(12_300)               3.4 h
+stopwatch(3723)                1:02:03
+clock_time(moment)             14:05, or Sat 22 Nov 14:05 if that is not within half a day
+date_and_time(moment)          2025-11-22 14:05:09
+listed(["a", "b", "c"], 2)     a, b and 1 more
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+HALF_A_DAY_SECONDS = 43_200.0
+
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """The number with its noun: "1 cell", "1,200 cells"; `plural` where an s does not make it."""
+    """Return a number with its noun: "1 cell", "1,200 cells". `plural` is for nouns that take no s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def verb(number: int, singular: str, plural: str) -> str:
-    """The form of a verb that agrees with so many: `verb(1, "is", "are")` is "is"."""
+    """Return the form of a verb that agrees with `number`: `verb(1, "is", "are")` is "is"."""
     return singular if number == 1 else plural
+
+
+def ordinal(number: int) -> str:
+    """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th."""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{endings.get(number % 10, 'th') if number % 100 not in (11, 12, 13) else 'th'}"
+
+
+def abbreviated(number: float) -> str:
+    """Return a number of parameters or tokens with three digits and a suffix: 307k, 71M, 1.34B."""
+    for suffix, unit in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= unit:
+            return f"{number / unit:.3g}{suffix}"
+    return f"{number:g}"
+
+
+def byte_size(number: float) -> str:
+    """Return a number of bytes in decimal units: "512 B", "2.3 GB", "108 GB"."""
+    for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= unit:
+            return f"{_rounded(number / unit)} {name}"
+    return f"{number:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its largest unit: "45 s", "12 min", "3.4 h", from two days on "5.1 days"."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    if round(seconds / 60) < 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{_rounded(hours)} h" if hours < 48 else f"{_rounded(hours / 24)} days"
+
+
+def stopwatch(seconds: float) -> str:
+    """Return seconds as a stopwatch shows them: "2:03", "1:02:03"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def clock_time(moment: float) -> str:
+    """Return the local time of a unix time: "14:05", with the day if that is more than half a day away."""
+    near = abs(moment - time.time()) <= HALF_A_DAY_SECONDS
+    return time.strftime("%H:%M" if near else "%a %d %b %H:%M", time.localtime(moment))
+
+
+def date_and_time(moment: float) -> str:
+    """Return the local date and time of a unix time: "2025-11-22 14:05:09"."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def listed(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """Join the first `most` items and count the others: "a, b and 4 more". Separated by "; ": "a; b; and 4 more"."""
+    shown = separator.join(items[:most])
+    if len(items) <= most:
+        return shown
+    return f"{shown}{' ' if separator == ', ' else separator}and {len(items) - most:,} more"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"

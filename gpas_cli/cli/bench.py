@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project, working
+from gpas_cli.words import byte_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,7 +54,7 @@ def render(found: list[Bench]) -> RenderableType:
         facts = one.facts
         rows.append((
             one.job.id, str(one.cells), f"{1e3 * facts['seconds_per_step']:,.1f}",
-            f"{facts['tokens_per_second']:,.0f}", f"{facts['peak_memory'] / 1e9:.2f} GB", str(facts["micro_batch"]),
+            f"{facts['tokens_per_second']:,.0f}", byte_size(facts['peak_memory']), str(facts["micro_batch"]),
             f"{facts['flops_per_second'] / 1e9:,.1f}",
         ))  # fmt: skip
     return Columns(headers, rows, right=frozenset(headers[1:]))

@@ -1,4 +1,4 @@
-"""`gpas cancel`: take cells out of the queue or stop them."""
+"""`gpas cancel`: remove queued cells from the queue and stop running ones."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ ASK_ABOVE = 3  # cells
 
 
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Cancel queued and running cells; of a grid, all of them.
+    """Cancel queued and running cells, or all cells of a grid.
 
-    A running job saves a checkpoint first; `gpas retry` resumes from it. Asks before it cancels more than three cells.
+    A running job saves a checkpoint first; `gpas retry` resumes from it. Asks for confirmation before it cancels more
+    than three cells.
 
-    A cell that experiments.yaml does not declare any more is named by the start of its key.
+    A cell that experiments.yaml no longer declares is named by the start of its key.
 
     Example: [bold]gpas cancel pre-gpas-s1[/bold]
 
@@ -46,11 +47,11 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     from gpas_cli.launch.watch import ALIVE, look
 
     if not words and not where:
-        raise GpasError("name cells or a grid, or choose cells with --where")
+        raise GpasError("name cells or a grid, or select cells with --where")
     states = look(project().runs, cells_or_grids(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:
-        raise GpasError(f"nothing was cancelled: {_standing(states)}")
+        raise GpasError(f"nothing was cancelled: {_why_not(states)}")
     if len(alive) > ASK_ABOVE:
         confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
     texts = [text for text in awaited(project().runs, states) if text.sighting.state in ALIVE]
@@ -59,15 +60,18 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         console().print(f"{result.state.entry.id}: {result.what}", markup=False)
     for name, job in ((text.name, text.sighting.job) for text in texts):
         if job:
-            console().print(f"tokenising {name} continues for other cells; `scancel {job.id}` ends it", markup=False)
+            console().print(
+                f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it",
+                markup=False,
+            )
     if as_json:
         print_json(cells=[_as_mapping(result) for result in results])
     if not all(result.asked for result in results):
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-def _standing(states: Sequence[CellState]) -> str:
-    """Why there is nothing to cancel: the states by name if they are few, else in numbers."""
+def _why_not(states: Sequence[CellState]) -> str:
+    """Return why there is nothing to cancel: the state of each cell if there are few, else counts."""
     if len(states) > ASK_ABOVE:
         return f"no cell is running or queued ({_counts(states)})"
     return ", ".join(f"{state.entry.id} is {state.state}" for state in states)

@@ -10,6 +10,7 @@ import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.words import byte_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,9 +176,9 @@ def _table(found: Sequence[CachedCorpus]) -> Columns:
     rows: list[tuple[str, ...]] = []
     for one in found:
         facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
-        size = _size(one.size)
+        size = byte_size(one.size)
         for split, totals in one.splits.items():
-            told = (f"{totals.documents:,}", f"{totals.tokens:,}", _size(totals.bytes), _cut(totals.cut))
+            told = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))
             rows.append((*facts, split, *told, "yes" if totals.final else "grows", size))
             facts, size = [""] * len(facts), ""
     return Columns((*facts_of, *numbers), rows, right=frozenset(numbers))
@@ -186,12 +187,3 @@ def _table(found: Sequence[CachedCorpus]) -> Columns:
 def _cut(share: float | None) -> str:
     """The share of the text that rows of `layout: pad` do not hold; "?" where an older version wrote the cache."""
     return "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"
-
-
-def _size(number: float) -> str:
-    """Bytes in the unit a person would use."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"

@@ -1,4 +1,4 @@
-"""`gpas logs`: what a cell's jobs journalled and printed, over all attempts."""
+"""`gpas logs`: the journal and the output of a cell's jobs, over all attempts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from gpas_cli.cli.console import Cell, console, find_cells, project
 from gpas_cli.cli.events import line
 from gpas_cli.printable import printable
+from gpas_cli.words import date_and_time
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -23,31 +24,31 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
 POLL_SECONDS = 0.5
-STRETCH = 4 << 20  # bytes of a file in memory at a time
-TAIL = 1 << 16  # bytes from the end of a file that are looked at first for its last lines
+OUTPUT_BYTES = 4 << 20  # bytes of a job's output read into memory at a time
+TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched first for its last lines
 
 
 def logs(
     cell: Cell,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the cell ends.")] = False,
     events: Annotated[
-        bool, typer.Option("--events", "--json", help="The journal's events as JSON, one a line, and nothing else.")
+        bool, typer.Option("--events", "--json", help="Print only the journal's events, as JSON, one per line.")
     ] = False,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines.")] = None,
 ) -> None:
-    """Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and its end.
+    """Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.
 
-    What the process printed stands after |. Attempts follow each other, each under its own heading; a job that
-    tokenised the text comes first.
+    Lines that begin with | are the output of the process. Each attempt has its own heading; a job that tokenised the
+    text comes first.
 
-    With -f it continues over further attempts, requeued jobs of SLURM included, until the cell has ended or Ctrl-C.
+    With -f, keeps printing through further attempts and requeued SLURM jobs until the cell has ended or Ctrl-C.
 
     Example: [bold]gpas logs pre-gpas-s1 -f --tail 20[/bold]
     """
     (entry,) = find_cells([cell])
-    log = Log(entry, raw=events)
+    log = CellLog(entry, raw=events)
     try:
-        for text in log.news(whole=not follow) if tail is None else log.last(tail, whole=not follow):
+        for text in log.new_lines(whole=not follow) if tail is None else log.last(tail, whole=not follow):
             print(printable(text))
         if follow:
             _follow(log)
@@ -58,7 +59,7 @@ def logs(
 
 
 def _explain(entry: Entry, *, quiet: bool) -> None:
-    """Say why a cell has no attempt; where a SLURM job did not get that far, with what it printed, unless `quiet`."""
+    """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
     from gpas_cli.launch.told import log_of
     from gpas_cli.launch.watch import look
 
@@ -76,12 +77,12 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
             print(printable(f"| {text}"))
 
 
-def _follow(log: Log) -> None:
+def _follow(log: CellLog) -> None:
     from gpas_cli.launch.watch import look
 
     while True:
         ended = look(project().runs, [log.entry])[0].state in ENDED
-        for text in log.news(whole=ended):
+        for text in log.new_lines(whole=ended):
             print(printable(text))
         sys.stdout.flush()
         if ended:
@@ -89,32 +90,33 @@ def _follow(log: Log) -> None:
         time.sleep(POLL_SECONDS)
 
 
-class Log:
-    """The files of all attempts at an entry's stages, each read on from where it was left."""
+class CellLog:
+    """The files of all attempts at a cell's stages, each read from where the last call stopped."""
 
     def __init__(self, entry: Entry, *, raw: bool = False):
-        self.entry, self.raw = entry, raw
-        self.files: dict[Path, Files] = {}
+        self.entry = entry
+        self.raw = raw
+        self.files: dict[Path, AttemptLog] = {}
 
     @property
     def started(self) -> bool:
-        """Whether an attempt at a stage of the cell itself has been seen, and not only at tokenising its text."""
+        """Whether an attempt at a stage of the cell has been read, not only at tokenising its text."""
         own = {stage.key for stage in self.entry.cell.stages}
         return any(path.parent.name in own for path in self.files)
 
-    def news(self, *, whole: bool) -> Iterator[str]:
-        """The lines not seen yet. A last line that has no end is left for the next call, unless `whole`."""
+    def new_lines(self, *, whole: bool) -> Iterator[str]:
+        """Yield the new lines. An unfinished last line is left for the next call unless `whole`."""
         for files in self._attempts():
-            yield from files.news(whole=whole)
+            yield from files.new_lines(whole=whole)
 
     def last(self, number: int, *, whole: bool) -> list[str]:
-        """The last `number` lines; all that come before count as seen."""
+        """Return the last `number` lines and skip the ones before them."""
         found: list[str] = []
         for files in reversed(list(self._attempts())):
             found = files.last(number - len(found), whole=whole) + found
         return found
 
-    def _attempts(self) -> Iterator[Files]:
+    def _attempts(self) -> Iterator[AttemptLog]:
         from gpas_cli.launch.stages import TOKENISE
         from gpas_cli.launch.told import told_of
         from gpas_cli.store.rundir import attempts
@@ -124,12 +126,12 @@ class Log:
             stages.insert(0, (TOKENISE, text))
         for kind, key in stages:
             for attempt in attempts(runs, key):
-                yield self.files.setdefault(attempt.path, Files(attempt, kind, self.raw))
+                yield self.files.setdefault(attempt.path, AttemptLog(attempt, kind, self.raw))
 
 
 @dataclass
-class Files:
-    """The journal and the output of one attempt. `journal` and `output` are the bytes read so far."""
+class AttemptLog:
+    """The journal and the output of one attempt; `journal` and `output` count the bytes read so far."""
 
     attempt: AttemptDir
     kind: str
@@ -138,28 +140,26 @@ class Files:
     output: int = 0
     headed: bool = False
 
-    def news(self, *, whole: bool) -> Iterator[str]:
-        """Lines not seen yet: a heading, events, what the process printed, and the outcome at the end."""
+    def new_lines(self, *, whole: bool) -> Iterator[str]:
+        """Yield the new lines: a heading, events, the output of the process, and the outcome at the end."""
         yield from self._heading()
         outcome: list[str] = []
         for event in self._events():
-            yield from outcome  # of a job that was started again in the same directory
+            yield from outcome  # not the last one: the job was started again in the same directory
             outcome = self._lines(event) if event["kind"] == "outcome" else []
             yield from () if outcome else self._lines(event)
         yield from self._printed(whole)
         yield from outcome
 
     def last(self, number: int, *, whole: bool) -> list[str]:
-        """The last `number` lines, without reading what comes long before them."""
-        span = TAIL
+        """Return the last `number` lines, reading only the ends of the files where they are long."""
+        span = TAIL_BYTES
         while True:
-            self.journal, self.output = (
-                _near_end(self.attempt.journal_path, span),
-                _near_end(self.attempt.log_path, span),
-            )
+            self.journal = _near_end(self.attempt.journal_path, span)
+            self.output = _near_end(self.attempt.log_path, span)
             from_start = self.journal == self.output == 0
             self.headed = not from_start
-            found = list(self.news(whole=whole))
+            found = list(self.new_lines(whole=whole))
             if len(found) >= number or from_start:
                 return found[max(0, len(found) - number) :]
             span *= 8
@@ -170,30 +170,27 @@ class Files:
         self.headed = True
 
     def _events(self) -> Iterator[Mapping[str, Any]]:
-        from gpas_cli.store.journal import read
+        from gpas_cli.store.journal import stretches
 
-        while True:
-            found, offset, _ = read(self.attempt.journal_path, self.journal, STRETCH)
-            if offset == self.journal:
-                return
+        for found, offset, _ in stretches(self.attempt.journal_path, self.journal):
             self.journal = offset
             yield from found
 
     def _lines(self, event: Mapping[str, Any]) -> list[str]:
         if self.raw:
             return [json.dumps(event)]
-        at = time.strftime("%b %d %H:%M:%S", time.localtime(event["t"]))
+        at = date_and_time(event["t"])
         return [f"{at}  {text}" for text in line(event).splitlines()]
 
     def _printed(self, whole: bool) -> Iterator[str]:
-        """What the process printed, each line after a bar."""
+        """Yield the output of the process, each line after a bar."""
         if self.raw or not self.attempt.log_path.exists():
             return
         from gpas_cli.store.files import open_regular
 
         with open_regular(self.attempt.log_path) as file:
             file.seek(self.output)
-            while data := file.read(STRETCH) + file.readline():
+            while data := file.read(OUTPUT_BYTES) + file.readline():
                 end = len(data) if whole else data.rfind(b"\n") + 1
                 self.output += end
                 yield from (f"| {text}" for text in data[:end].decode(errors="replace").splitlines())
@@ -202,7 +199,7 @@ class Files:
 
 
 def _near_end(path: Path, span: int) -> int:
-    """Where the first line begins of those within the last `span` bytes of a file."""
+    """Return the offset of the first whole line within the last `span` bytes of a file."""
     from gpas_cli.store.files import open_regular
 
     try:

@@ -1,4 +1,4 @@
-"""How a command that runs cells ends: JSON for a program, word to a command of the user's, and the exit code."""
+"""The end of a command that runs cells: its JSON document, the --notify command and the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpas_cli.launch.slurm.submit import Submitted
     from gpas_cli.launch.summary import Item, Summary
 
-NOTIFY_SECONDS = 60.0  # what a command of the user's may take
+NOTIFY_SECONDS = 60.0  # time limit of the --notify command
 SUMMARY_VARIABLE = "GPAS_SUMMARY"
 
 Notify = Annotated[
@@ -28,30 +28,28 @@ Notify = Annotated[
         "--notify",
         metavar="COMMAND",
         envvar="GPAS_NOTIFY",
-        help=f"Run this command when the run has ended: a line in ${SUMMARY_VARIABLE}, JSON on its standard input.",
+        help=f"Run this command at the end, with a summary line in ${SUMMARY_VARIABLE} and JSON on standard input.",
     ),
 ]
 
 
 def finish(summary: Summary | None, notify: str | None = None, submitted: Submitted | None = None) -> NoReturn:
-    """End the command with the exit code of `summary`; None while the jobs that were `submitted` go on."""
+    """Exit with the code of `summary`, or with 0 if `summary` is None because the submitted jobs are still running."""
     from gpas_cli.launch.summary import exit_code
 
     code = exit_code(summary) if summary else Exit.DONE
-    told = as_mapping(summary, submitted, code)
+    document = as_mapping(summary, submitted, code)
     if STATE.as_json:
-        print_json(**told)
+        print_json(**document)
     if notify and summary is None:
-        console().print(
-            "--notify: the jobs run on after this command; add --wait to be told of their end", style="yellow"
-        )
+        console().print("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
     elif notify:
-        _notify(notify, told)
+        _notify(notify, document)
     raise typer.Exit(code)
 
 
 def as_mapping(summary: Summary | None, submitted: Submitted | None, code: Exit) -> dict[str, Any]:
-    """The document `Run`, without its schema number."""
+    """Return the document `Run` without its schema number."""
     cells = [_cell(item, ending) for ending, item in _items(summary)] if summary else []
     return {
         "exit_code": int(code),
@@ -61,17 +59,17 @@ def as_mapping(summary: Summary | None, submitted: Submitted | None, code: Exit)
     }
 
 
-def one_line(told: dict[str, Any]) -> str:
-    """The run in a line: "gpas: 20 done, 2 failed of quickstart"."""
-    counts = ", ".join(f"{number} {name}" for name, number in told["counts"].items())
-    grids = ", ".join(dict.fromkeys(cell["grid"] for cell in told["cells"]))
+def one_line(run: dict[str, Any]) -> str:
+    """Return the document `Run` as a line: "gpas: 20 done, 2 failed of quickstart"."""
+    counts = ", ".join(f"{number} {name}" for name, number in run["counts"].items())
+    grids = ", ".join(dict.fromkeys(cell["grid"] for cell in run["cells"]))
     return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
 
 
-def _notify(command: str, told: dict[str, Any]) -> None:
-    """Run the user's command. Names from the experiments file reach it as data only, never as part of its text."""
-    environment = {**os.environ, SUMMARY_VARIABLE: one_line(told)}
-    document = json.dumps({"schema": SCHEMA, **told}, allow_nan=False)
+def _notify(command: str, run: dict[str, Any]) -> None:
+    """Run the --notify command. Names from the experiments file reach it only as data, never as shell text."""
+    environment = {**os.environ, SUMMARY_VARIABLE: one_line(run)}
+    document = json.dumps({"schema": SCHEMA, **run}, allow_nan=False)
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command], input=document, text=True, capture_output=True, timeout=NOTIFY_SECONDS,
@@ -81,9 +79,9 @@ def _notify(command: str, told: dict[str, Any]) -> None:
         console().print(f"warning: --notify: {error}", style="yellow", markup=False)
         return
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         console().print(
-            f"warning: --notify: the command ended with {done.returncode}: {said}", style="yellow", markup=False
+            f"warning: --notify: the command exited with code {done.returncode}: {reason}", style="yellow", markup=False
         )
 
 

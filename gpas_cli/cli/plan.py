@@ -8,7 +8,7 @@ import typer
 
 from gpas_cli.cli.console import AsJson, Executor, NamesAndSettings, Where, console, print_json, project, varied_entries
 from gpas_cli.errors import GpasError
-from gpas_cli.words import count
+from gpas_cli.words import abbreviated, count, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,14 +26,14 @@ WORDS = {"invalid": "cannot run here"}
 
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", help="Estimate for these GPUs, which need not be here: H100, or H100:8 for eight in all."),
+    typer.Option("--gpu", help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them."),
 ]
 Mfu = Annotated[
     float | None,
-    typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the share of its peak that a training reaches."),
+    typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the fraction of peak FLOP/s that training reaches."),
 ]
 Price = Annotated[
-    float | None, typer.Option("--price", min=0.0, help="What a GPU-hour costs; the plan's cost follows.")
+    float | None, typer.Option("--price", min=0.0, help="Price of a GPU-hour; adds the total cost to the plan.")
 ]
 
 
@@ -48,11 +48,11 @@ def plan(
 ) -> None:
     """Show which cells are new, done, running or cannot run here, and what they would cost. Changes nothing.
 
-    With --gpu it estimates hours, and with --price cost, on GPUs that this machine need not have, from the peak of
-    their data sheet and an assumed share of it.
+    With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
+    with --price, also the cost.
 
-    Ends with 0 when `gpas run grid` can run every cell, with 2 when it would refuse to start, with 3 when this version
-    cannot run some cells to their end.
+    Exit code 0 if `gpas run grid` can run every cell, 2 if it would refuse to start, 3 if this version cannot run some
+    cells to the end.
 
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
@@ -75,14 +75,14 @@ def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | N
         gpus = named_gpus(gpu, mfu or ASSUMED_MFU)
         return make_plan(project().runs, chosen, machine=gpus, project=project())
     if mfu is not None:
-        raise GpasError("--mfu is the share of the peak of --gpu; name a GPU as well, for example --gpu H100")
+        raise GpasError("--mfu needs --gpu, for example --gpu H100")
     if choose(executor).name == "slurm":
         return slurm.make_plan(chosen)
     return make_plan(project().runs, chosen, project=project())
 
 
 def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
-    """The document `Plan`, without its schema number."""
+    """Return the document `Plan` without its schema number."""
     rows = [
         {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
          "action": row.action, "detail": row.detail, "will_run": row.will_run}
@@ -102,7 +102,7 @@ def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
 
 
 def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> RenderableType:
-    """The totals, why cells cannot run, the cost by size and what it rests on, then a row per cell."""
+    """Return the totals, why cells cannot run, the cost by size and its basis, and a row per cell."""
     from rich.console import Group
     from rich.text import Text
 
@@ -116,22 +116,22 @@ def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> 
 
 
 def _refused(planned: Plan) -> list[str]:
-    """Why cells cannot run here, each reason once."""
+    """Return why cells cannot run here, each reason once."""
     lines = [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in planned.refused.items()]
     if any("GPU" in line for line in lines) and not any("--gpu" in line for line in lines):
         grids = " ".join(dict.fromkeys(row.entry.grid for row in planned.rows))
-        lines.append(f"what they cost elsewhere: gpas plan {grids} --gpu H100")
+        lines.append(f"estimate them on other GPUs: gpas plan {grids} --gpu H100")
     return lines
 
 
 def _by_size(planned: Plan) -> Columns:
-    """What a cell of each size reads, and what its jobs cost."""
+    """Return a table with a row per size: what a cell trains on, and what its jobs cost."""
     from gpas_cli.cli.columns import Columns
 
-    headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "in all")
+    headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "total")
     rows = [
-        (one.size, _short(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
-         _short(one.tokens), f"{one.jobs}", duration(one.hours) if one.jobs else "",
+        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
+         abbreviated(one.tokens), f"{one.jobs}", _hours(one.hours) if one.jobs else "",
          occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
         for one in planned.sizes
     ]  # fmt: skip
@@ -143,27 +143,19 @@ def _cells(planned: Plan) -> Columns:
 
     rows = []
     for row in planned.rows:
-        detail = "" if row.action == "invalid" else row.detail  # `_refused` says it once for all
+        detail = "" if row.action == "invalid" else row.detail  # `_refused` has each reason once
         notes = "; ".join(part for part in (detail, *row.entry.notes) if part)
         rows.append((row.entry.id, row.entry.key[:8], (WORDS.get(row.action, row.action), COLOURS[row.action]), notes))
     return Columns(("cell", "key", "action", "detail"), rows)
 
 
-def _short(number: float) -> str:
-    """A large number with its prefix: 1.3B, 71M, 307k."""
-    for power, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= power:
-            return f"{number / power:.3g}{letter}"
-    return f"{number:g}"
-
-
 def _texts(planned: Plan) -> list[str]:
     jobs = [(job.name, job.resources.cpus) for job in planned.texts]
-    return [f"tokenising {name} comes first, in a job of {cpus} cores; it is not estimated" for name, cpus in jobs]
+    return [f"{name} is tokenised first, in a job with {cpus} cores; its time is not estimated" for name, cpus in jobs]
 
 
 def headline(planned: Plan) -> str:
-    """The plan in a sentence."""
+    """Return the plan as one sentence."""
     counts = ", ".join(f"{planned.actions[name]} {WORDS.get(name, name)}" for name in COLOURS if planned.actions[name])
     cells = count(len(planned.rows), "cell")
     if not planned.jobs:
@@ -172,50 +164,47 @@ def headline(planned: Plan) -> str:
     shared = planned.uses - sum(planned.stages.values())
     saved = f" ({count(shared, 'training')} shared)" if shared else ""
     jobs = count(len(planned.jobs), "job")
-    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_clock(planned)}"
+    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_wall_time(planned)}"
 
 
-def _clock(planned: Plan) -> str:
-    """When the jobs will have ended, as far as it can be told."""
+def _wall_time(planned: Plan) -> str:
+    """Return how long the jobs take, as far as it can be known."""
     from gpas_cli.launch.gpus import NamedGpus
 
     guess, gpus = planned.estimate, planned.machine
     if isinstance(gpus, NamedGpus):
         if not gpus.number:
-            return f"the longest takes {duration(guess.longest_hours)}"
-        return f"{duration(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
+            return f"the longest takes {_hours(guess.longest_hours)}"
+        return f"{_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
     if guess.wall_hours is None:
-        return f"the longest takes {duration(guess.longest_hours)} from its start, and the starts are SLURM's"
-    return f"{duration(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
+        return f"the longest takes {_hours(guess.longest_hours)} once started; SLURM decides when jobs start"
+    return f"{_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
 
 
 def money(guess: Estimate, price: float) -> str:
-    """What the GPU-hours cost, in the currency of `price`."""
+    """Return what the GPU-hours cost, in the currency of `price`."""
     if not guess.gpu_hours:
-        return "no GPU-hours to pay for; --gpu estimates them for a GPU that is not here"
+        return "no GPU-hours; --gpu estimates them for a GPU that this machine does not have"
     return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
 
 
 def cost(guess: Estimate) -> str:
-    """What jobs occupy: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
+    """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
     return occupied(guess.gpu_hours, guess.core_hours)
 
 
 def occupied(gpu_hours: float, core_hours: float) -> str:
-    """`cost` from the two numbers."""
+    """Return device time in words, as in `cost`."""
     parts = [(gpu_hours, "GPU"), (core_hours, "core")]
     return " and ".join(_occupied(hours, unit) for hours, unit in parts if hours) or "nothing"
 
 
+def _hours(hours: float) -> str:
+    """Return an estimated duration, at least a minute."""
+    return duration(max(hours * 3600, 60.0))
+
+
 def _occupied(hours: float, unit: str) -> str:
     if hours < 1:
-        minutes = max(1, round(hours * 60))
-        return f"{minutes} {unit}-minute{'s' if minutes > 1 else ''}"
+        return count(max(1, round(hours * 60)), f"{unit}-minute")
     return f"{hours:.1f} {unit}-hours" if hours < 100 else f"{hours:,.0f} {unit}-hours"
-
-
-def duration(hours: float) -> str:
-    """Hours in the unit a person would use."""
-    if hours < 1:
-        return f"{max(1, round(hours * 60))} min"
-    return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:,.0f} days"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gpas_cli.words import stopwatch
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
@@ -70,8 +72,8 @@ class PlainReporter:
             self.say(message)
 
     def say(self, text: str) -> None:
-        elapsed = int(time.monotonic() - self.began)
-        self.console.print(f"[{elapsed // 60:02d}:{elapsed % 60:02d}] {text}", markup=False)
+        elapsed = stopwatch(time.monotonic() - self.began)
+        self.console.print(f"[{elapsed:>5}] {text}", markup=False)
 
 
 class LiveReporter(PlainReporter):
@@ -111,7 +113,7 @@ def headline(board: Board, elapsed: float) -> str:
         parts.append(f"{len(board.followed)} run by another gpas")
     tail = "; other jobs hold the slots" if board.starved and not board.running else ""
     stopping = "; saving and leaving, Ctrl-C again ends the jobs at once" if board.stopping else ""
-    return f"{', '.join(parts)} after {clock(elapsed)}{tail}{stopping}"
+    return f"{', '.join(parts)} after {stopwatch(elapsed)}{tail}{stopping}"
 
 
 def _row(job: StageJob, sighting: Sighting) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ def _row(job: StageJob, sighting: Sighting) -> tuple[str, ...]:
     if progress is None or progress.step is None:
         return (job.name, progress.phase if progress else sighting.state, "", "", "", "")
     speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
-    left = clock(progress.eta) if progress.eta is not None else ""
+    left = stopwatch(progress.eta) if progress.eta is not None else ""
     loss = f"{progress.loss:.3f}{spike_mark(progress.spikes)}" if progress.loss is not None else ""
     return (job.name, f"{progress.step}/{progress.steps}", loss, speed, left, sparkline(progress.losses))
 
@@ -130,7 +132,7 @@ def progress_text(sighting: Sighting) -> str:
     if progress is None or progress.step is None:
         return progress.phase if progress else sighting.state
     loss = f" loss {progress.loss:.3f}" if progress.loss is not None else ""
-    left = f", {clock(progress.eta)} left" if progress.eta else ""
+    left = f", {stopwatch(progress.eta)} left" if progress.eta else ""
     return f"{progress.step}/{progress.steps}{loss}{left}"
 
 
@@ -157,10 +159,3 @@ def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
 def spike_mark(count: int) -> str:
     """ " ▲2" for two recent spikes of loss or gradient, "" for none."""
     return f" ▲{count}" if count else ""
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -11,7 +11,7 @@ from gpas_cli.cli.console import AsJson, CellsOrGrids, Executor, Where, Yes, cel
 from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.cli.run import Jobs, Wait, run_entries
 from gpas_cli.errors import GpasError
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -47,14 +47,14 @@ def rerun(
     from gpas_cli.launch.watch import RESULTS, look
 
     if not words and not where:
-        raise GpasError("name cells or a grid, or choose cells with --where")
+        raise GpasError("name cells or a grid, or select cells with --where")
     states = look(project().runs, cells_or_grids(words, where))
     if undo:
         _undo([state.entry for state in states])
         finish(Summary())
     chosen = [state for state in states if state.state in RESULTS]
     if not chosen:
-        told = ", ".join(f"{state.entry.id} is {state.state}" for state in states[:NAMED])
+        told = listed([f"{state.entry.id} is {state.state}" for state in states], NAMED)
         raise GpasError(f"no result to replace: {told}; `gpas run grid` runs cells without one")
     _print_results(chosen)
     if len(states) > len(chosen):

@@ -24,7 +24,7 @@ from gpas_cli.cli.console import (
     varied_entries,
 )
 from gpas_cli.cli.outcome import Notify, finish
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunGroup(TyperGroup):
-    """Understands `gpas run GRID` as `gpas run grid GRID`."""
+    """A command group that reads `gpas run GRID` as `gpas run grid GRID`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -45,9 +45,11 @@ class RunGroup(TyperGroup):
 app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=RunGroup, no_args_is_help=True)
 
 ASK_ABOVE_HOURS = 1.0
-NAMED = 3  # cells named in one line of the conclusion
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="At most so many jobs at once; of each array.")]
-Wait = Annotated[bool, typer.Option("--wait", help="SLURM: stay until all has ended.")]
+NAMED = 3  # cells named in one line of the summary
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
 
 
 @app.command("grid")
@@ -59,7 +61,7 @@ def run_grid(
     jobs: Jobs = None,
     wait: Wait = False,
     test_only: Annotated[
-        bool, typer.Option("--test-only", help="SLURM: only ask when jobs would start. Submits nothing.")
+        bool, typer.Option("--test-only", help="SLURM: print when jobs would start; submit nothing.")
     ] = False,
     yes: Yes = False,
     notify: Notify = None,
@@ -67,13 +69,14 @@ def run_grid(
 ) -> None:
     """Run every cell of a grid that has no result yet. Running a grid twice is free.
 
-    On this machine it waits for them. Where SLURM runs the jobs they are submitted as job arrays, and the command ends
-    with 0; with --wait it stays, tops the queue up, and submits again what was interrupted.
+    On this machine, the command waits for the jobs. On SLURM, it submits them as job arrays and exits with code 0; with
+    --wait it stays, keeps the queue filled and resubmits interrupted jobs.
 
-    Cells that another `gpas run` has are followed, not run again; interrupted ones resume from their last checkpoint;
-    failed and cancelled ones wait for `gpas retry`. Ctrl-C asks the jobs to save and leave, a second one ends them.
+    Cells that another `gpas run` is running are followed, not run again. Interrupted cells resume from their last
+    checkpoint; failed and cancelled cells wait for `gpas retry`. Ctrl-C asks the jobs to save and exit; a second Ctrl-C
+    kills them.
 
-    Ends with 0 when all cells are done, 3 when some are not, 4 when some failed.
+    Exit code 0 if all cells are done, 3 if some are not, 4 if some failed.
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
@@ -101,7 +104,7 @@ def run_entries(
     retry: Collection[str] = (),
     notify: str | None = None,
 ) -> None:
-    """Plan, ask, run, and end with the exit code of the outcome."""
+    """Plan, ask for confirmation, run, and exit with the code of the outcome."""
     from gpas_cli.cli.plan import as_mapping, headline, render
     from gpas_cli.launch.executor import choose
     from gpas_cli.launch.plan import plan
@@ -167,21 +170,20 @@ def _conclude(summary: Summary) -> None:
     if summary.interrupted:
         console().print("Run the same command to resume from the last checkpoints.")
     if summary.failed or summary.cancelled:
-        console().print("Failed and cancelled cells run again with `gpas retry`; see `gpas logs CELL`.")
+        console().print("`gpas logs CELL` shows why a cell failed; `gpas retry` runs failed and cancelled cells again.")
 
 
 def _table_command(grids: Sequence[str]) -> str:
-    """The command that prints the tables of `grids`, with published numbers where one of them declares some."""
+    """Return the command that prints the tables of `grids`, with `--paper` if one of them has published numbers."""
     tables = [experiments().grids[name].table for name in grids]
     paper = " --paper" if any(table and table.published for table in tables) else ""
     return f"gpas table {shlex.join(grids)}{paper}"
 
 
 def _reasons(items: Sequence[Item]) -> Iterator[str]:
-    """One line per reason, with the cells it holds for."""
+    """Yield a line for each reason, with the cells that it applies to."""
     by_reason: dict[str, list[str]] = {}
     for item in items:
         by_reason.setdefault(item.reason, []).append(item.entry.id)
     for reason, ids in by_reason.items():
-        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-        yield f"{', '.join(ids[:NAMED])}{more}: {reason}"
+        yield f"{listed(ids, NAMED)}: {reason}"

@@ -1,4 +1,4 @@
-"""What `gpas run` does and says where SLURM runs the jobs."""
+"""The parts of `gpas run` that are specific to SLURM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpas_cli.cli.console import console, project
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
-    """What submitting these cells would do, jobs that tokenise included."""
+    """Return the plan of submitting these cells, including the jobs that tokenise their text."""
     from gpas_cli.launch.plan import plan
     from gpas_cli.launch.slots import Cluster
     from gpas_cli.launch.text import with_texts
@@ -41,20 +41,19 @@ def dry_run(chosen: list[Entry], planned: Plan) -> None:
 
 
 def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
-    """Ask the scheduler when and where it would start each array. Submits nothing."""
+    """Print when and where the scheduler would start each array. Submits nothing."""
     if not on_slurm:
-        raise typer.BadParameter("--test-only asks a SLURM controller; add --executor slurm")
+        raise typer.BadParameter("--test-only needs SLURM; add --executor slurm")
     from gpas_cli.launch.slurm.submit import SlurmScheduler
 
-    for array, told in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
-        first, more = array.first.id, len(array.jobs) - 1
-        console().print(f"{first}{f' and {more} more' if more else ''}: {told}", markup=False)
+    for array, answer in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
+        console().print(f"{listed([job.id for job in array.jobs], 1)}: {answer}", markup=False)
 
 
 def submit(
     chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool
 ) -> tuple[Submitted, Summary | None]:
-    """Submit every cell without a result and say what was done; with `wait`, also how it ended."""
+    """Submit every cell without a result and print what was submitted; with `wait`, also return how the jobs ended."""
     from gpas_cli.cli.progress_view import make_reporter
     from gpas_cli.launch.executor import stop_on_signals
     from gpas_cli.launch.ingest import ingest
@@ -66,7 +65,7 @@ def submit(
         here, chosen, retry=retry, at_once=at_once, notify=lambda text: console().print(text, markup=False)
     )
     done = scheduler.submit()
-    _tell(done, chosen)
+    _print_submitted(done, chosen)
     if not wait:
         return done, None
     with make_reporter(console()) as reporter:
@@ -75,7 +74,7 @@ def submit(
             return done, follower.follow(done)
 
 
-def _tell(done: Submitted, chosen: list[Entry]) -> None:
+def _print_submitted(done: Submitted, chosen: list[Entry]) -> None:
     from rich.text import Text
 
     for made, job, elements in done.arrays:
@@ -85,8 +84,8 @@ def _tell(done: Submitted, chosen: list[Entry]) -> None:
         console().print(note, markup=False)
     parts = [f"{count(done.jobs, 'job')} submitted"]
     parts += [f"{done.followed} already queued or running"] if done.followed else []
-    parts += [f"{len(done.left)} left for the next command"] if done.left else []
-    parts += [f"{done.over} failed or cancelled before (gpas retry)"] if done.over else []
-    parts += [f"{len(done.blocked)} not, as what they build on failed (gpas retry)"] if done.blocked else []
+    parts += [f"{len(done.left)} not yet submitted: the queue is full"] if done.left else []
+    parts += [f"{done.over} failed or cancelled earlier (gpas retry)"] if done.over else []
+    parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
     grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
     console().print(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))

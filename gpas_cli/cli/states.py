@@ -1,4 +1,4 @@
-"""States of cells as text and as plain data: what `gpas status`, `gpas top` and `gpas plan` say of a cell."""
+"""States of cells as tables and as plain data, for `gpas status`, `gpas top` and `gpas plan`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.cli.columns import Columns
 from gpas_cli.cli.console import json_number
 from gpas_cli.cli.progress_view import spike_mark
+from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell
@@ -25,7 +26,7 @@ DROPPABLE = ("evidence", "key", "perplexity")  # columns left out on a narrow te
 
 
 def once(states: Iterable[CellState]) -> list[CellState]:
-    """The states without the repetitions of cells that several grids have."""
+    """Return the states with cells that several grids share only once."""
     found: dict[str, CellState] = {}
     for state in states:
         found.setdefault(state.entry.key, state)
@@ -33,14 +34,14 @@ def once(states: Iterable[CellState]) -> list[CellState]:
 
 
 def totals(states: Iterable[CellState]) -> str:
-    """Counts by state, as markup. A cell that several grids share counts once."""
+    """Return the number of cells in each state, as markup. A cell that several grids share counts once."""
     counts = Counter(state.state for state in once(states))
     parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
     return ", ".join(parts) if parts else "no cells"
 
 
 def grid_table(states: Sequence[CellState], ends: Mapping[str, str]) -> Columns:
-    """A row per grid: how many of its cells are in which state, and when what runs will have ended (`ends`)."""
+    """Return a table with a row per grid: how many cells are in each state, and the ETA (`ends`)."""
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
         by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
@@ -56,8 +57,10 @@ def grid_table(states: Sequence[CellState], ends: Mapping[str, str]) -> Columns:
 def cell_table(
     states: Sequence[CellState], meter: Meter | None = None, *, title: str = "", wrapped: bool = True
 ) -> Columns:
-    """A row per cell; with a meter, also what each cell is doing. Cells are named with their grid unless it is the
-    title."""
+    """Return a table with a row per cell; with a meter, also what each cell is doing.
+
+    Cells are named with their grid, unless `title` is the grid's name.
+    """
     headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
     rows = [_row(state, meter, named=bool(title)) for state in states]
     return Columns(headers, rows, title, frozenset({"perplexity"}), DROPPABLE if meter else (), wrapped)
@@ -80,20 +83,20 @@ def _how_far(state: CellState) -> str:
 
 
 def evidence(state: CellState) -> str:
-    """What a state was concluded from and when: "finished 15 min ago"."""
+    """Return what the state was concluded from and how old that is: "finished 15 min ago"."""
     cause = f": {state.cause}" if state.cause else ""
-    ago = "" if state.age is None else f"{span(state.age)} ago"
+    ago = "" if state.age is None else f"{duration(state.age)} ago"
     if state.source == "outcome" and ago:
         return f"{'finished' if state.state in ('done', 'diverged') else 'ended'} {ago}{cause}"
     return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
 
 
 def _doing(state: CellState, meter: Meter) -> str:
-    """Loss, time left, GPU-hours so far and node of what runs; when and why not yet, of what SLURM has queued."""
+    """Return loss, time left, GPU-hours and node of a running cell; position, start and reason of a queued one."""
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
-        parts += [f"{span(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{duration(seen.eta)} left"] if seen.eta is not None else []
         parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
     if state.state == "running" and job:
         parts += [f"on {job.nodes}"] if job.nodes else []
@@ -105,12 +108,12 @@ def _doing(state: CellState, meter: Meter) -> str:
 
 
 def starts(job: Job) -> str:
-    """When SLURM expects to start a job, "" when it does not say."""
-    return time.strftime("%d %b %H:%M", time.localtime(job.start)) if job.start else ""
+    """Return when SLURM expects to start a job, "" if unknown."""
+    return clock_time(job.start) if job.start else ""
 
 
 def grid_mappings(states: Sequence[CellState], uses: Mapping[str, Use]) -> list[dict[str, Any]]:
-    """Each grid for `--json`; `ends` is unix time, null unless something runs."""
+    """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
         by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
@@ -123,15 +126,14 @@ def grid_mappings(states: Sequence[CellState], uses: Mapping[str, Use]) -> list[
 
 
 def ends(use: Use) -> str:
-    """When what runs and waits will have ended, at the pace of now; "" when that is not known."""
+    """Return the ETA of the running and queued cells at the current rate, "" if unknown."""
     if use.ends is None:
         return ""
-    at = time.localtime(time.time() + use.ends)
-    return f"{time.strftime('%a %d %b %H:%M' if use.ends > 43200 else '%H:%M', at)}, in {span(use.ends)}"
+    return f"{clock_time(time.time() + use.ends)}, in {duration(use.ends)}"
 
 
 def as_mapping(state: CellState) -> dict[str, Any]:
-    """A cell's state for `--json`; numbers that JSON cannot hold are written as words."""
+    """Return a cell's state for `--json`; numbers that are not finite become strings."""
     entry, progress = state.entry, state.progress
     return {
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
@@ -146,7 +148,7 @@ def as_mapping(state: CellState) -> dict[str, Any]:
 
 
 def job_mapping(job: Job | None) -> dict[str, Any]:
-    """What SLURM says of a cell's job, nulls where it says nothing. `position` is that among `waiting` jobs."""
+    """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
     if job is None:
         return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
     from gpas_cli.launch.slurm.states import WAITING
@@ -157,11 +159,3 @@ def job_mapping(job: Job | None) -> dict[str, Any]:
         "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
         "expected_start": job.start or None if waits else None,
     }  # fmt: skip
-
-
-def span(seconds: float) -> str:
-    """A length of time in its largest unit: "3 h"."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -6,7 +6,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpas_cli.cli.progress_view import PLAIN_SECONDS, clock
+from gpas_cli.cli.progress_view import PLAIN_SECONDS
+from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +44,7 @@ class Pace:
     def words(self) -> str:
         """Documents, tokens, tokens per second and the time left."""
         speed = f", {self.tokens_per_second:,.0f} tokens/s" if self.now > self.began else ""
-        left = f", {clock(self.left)} left" if self.left is not None else ""
+        left = f", {stopwatch(self.left)} left" if self.left is not None else ""
         return f"{self.last.documents:,} documents, {self.last.tokens:,} tokens{speed}{left}"
 
 

@@ -1,4 +1,4 @@
-"""`gpas top`: the machine room, live."""
+"""`gpas top`: resource usage, live."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
-from gpas_cli.cli.progress_view import clock, sparkline, spike_mark
+from gpas_cli.cli.progress_view import sparkline, spike_mark
 from gpas_cli.cli.states import COLOURS, ends, job_mapping, starts
 from gpas_cli.cli.status import observed
+from gpas_cli.words import byte_size, stopwatch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from gpas_cli.launch.watch import CellState
 
 REFRESH_SECONDS = 2.0
-BAR = 12  # characters of a bar
+BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
 DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
 DROPPABLE_IN_LINE = ("why",)
-OTHER_LINES = 10  # of the screen: headings, totals and blanks
+OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
 def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> None:
-    """Show what runs on which node and how fast, what waits and where in line, hours spent and the expected end.
+    """Show what runs where and how fast, what is queued and at which position, hours used so far, and the ETA.
 
-    For runs of this machine as for those of SLURM; without names, every grid that has been started. On a terminal it is
-    refreshed until Ctrl-C; elsewhere, and with --json, it is told once.
+    Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
+    view is refreshed until Ctrl-C; when piped or with --json, it is printed once.
 
     Example: [bold]gpas top table2[/bold]
     """
@@ -62,7 +63,7 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
 
 
 def render(room: Room, height: int) -> RenderableType:
-    """The room in about `height` lines."""
+    """Return the view in about `height` lines."""
     from rich.console import Group
     from rich.text import Text
 
@@ -84,7 +85,10 @@ def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
         again = i > 0 and runs[i - 1].node == run.node
         first: dict[str, Cell] = {"node": ("" if again else run.node, "bold"), "device": _devices(run.devices)}
         losses = run.state.progress.losses if run.state.progress else ()
-        last: dict[str, Cell] = {unit: _hours(run.spent, unit), "training loss": (sparkline(losses, 2 * BAR), "cyan")}
+        last: dict[str, Cell] = {
+            unit: _hours(run.spent, unit),
+            "training loss": (sparkline(losses, 2 * BAR_WIDTH), "cyan"),
+        }
         rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
     return _table(rows, DROPPABLE, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
 
@@ -94,15 +98,15 @@ def _of_progress(state: CellState) -> dict[str, Cell]:
     if seen is None or seen.step is None or not seen.steps:
         phase = seen.phase if seen and seen.phase else "starting"
         return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": ""}
-    full = round(BAR * seen.step / seen.steps)
+    full = round(BAR_WIDTH * seen.step / seen.steps)
     return {
-        "progress": ("━" * full + "─" * (BAR - full), "cyan"),
+        "progress": ("━" * full + "─" * (BAR_WIDTH - full), "cyan"),
         "step": f"{seen.step:,}/{seen.steps:,}",
         "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
         "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
         "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
-        "memory": _bytes(seen.memory) if seen.memory else "",
-        "left": clock(seen.eta) if seen.eta is not None else "",
+        "memory": byte_size(seen.memory) if seen.memory else "",
+        "left": stopwatch(seen.eta) if seen.eta is not None else "",
     }
 
 
@@ -134,7 +138,7 @@ def _grids(room: Room) -> RenderableType:
 
 
 def _table(rows: list[dict[str, Cell]], droppable: Sequence[str], right: set[str]) -> RenderableType:
-    """A table without the columns that are empty in every row."""
+    """Return a table without the columns that are empty in every row."""
     from gpas_cli.cli.columns import Columns
 
     names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
@@ -146,7 +150,7 @@ def _shown(cell: Cell) -> str:
 
 
 def _devices(devices: Sequence[str]) -> str:
-    """gpu-0, gpu-1 as 2 GPUs."""
+    """Return device names as a count: gpu-0, gpu-1 as "2 GPUs"."""
     kind = "GPU" if any(device.startswith("gpu") for device in devices) else "core"
     return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
 
@@ -157,7 +161,7 @@ def _hours(spent: Spent, unit: str) -> str:
 
 
 def _unit(room: Room) -> str:
-    """What hours are told of: GPUs, or cores where no GPU was used."""
+    """Return the unit of hours: GPU-hours, or core-hours if no GPU was used."""
     return "GPU-hours" if room.total.spent.gpu_hours else "core-hours"
 
 
@@ -165,12 +169,8 @@ def _name(room: Room, state: CellState) -> str:
     return state.entry.id if len(room.grids) > 1 else state.entry.name
 
 
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
 def as_mapping(room: Room) -> dict[str, Any]:
-    """The room for `--json`. Times are unix, hours those of devices."""
+    """Return the document `Top` without its schema number. Times are unix times; hours are device hours."""
     return {
         "time": time.time(),
         "running": [_run_mapping(run) for run in room.running],

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpas_cli.cli.events import line, measured
-from gpas_cli.cli.progress_view import PlainReporter, clock, headline, live_view, sparkline
+from gpas_cli.cli.progress_view import PlainReporter, headline, live_view, sparkline
+from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,7 +82,7 @@ def numbers(progress: Progress) -> str:
     """The newest numbers in one line."""
     if progress.step is None:
         return progress.phase
-    left = [f"{clock(progress.eta)} left"] if progress.eta else []
+    left = [f"{stopwatch(progress.eta)} left"] if progress.eta else []
     return "  ".join([*measured(vars(progress)), *left])
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Cells, catalogue, console, find_cells, json_number, print_json, project
 from gpas_cli.errors import GpasError
-from gpas_cli.words import count
+from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +98,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     retry = attempt.retry
     lines = {
         "retry": f"after attempt {retry.get('of')}: {retry.get('why')}" if retry else "",
-        "when": f"{_clock(facts['started'])} to {_clock(facts['ended'])}",
+        "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",
         "where": where,
         "code": f"{facts['code']}, commit {commit}",
         "text": f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}",
@@ -139,9 +138,8 @@ def _standing(attempt: AttemptProvenance) -> Sighting:
 def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
     """The first few in words."""
     words = {"loss": "loss", "grad_norm": "gradient norm"}
-    shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes[:SPIKES]]
-    more = f", and {len(spikes) - SPIKES} more" if len(spikes) > SPIKES else ""
-    return f"spikes: {', '.join(shown)}{more}"
+    shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes]
+    return f"spikes: {listed(shown, SPIKES)}"
 
 
 def _signal(number: int) -> str:
@@ -151,8 +149,8 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _clock(moment: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "?"
+def _when(moment: float | None) -> str:
+    return date_and_time(moment) if moment else "?"
 
 
 def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Text becomes batches, the same ones in every run. numpy only: the trainer turns arrays into tensors.
+"""Turn text into batches, the same ones in every run. numpy only: the trainer converts arrays to tensors.
 
-1. corpora     `data.source` names a `Source`: records in a fixed order, of which its parser makes documents (id, text),
-               in two disjoint splits (stdlib.py, files.py and hub.py hold the four sources)
-2. survey      the source's fingerprint: what the text is, whoever reads it and wherever it lies
-3. tokenizer   text -> ids below the model's vocabulary; trained here (`bpe`) or fetched (`t5`, a tokenizer.json)
-4. encode      groups of records -> ids, in this process or in several (workers.py, prefetch.py); the order is kept
-5. shards      every document's ids, once, in a content-addressed cache that many jobs may build at the same time
-6. rows        the cache seen as a table: `pack` cuts the joined documents, `pad` gives each document a row
+1. corpora     `data.source` names a `Source`: records in a fixed order, which its parser turns into documents (id,
+               text), in two disjoint splits (stdlib.py, files.py and hub.py implement the four sources)
+2. survey      the source's fingerprint: identifies the text, independent of where it is stored and who reads it
+3. tokenizer   text -> ids below the model's vocabulary size; trained here (`bpe`) or downloaded (`t5`), or a
+               tokenizer.json
+4. encode      groups of records -> ids, in this process or in several (workers.py, prefetch.py); order is preserved
+5. shards      the ids of every document, written once to a content-addressed cache that many jobs may build at once
+6. rows        the cache as a table: `pack` cuts the concatenated documents, `pad` gives each document one row
 7. loader      the batch of update `step` is a pure function of (seed, step) (order.py), whatever the number of ranks
-8. prepare     all of the above, in order, for the `Data` of a cell: the one function a trainer calls
+8. prepare     all of the above, in order, for the `Data` of a cell: the one function that a trainer calls
 
-requirements.py says what a choice of cells needs, cache_listing.py what is there.
+requirements.py lists the text that a selection of cells needs, cache_listing.py what the cache contains.
 """

@@ -1,4 +1,4 @@
-"""What lies in the token caches of a project, read from the folders alone: no source is opened, nothing is built."""
+"""List the token caches of a project from their folders alone: no source is opened and nothing is built."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpas_cli.data.verify import intact, markers_in
 
 @dataclass(frozen=True)
 class CachedCorpus:
-    """One token cache. `limit`: ids kept per document, None for whole ones. `splits`: the shards from the first on,
-    up to the first missing one; `size`: bytes on disk, of everything in the folder."""
+    """One token cache. `limit`: ids kept per document, None if documents are whole. `splits`: totals of the shards
+    before the first missing one. `size`: bytes on disk of everything in the folder."""
 
     folder: Path
     source: str
@@ -29,45 +29,41 @@ class CachedCorpus:
 
 
 def list_caches(cache: Path) -> list[CachedCorpus]:
-    """The token caches in `cache`, by name; those that `undescribed_caches` lists are left out."""
+    """Return the token caches in `cache`, sorted by name, except those that `undescribed_caches` returns."""
     return [_read(folder, spec) for folder in _folders(cache) if (spec := _spec(folder)) is not None]
 
 
 def undescribed_caches(cache: Path) -> list[Path]:
-    """The spec.json of each token cache in `cache` that is missing or not as it was written."""
+    """Return the path of every spec.json of a token cache that is missing or was altered after it was written."""
     return [folder / "spec.json" for folder in _folders(cache) if _spec(folder) is None]
 
 
 def _folders(cache: Path) -> list[Path]:
-    """The folders of token caches in which something has been written."""
+    """Return the folders of token caches that contain a spec or a shard."""
     found = sorted(path for path in (cache / "tokens").glob("*") if path.is_dir())
-    return [folder for folder in found if (folder / "spec.json").exists() or any(map(_begun, _splits(folder)))]
+    return [folder for folder in found if (folder / "spec.json").exists() or _has_shard(folder)]
 
 
-def _splits(folder: Path) -> list[Path]:
-    return [folder / split for split in SPLITS]
-
-
-def _begun(split: Path) -> bool:
-    return bool(markers_in(split))
+def _has_shard(folder: Path) -> bool:
+    return any(markers_in(folder / split) for split in SPLITS)
 
 
 def _spec(folder: Path) -> dict[str, Any] | None:
-    """What the cache was made from, None unless it is what the folder is named after."""
+    """Return the specification of a cache, or None unless it matches the digest in the folder's name."""
     spec = disk.read_json(folder / "spec.json")
     try:
         named = spec is not None and folder.name == f"{spec.get('source')}-{disk.digest(spec)}"
-    except ValueError:  # a number that is none, which JSON has no word for
+    except ValueError:  # NaN, which canonical JSON cannot express
         return None
     return spec if named else None
 
 
-def damaged(one: CachedCorpus) -> list[Path]:
-    """Return the markers of the shards whose bytes are not those that were written. Reads everything."""
-    return [marker for split in SPLITS for marker in markers_in(one.folder / split) if not _sound(marker)]
+def damaged(corpus: CachedCorpus) -> list[Path]:
+    """Return the markers of the shards whose bytes differ from those that were written. Reads all of the cache."""
+    return [marker for split in SPLITS for marker in markers_in(corpus.folder / split) if not _is_intact(marker)]
 
 
-def _sound(marker: Path) -> bool:
+def _is_intact(marker: Path) -> bool:
     shard = read_shard(marker.with_suffix(""))
     return shard is not None and intact(shard)
 
@@ -93,7 +89,7 @@ def _shards(folder: Path) -> Iterator[Shard]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; none where another process has just removed it."""
+    """Return the bytes of a file, 0 if another process has just removed it."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except FileNotFoundError:

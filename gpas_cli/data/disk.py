@@ -1,4 +1,4 @@
-"""How this room writes: digests of plain data, files that appear whole or not at all, and one lock per folder."""
+"""Digests of plain data, atomic writes, and one lock per folder: how the token cache is written."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from filelock import FileLock, Timeout
 
 from gpas_cli.errors import DataError
 
-PREFIX = ".tmp-"
-STALE_SECONDS = 86_400
-ASK_SECONDS = 1.0
+TEMPORARY_PREFIX = ".tmp-"
+STALE_SECONDS = 86_400  # age from which a temporary file is leftover
+POLL_SECONDS = 1.0  # between two calls of `until` while waiting for a lock
 
 
 def digest(value: Any) -> str:
-    """16 hexadecimal digits of the canonical JSON of `value`."""
+    """Return 16 hexadecimal digits of the SHA-256 of the canonical JSON of `value`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put `content` at `path` in one step: a reader sees the old file, the new one, or none.
+    """Write `content` to `path` atomically: a reader sees the old file, the new one, or none.
 
-    Raises DataError when the disk refuses.
+    Raises DataError if it cannot be written.
     """
     try:
         _write(path, content)
@@ -42,14 +42,14 @@ def write(path: Path, content: bytes) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=PREFIX, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
     aside = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes private files; a cache is shared by whoever may enter its folder.
+        # mkstemp creates private files; a cache is shared by everyone who may enter its folder.
         aside.chmod(0o644)
         aside.replace(path)
     except BaseException:
@@ -58,17 +58,17 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write` of indented JSON."""
+    """Write `value` to `path` atomically, as indented JSON. Raises DataError."""
     write(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The mapping in `path`; None where there is no such file or it is not a whole JSON mapping.
+    """Return the JSON object in `path`, or None if there is no such file or it is not a complete JSON object.
 
-    Raises DataError where there is a file that may not be read.
+    Raises DataError if the file exists but may not be read.
     """
     try:
-        # Reading a FIFO would wait for a writer.
+        # is_file: reading a FIFO would block until someone writes to it.
         value = json.loads(path.read_bytes()) if path.is_file() else None
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
@@ -79,10 +79,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-    """Hold the folder's lock, waiting for it. The kernel releases it when the holder dies, however it dies.
+    """Wait for the folder's lock and hold it in the block. The kernel releases it however the holder dies.
 
-    `until` is asked while waiting; when it says so, waiting ends without the lock. Yields whether the lock is held.
-    The lock spares double work; correctness does not rest on it, as every writer would write the same bytes.
+    `until` is called while waiting; once it returns true, waiting ends without the lock. Yields whether the lock is
+    held. The lock avoids duplicate work; correctness does not depend on it, as every writer writes the same bytes.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[
 def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
     while True:
         try:
-            lock.acquire(timeout=ASK_SECONDS)
+            lock.acquire(timeout=POLL_SECONDS)
         except Timeout:
             if until():
                 return False
@@ -111,8 +111,9 @@ def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writers left; a day old, so that no writer of a file system without locks is disturbed."""
-    for path in folder.glob(f"{PREFIX}*"):
+    """Remove temporary files of killed writers, a day old or more: on a file system without locks, younger ones may
+    still be written to."""
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
                 path.unlink()

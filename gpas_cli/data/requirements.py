@@ -1,4 +1,4 @@
-"""What a choice of cells needs tokenised, each corpus once and as much of it as its greediest cell reads."""
+"""The text that a selection of cells needs tokenised: each corpus once, as much of it as its longest run reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gpas_cli.spec.data import Data
 
 @dataclass(frozen=True)
 class TextRequirement:
-    """One corpus under one vocabulary: `rows` of training (updates times batch), `data.eval_tokens` of validation."""
+    """One corpus under one vocabulary: `rows` of training text (updates times batch size) and `data.eval_tokens` of
+    validation text."""
 
     data: Data
     vocab: int
@@ -19,23 +20,24 @@ class TextRequirement:
 
     @property
     def label(self) -> str:
-        """What people call the corpus: c4, stdlib, or the path of one's own text."""
+        """The corpus as users refer to it: c4, stdlib, or the path of their own text."""
         return self.data.path or self.data.source
 
     def serves(self, cell: Cell) -> bool:
-        """Whether the cell reads this corpus under this vocabulary."""
-        same = replace(cell.data, eval_tokens=self.data.eval_tokens) == self.data
-        return same and cell.model.size.vocab == self.vocab
+        """Return whether the cell reads this corpus under this vocabulary."""
+        same_text = replace(cell.data, eval_tokens=self.data.eval_tokens) == self.data
+        return same_text and cell.model.size.vocab == self.vocab
 
 
 def requirements(cells: Iterable[Cell]) -> list[TextRequirement]:
-    """The corpora of the cells, in the order of the cells."""
+    """Return the corpora that the cells read, in the order of the cells."""
     found: dict[object, TextRequirement] = {}
     for cell in cells:
-        size = cell.model.size
-        data, rows = cell.data, cell.optim.rows
-        key = (replace(data, eval_tokens=1), size.vocab)
-        known = found.get(key, TextRequirement(data, size.vocab, 0))
-        tokens = max(known.data.eval_tokens, data.eval_tokens)
-        found[key] = TextRequirement(replace(data, eval_tokens=tokens), size.vocab, max(known.rows, rows))
+        data = cell.data
+        vocab = cell.model.size.vocab
+        key = (replace(data, eval_tokens=1), vocab)
+        known = found.get(key, TextRequirement(data, vocab, 0))
+        eval_tokens = max(known.data.eval_tokens, data.eval_tokens)
+        rows = max(known.rows, cell.optim.rows)
+        found[key] = TextRequirement(replace(data, eval_tokens=eval_tokens), vocab, rows)
     return list(found.values())

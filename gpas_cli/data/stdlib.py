@@ -17,6 +17,7 @@ from typing import Any
 
 from gpas_cli.data.corpora import Document, Record, Source, Survey, file_stamp, side, skip_to, survey_of
 from gpas_cli.errors import DataError
+from gpas_cli.words import byte_size
 
 MIN_DOCUMENTS, MIN_BYTES = 200, 4_000_000
 SHORTEST, LONGEST = 400, 400_000  # bytes of one document
@@ -72,8 +73,8 @@ class Stdlib(Source):
         if len(documents) < MIN_DOCUMENTS or size < MIN_BYTES:
             raise DataError(
                 f"data.source: stdlib needs the source files of Python's standard library, and {self.folder} has only "
-                f"{len(documents)} documents with {size / 1e6:.1f} MB (at least {MIN_DOCUMENTS} and "
-                f"{MIN_BYTES / 1e6:.0f} MB are needed); "
+                f"{len(documents)} documents with {byte_size(size)} (at least {MIN_DOCUMENTS} and "
+                f"{byte_size(MIN_BYTES)} are needed); "
                 "use data.source: files with data.path: a glob of your own .txt or .jsonl files"
             )
         return documents

@@ -32,6 +32,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.train import checkpoint
 from gpas_cli.train.precision import choose_device
 from gpas_cli.train.run import prepare_text
+from gpas_cli.words import byte_size
 
 # Tokens that are measured: the reference's row. Attention's bound and its Jacobian depend on their number.
 TOKENS = 256
@@ -192,7 +193,7 @@ def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
     network = build(model, device="meta")
     needed = BYTES_PER_PARAMETER * sum(p.numel() for p in network.parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    sizes = f"about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+    sizes = f"about {byte_size(needed)}, and {byte_size(free)} are free"
     need = f"the bounds need this network in float64, {sizes}"
     smaller = "ask for a smaller cell of the same scheme"
     if needed > free:

@@ -13,6 +13,7 @@ from gpas_cli.grid.scalar import Label, resolve, same, spelled
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, Cell
+from gpas_cli.words import listed
 
 MIN_PREFIX = 4
 _CONDITION = re.compile(r"\s*([^=!\s]+)\s*(!?=)\s*(.*?)\s*")
@@ -57,8 +58,7 @@ def find(entries: Sequence[Entry], word: str) -> Entry:
     if not fitting:
         raise UnknownCell(f"no cell '{word}'; {_nearest_name(entries, word)}")
     if len({entry.key for entry in fitting}) > 1:
-        names = ", ".join(entry.id for entry in fitting[:6])
-        raise UnknownCell(f"'{word}' fits {len(fitting)} cells: {names}{', ...' if len(fitting) > 6 else ''}")
+        raise UnknownCell(f"'{word}' fits {len(fitting)} cells: {listed([entry.id for entry in fitting], 6)}")
     return fitting[0]
 
 
@@ -144,5 +144,4 @@ def _nearest_name(entries: Sequence[Entry], word: str) -> str:
     if not entries:
         return "there are no cells"
     hint = nearest(word, ids if "/" in word else names)
-    few = names[:8]
-    return hint if hint.startswith("did") else f"there are {', '.join(few)}{', ...' if len(names) > len(few) else ''}"
+    return hint if hint.startswith("did") else f"there are {listed(names, 8)}"

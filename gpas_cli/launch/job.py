@@ -205,7 +205,7 @@ def _run_stage(run: Run) -> dict[str, Any]:
 
 
 def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
-    from gpas_cli.train.run import Places, train
+    from gpas_cli.train.run import RunPaths, train
     from gpas_cli.train.sinks import Subject, opened
 
     here, attempt = run.directory, run.attempt
@@ -214,7 +214,7 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
     if world.leads:
         discard_unfinished(earlier)
     teacher = cell.teacher()
-    places = Places(
+    paths = RunPaths(
         checkpoints=here.checkpoints,
         earlier=[a.checkpoints for a in earlier],
         cache=Path(attempt["cache"]),
@@ -226,9 +226,9 @@ def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
     # Only the first process has a journal, and only it tells others.
     watch = Monitoring(**attempt.get("watch", {}))
     subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
-    with opened(watch, subject, places.root, run.emit, leads=world.leads) as emit:
+    with opened(watch, subject, paths.root, run.emit, leads=world.leads) as emit:
         return train(
-            cell, places, emit, cadence=cadence, stop=run.flag, resources=resources, world=world, watch=watch
+            cell, paths, emit, cadence=cadence, stop=run.flag, resources=resources, world=world, watch=watch
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from gpas_cli.report.entry_status import EntryStatus
 from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
 from gpas_cli.report.table import Row, Table, TableCell
+from gpas_cli.words import abbreviated, count, listed
 
 SIGNIFICANT = 0.05
 FEWEST = 3  # pairs: two can agree by chance far too easily for a test that trusts their spread
@@ -97,8 +98,8 @@ def _seeds(table: Table) -> Iterator[Note]:
     over = table.spec.over
     sizes = sorted({len(cell.statuses) for _, _, cell in _cells(table)})
     if sizes and sizes[-1] > 1:
-        count = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        yield Note("seeds", f"mean ± sample standard deviation over {count} {over}s")
+        number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
     elif sizes:
         yield Note("seeds", f"one {over} a cell: differences may be noise")
 
@@ -169,7 +170,7 @@ def _withheld(table: Table) -> Iterator[Note]:
 
 def _few(statuses: Sequence[EntryStatus]) -> str:
     names = list(dict.fromkeys(s.entry.name for s in statuses))
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return listed(names, NAMED)
 
 
 def _pairs(table: Table) -> Iterator[Note]:
@@ -208,8 +209,8 @@ def _mixtures(table: Table) -> Iterator[Note]:
     yield from _mixture(everything, "devices", lambda r: r.gpu or r.device)
     changed = [s for s in everything if s.value is not None and _changed(s.result)]
     if changed:
-        runs = "1 run" if len(changed) == 1 else f"{len(changed)} runs"
-        yield Note("mixture", f"{runs} resumed after the code had changed: {_first(changed)} (`gpas why`)")
+        names = listed([s.entry.id for s in changed], NAMED)
+        yield Note("mixture", f"{count(len(changed), 'run')} resumed after the code had changed: {names} (`gpas why`)")
 
 
 def _mixture(
@@ -226,12 +227,6 @@ def _changed(result: Result | None) -> bool:
     return result is not None and result.metrics.get("code_versions", 1) > 1
 
 
-def _first(statuses: Sequence[EntryStatus]) -> str:
-    """The first few by name."""
-    more = f" and {len(statuses) - NAMED} more" if len(statuses) > NAMED else ""
-    return ", ".join(s.entry.id for s in statuses[:NAMED]) + more
-
-
 def _short(text: str | None) -> str | None:
     return text[:12] if text else text
 
@@ -242,8 +237,7 @@ def _overrides(table: Table) -> Iterator[Note]:
         for reason in getattr(status.entry, "notes", ()):
             why.setdefault(reason, []).append(status.entry.name)
     for reason, names in why.items():
-        shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        yield Note("override", f"{shown}: {reason}")
+        yield Note("override", f"{listed(names, NAMED)}: {reason}")
 
 
 def _published(table: Table) -> Iterator[Note]:
@@ -270,17 +264,9 @@ def _budgets(table: Table) -> Iterator[Note]:
         ours = entry.optim.rows * entry.data.length
         for source, printed in (cell.printed or {}).items():
             if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
-                told = f"{count(printed.tokens)} tokens in {load(source)['short']}, {count(ours)} here"
+                told = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
                 found[f"{table.columns[i].title} was trained on {told}"] = None
     yield from (Note("budget", text) for text in found)
-
-
-def count(number: float) -> str:
-    """A number of tokens or parameters as people say it: 983M, 1.3B."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:g}"
 
 
 def _gains(table: Table) -> Iterator[Note]:

@@ -164,7 +164,7 @@ def _refuse_mixture(group: Sequence[Entry], spec: TableSpec) -> None:
         if differing:
             raise GpasError(
                 f"table '{spec.title}': {first.id} and {entry.id} fall into one cell but differ in "
-                f"{', '.join(differing)}; add it to the rows, or choose cells with --where"
+                f"{', '.join(differing)}; add it to the rows, or select cells with --where"
             )
     seeds = [entry.axes.get(spec.over) for entry in group]
     if len(set(seeds)) < len(seeds):

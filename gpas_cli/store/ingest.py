@@ -228,7 +228,7 @@ def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
 
 def _read(attempt: AttemptDir, offset: int, limit: int | None = None) -> tuple[list[dict[str, Any]], int, int]:
     try:
-        return journal.read(attempt.journal_path, offset, journal.STRETCH if limit is None else limit)
+        return journal.read(attempt.journal_path, offset, journal.STRETCH_BYTES if limit is None else limit)
     except OSError as error:
         raise Unreadable(f"{attempt.journal_path}: {error.strerror}") from error
 

@@ -27,7 +27,7 @@ from gpas_cli.store.files import open_regular
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
 EXPENDABLE = ("step", "layers")  # what is dropped first when even that is not enough: dense and least missed
 RESERVED = frozenset({"n", "t"})
-STRETCH = 4 << 20  # bytes taken into memory at a time: about 25,000 events
+STRETCH_BYTES = 4 << 20  # bytes taken into memory at a time: about 25,000 events
 NEAR = 80  # bytes of a line that hold its checksum, number, time and kind
 SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; a network file system shows them at once
 
@@ -143,9 +143,9 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
 
 
 def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int, int]]:
-    """`read` again and again until nothing is left, STRETCH bytes at a time. Raises OSError like `read`."""
+    """`read` again and again until nothing is left, STRETCH_BYTES bytes at a time. Raises OSError like `read`."""
     while True:
-        events, end, damaged = read(path, offset, STRETCH)
+        events, end, damaged = read(path, offset, STRETCH_BYTES)
         if end == offset:
             return
         yield events, end, damaged

@@ -19,7 +19,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.run import WHATEVER_FITS, assemble, settle_gemm
+from gpas_cli.train.run import WHATEVER_FITS, assemble, settle_matmul
 
 # Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
 FULL_ROWS = 0.5
@@ -27,7 +27,7 @@ SHORTEST = 20
 WARM_UP = 2  # updates not timed: the first compiles where layers are compiled, the second for another number of tokens
 
 
-class MadeUp:
+class SyntheticBatches:
     """Batches of random tokens, as `data.loader.Batches` would serve them: full rows, or with `padded` rows of which
     half are shorter, as C4's documents are."""
 
@@ -67,9 +67,9 @@ class Speed:
     rows: int
 
 
-def made_up_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bool) -> Loop:
+def synthetic_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bool) -> Loop:
     """A training of `cell` on made-up batches, at update 0."""
-    return assemble(cell, MadeUp(cell, padded=padded), resources)
+    return assemble(cell, SyntheticBatches(cell, padded=padded), resources)
 
 
 def measure(
@@ -91,8 +91,8 @@ def measure(
     whole = part == cell.optim.batch
     tell("building the network")
     shown = cell if whole else replace(cell, optim=replace(cell.optim, batch=part, mean_rows=0))
-    loop = made_up_loop(shown, resources, padded=cell.data.layout == "pad")
-    settle_gemm(cell, loop, cache)
+    loop = synthetic_loop(shown, resources, padded=cell.data.layout == "pad")
+    settle_matmul(cell, loop, cache)
     for number in range(WARM_UP if whole else 1):
         tell(f"update {number + 1}, not counted")
         timed_update(loop)

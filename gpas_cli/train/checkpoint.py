@@ -1,4 +1,4 @@
-"""Checkpoints: a folder of shards and a manifest (`train.shardfiles`), written aside, renamed, verified when read.
+"""Checkpoints: a folder of shards and a manifest (`train.dcp_storage`), written aside, renamed, verified when read.
 
 A checkpoint holds the network, Adam's state and the update it was taken after. Batches, schedules and initialisation
 are pure functions of (seed, step), so nothing else is needed to go on bit for bit. torch.distributed.checkpoint plans
@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
+from gpas_cli.train.dcp_storage import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.shardfiles import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
 
 __all__ = ["DamagedCheckpoint", "Position", "load", "load_gates", "save"]
 
@@ -34,10 +34,13 @@ _NETWORK, _ADAM = "network/", "adam/"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: updates done, target tokens seen, seconds spent in updates; which text it reads
-    (`data.prepare.Corpus.identity`, "" where a checkpoint does not tell); and how it splits a batch: rows at once in
-    each of so many processes, and by which matrix product (`train.gemm`), kept so that a resumed run rounds as an
-    unbroken one; and the versions of the code that made its updates, oldest first, with blanks between them."""
+    """The progress of a run, and what a resumed run needs to round exactly as an uninterrupted one.
+
+    `step`: updates done; `tokens`: target tokens seen; `seconds`: time spent in updates. `micro_batch` rows at once in
+    each of `processes`, and the float32 matrix product `gemm` (`train.matmul_precision`), are kept for a resumed run.
+    `text`: what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it. `codes`: the
+    versions of the code that made the updates, oldest first, separated by blanks.
+    """
 
     step: int = 0
     tokens: int = 0

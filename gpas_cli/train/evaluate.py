@@ -14,7 +14,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.size import SIZES
 from gpas_cli.train.loop import micro_batches
-from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
@@ -79,6 +79,6 @@ def _batch_mean(network: Llama, batch: Batch, precision: Precision, micro_batch:
     """This process's part of the batch's mean loss, float64 of shape ()."""
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
     for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
-        rows = Rows.of(batch.inputs[part], batch.targets[part], precision.device)
+        rows = DeviceRows.of(batch.inputs[part], batch.targets[part], precision.device)
         total += summed_loss(network, rows, precision, weight)
     return total

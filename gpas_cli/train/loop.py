@@ -19,15 +19,15 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.observe import Statistics, measure
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.strategy import Layout
+from gpas_cli.train.strategy import ParallelLayout
 
 
-class Served(Protocol):
+class BatchSource(Protocol):
     """Whatever has the batch of every update = 0, 1, ..., as `data.loader.Batches`."""
 
     def at(self, step: int) -> Batch: ...
@@ -61,12 +61,12 @@ class Loop:
     network: Llama
     optimizer: torch.optim.Optimizer
     spec: Optim
-    batches: Served
+    batches: BatchSource
     precision: Precision
     micro_batch: int
     gate_gradients: GateGradients | None = None
     position: Position = field(default_factory=Position)
-    layout: Layout = field(default_factory=Layout)
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
     warn: Callable[[str], None] = print
 
     def update(self, *, observe: bool = False) -> Update:
@@ -121,7 +121,7 @@ class Loop:
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
         for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
-            rows = Rows.of(batch.inputs[part], batch.targets[part], self.precision.device)
+            rows = DeviceRows.of(batch.inputs[part], batch.targets[part], self.precision.device)
             watched = observe and not variance
             with activation_variance(self.network, wanted=watched) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight)

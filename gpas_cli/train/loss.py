@@ -26,7 +26,7 @@ CHUNK, CHUNK_ON_GPU = 2**24, 2**26
 
 
 @dataclass(frozen=True)
-class Rows:
+class DeviceRows:
     """Rows of a batch on their device. Without a packing `inputs` and `targets` are (rows, time), else (1, n): what
     stands behind a row's last target is left out. Targets that are IGNORED do not count."""
 
@@ -35,7 +35,7 @@ class Rows:
     packing: Packing | None
 
     @classmethod
-    def of(cls, inputs: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device) -> Rows:
+    def of(cls, inputs: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device) -> DeviceRows:
         """From (rows, time) arrays of token ids."""
         rows, time = targets.shape
         counts = targets != IGNORED
@@ -55,7 +55,7 @@ def _move(array: NDArray[Any], device: torch.device) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-def summed_loss(network: Llama, rows: Rows, precision: Precision, divisor: float = 1.0) -> Tensor:
+def summed_loss(network: Llama, rows: DeviceRows, precision: Precision, divisor: float = 1.0) -> Tensor:
     """Sum of -log p(target) in nats over the targets that count, divided by `divisor`."""
 
     def read(hidden: Tensor, head: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def fetch(tensors: Iterable[Tensor]) -> list[list[float]]:
 
 
 @dataclass
-class Meter:
+class SpeedMeter:
     """Speed and memory since the last mark. Tokens are targets; FLOPs are counted as in `spec.flops`.
 
     `peak` is FLOP/s of all devices together, None where unknown: there is then no MFU.
@@ -166,11 +166,11 @@ def memory(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def make_meter(cell: Cell, device: torch.device, devices: int = 1) -> Meter:
+def speed_meter(cell: Cell, device: torch.device, devices: int = 1) -> SpeedMeter:
     """The meter of a training of `cell` on `device` and others like it, so many together."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_flops(name, cell.precision, tf32=_tf32())
-    return Meter(device, flops_per_token(cell), peak * devices if peak else None)
+    return SpeedMeter(device, flops_per_token(cell), peak * devices if peak else None)
 
 
 def _tf32() -> bool:
@@ -186,7 +186,7 @@ class Observer:
     def __init__(self, cell: Cell, watch: Monitoring, device: torch.device, emit: Emit, world: World = ALONE) -> None:
         self.steps, self.emit, self.world = cell.optim.steps, emit, world
         self.health = Health(watch, cell.model.size.vocab)
-        self.meter = make_meter(cell, device, world.size)
+        self.meter = speed_meter(cell, device, world.size)
         self._pending: list[Update] = []
         self._last: dict[str, float] = {}
 
@@ -195,7 +195,7 @@ class Observer:
         self.meter.mark(position)
         if not position.step:
             return
-        state = self.world.told(read_state(folders, position.step))
+        state = self.world.broadcast(read_state(folders, position.step))
         if state is not None:
             self.health.restore(state)
         else:
@@ -218,7 +218,7 @@ class Observer:
                 self.emit("layers", step=update.step, values=update.layers.series(next(numbers)))
             self._last = {"step": update.step, "loss": loss, "lr": update.rate, "grad_norm": norm}
             divergence = divergence or self._judge(update.step, loss, norm)
-        return self.world.told(divergence)  # all leave, or none
+        return self.world.broadcast(divergence)  # all leave, or none
 
     def _judge(self, step: int, loss: float, norm: float) -> Divergence | None:
         spikes, divergence = self.health.add(step, loss, norm)

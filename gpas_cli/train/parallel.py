@@ -49,7 +49,7 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def most(self, number: int) -> int:
+    def max(self, number: int) -> int:
         """The largest `number` of any process. Goes over the CPU: the device is not waited for."""
         if self.alone:
             return number
@@ -59,13 +59,13 @@ class World:
 
     def any(self, fact: bool) -> bool:
         """Whether `fact` holds in some process."""
-        return self.most(int(fact)) > 0
+        return self.max(int(fact)) > 0
 
     def agree(self, wish: str | None) -> str | None:
         """One answer for all to "how shall we leave": None while nobody wants to."""
-        return _WISHES[self.most(_WISHES.index(wish))]
+        return _WISHES[self.max(_WISHES.index(wish))]
 
-    def told(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first process's `value`. Only for small plain data."""
         if self.alone:
             return value
@@ -97,7 +97,7 @@ def joined(world: World, meeting: str) -> Iterator[World]:
         ) from error
     try:
         yield world
-        world.most(0)  # nobody leaves while another still listens to it
+        world.max(0)  # nobody leaves while another still listens to it
     finally:
         dist.destroy_process_group()
 

@@ -25,22 +25,22 @@ from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.evaluate import evaluate, validation_rows
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
-from gpas_cli.train.gemm import choose_gemm
-from gpas_cli.train.loop import Loop, Served
+from gpas_cli.train.loop import BatchSource, Loop
+from gpas_cli.train.matmul_precision import choose_matmul
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.profile import profiling
-from gpas_cli.train.strategy import choose
+from gpas_cli.train.strategy import choose_layout
 
 WHATEVER_FITS = Resources()
 USUAL = Monitoring()
 
 
 @dataclass(frozen=True)
-class Places:
+class RunPaths:
     """Where a run reads and writes: the folder of its own checkpoints and those of earlier attempts, the teacher's
     checkpoint, the token cache, and the folder that relative data paths start from. `code`: the version of the code
     that runs, "" where it is not known."""
@@ -55,7 +55,7 @@ class Places:
 
 def train(
     cell: Cell,
-    places: Places,
+    paths: RunPaths,
     emit: Emit,
     *,
     cadence: Cadence,
@@ -74,7 +74,7 @@ def train(
     if uneven := cell.optim.shared(world.size):
         raise GpasError(uneven)
     emit("phase", name="tokenising")
-    corpus = prepare_text(cell, places.cache, places.root, notify=_notify(emit))
+    corpus = prepare_text(cell, paths.cache, paths.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
     read = text_usage(cell.data, cell.optim.rows, corpus.train_totals, corpus.validation_totals)
@@ -82,12 +82,12 @@ def train(
     for message in read.warnings():
         emit("warning", message=message)
     record_verified(corpus, emit)
-    loop = assemble(cell, batches, resources, world, places.teacher)
+    loop = assemble(cell, batches, resources, world, paths.teacher)
     loop.warn = lambda message: emit("warning", message=message)
-    position = _resume(cell, places, loop, corpus.identity, emit)
-    _check_code(position, places.code, resources, emit)
-    loop.position = replace(position, text=corpus.identity).made_by(places.code)
-    gemm = settle_gemm(cell, loop, places.cache)
+    position = _resume(cell, paths, loop, corpus.identity, emit)
+    _check_code(position, paths.code, resources, emit)
+    loop.position = replace(position, text=corpus.identity).made_by(paths.code)
+    gemm = settle_matmul(cell, loop, paths.cache)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
     emit(
@@ -95,7 +95,7 @@ def train(
         strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
         compiled=loop.layout.compiled, gates_in_graph=any(gate.in_graph for gate in loop.network.gates()), **gemm,
     )  # fmt: skip
-    return _Training(cell, places, emit, cadence, watch, lambda: world.agree(stop()), loop, corpus).run()
+    return _Training(cell, paths, emit, cadence, watch, lambda: world.agree(stop()), loop, corpus).run()
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
@@ -116,14 +116,15 @@ def _notify(emit: Emit) -> Callable[[str], None]:
 
 def assemble(
     cell: Cell,
-    batches: Served,
+    batches: BatchSource,
     resources: Resources = WHATEVER_FITS,
     world: World = ALONE,
     teacher: Path | None = None,
 ) -> Loop:
     """The cell's network, laid out over `world`, with its optimizer, at update 0. Collective."""
     precision = Precision(cell.precision, choose_device())
-    layout = choose(resources, cell.model, precision, world, compiled=_compiled(cell, resources, precision, world))
+    compiled = _compiled(cell, resources, precision, world)
+    layout = choose_layout(resources, cell.model, precision, world, compiled=compiled)
     network = layout.build(cell.model, cell.seed, precision)
     if teacher is not None:
         checkpoint.load_gates(teacher, network)
@@ -141,7 +142,7 @@ def _compiled(cell: Cell, resources: Resources, precision: Precision, world: Wor
     if resources.compile != "auto":
         return resources.compile == "on"
     flops = cell.optim.rows * cell.data.length * flops_per_token(cell)
-    return world.told(worth_compiling(precision.device, flops))
+    return world.broadcast(worth_compiling(precision.device, flops))
 
 
 def _gates(network: Llama, precision: Precision) -> GateGradients | None:
@@ -153,7 +154,7 @@ def _gates(network: Llama, precision: Precision) -> GateGradients | None:
         return None
 
 
-def settle_gemm(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, object]:
+def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, object]:
     """Choose the float32 matrix product where the cell uses one, and return what to journal of it. Collective.
 
     All processes use the same one, and so does every run of this machine that shares `cache`.
@@ -162,7 +163,7 @@ def settle_gemm(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, 
         return {}
     record = None if cache is None else cache / "matmul"
     device, before = loop.precision.device, loop.position.gemm
-    gemm = loop.layout.world.told(choose_gemm(cell.model.size, device, before, record))
+    gemm = loop.layout.world.broadcast(choose_matmul(cell.model.size, device, before, record))
     if gemm.origin == "unrecorded":
         loop.warn(
             f"{record} cannot be written, so the choice of the fastest float32 matrix product cannot be kept and the "
@@ -175,10 +176,10 @@ def settle_gemm(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, 
     }  # fmt: skip
 
 
-def _resume(cell: Cell, places: Places, loop: Loop, text: str, emit: Emit) -> Position:
+def _resume(cell: Cell, paths: RunPaths, loop: Loop, text: str, emit: Emit) -> Position:
     world = loop.layout.world
     # The first process's list: file systems may show others an older one.
-    found = world.told(newest_first([places.checkpoints, *places.earlier]))
+    found = world.broadcast(newest_first([paths.checkpoints, *paths.earlier]))
     for path in found:
         try:
             position = checkpoint.load(path, cell.stages[0].key, loop.network, loop.optimizer, world)
@@ -215,7 +216,7 @@ class _Training:
     """One pass over the remaining updates, watched."""
 
     cell: Cell
-    places: Places
+    paths: RunPaths
     emit: Emit
     cadence: Cadence
     watch: Monitoring
@@ -233,12 +234,12 @@ class _Training:
         """Every remaining update; an outcome if training ends before the last."""
         world = self.loop.layout.world
         self._observer = Observer(self.cell, self.watch, self.loop.precision.device, self.emit, world)
-        self._observer.resume([self.places.checkpoints, *self.places.earlier], self.loop.position)
+        self._observer.resume([self.paths.checkpoints, *self.paths.earlier], self.loop.position)
         profile = self.watch.profile if world.leads else 0
         steps = self.cell.optim.steps
         with (
             PrefetchedBatches(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
-            profiling(profile, self.places.checkpoints.parent / "profile", self.emit) as profiled,
+            profiling(profile, self.paths.checkpoints.parent / "profile", self.emit) as profiled,
         ):
             while (step := self.loop.position.step) < steps:
                 if leave := self.stop():
@@ -293,7 +294,7 @@ class _Training:
             return ended
         self._save()
         if self.loop.position.step:
-            self._observer.keep(self.places.checkpoints, self.loop.position)
+            self._observer.keep(self.paths.checkpoints, self.loop.position)
         return None
 
     def _save(self) -> None:
@@ -302,9 +303,7 @@ class _Training:
             return
         try:
             key, world = self.cell.stages[0].key, self.loop.layout.world
-            path = checkpoint.save(
-                self.places.checkpoints, key, self.loop.network, self.loop.optimizer, position, world
-            )
+            path = checkpoint.save(self.paths.checkpoints, key, self.loop.network, self.loop.optimizer, position, world)
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the last good one is still there.
             self.emit("warning", message=f"checkpoint of update {position.step} not written: {error}")

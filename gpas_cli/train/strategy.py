@@ -30,7 +30,7 @@ BUCKET = 2**25  # bytes of gradients in one message
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """`strategy` none (one process), ddp or fsdp; `recompute`: activations inside a layer are not kept; `compiled`: its
     layers are compiled, one graph for all that are wired alike."""
 
@@ -79,7 +79,9 @@ class Layout:
         self.world.sum(loss)
 
 
-def choose(resources: Resources, model: Model, precision: Precision, world: World, *, compiled: bool = False) -> Layout:
+def choose_layout(
+    resources: Resources, model: Model, precision: Precision, world: World, *, compiled: bool = False
+) -> ParallelLayout:
     """The layout that was asked for, or the cheapest one that fits."""
     network = build(model, device="meta")
     heavy = precision.device.type == "cuda" and state_bytes(network, precision) > SHARE * _memory(precision.device)
@@ -90,7 +92,7 @@ def choose(resources: Resources, model: Model, precision: Precision, world: Worl
     # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
     tight = heavy or (large and strategy == "fsdp")
     asked = resources.activation_checkpointing
-    return Layout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
+    return ParallelLayout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
 
 
 def state_bytes(network: Llama, precision: Precision) -> int:

@@ -126,7 +126,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("cancel", "pre-s1", "optim.lr=7e-3"), "quickstart/pre-s1+lr0.007"),
         (("cancel", "pre-s1"), "nothing was cancelled: quickstart/pre-s1 is missing"),
         (("cancel", "quickstart"), "nothing was cancelled: no cell is running or queued (22 missing)"),
-        (("cancel",), "name cells or a grid, or choose cells with --where"),
+        (("cancel",), "name cells or a grid, or select cells with --where"),
         (("run", "tabel2"), "did you mean 'table2'?"),
         (("retry", "pre-s1"), "nothing to retry"),
         (("why", "pre-s1"), "quickstart/pre-s1 has not been run"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from face import Face
 
 from gpas_cli.cli import console
 from gpas_cli.cli.app import RESULTS, RUN, UPKEEP
-from gpas_cli.words import count, verb
 
 
 def test_commands_stand_under_headings(face: Face) -> None:
@@ -30,16 +28,6 @@ def test_the_shell_completes_conditions_keys_and_words(face: Face) -> None:
     assert console.complete_cell(key[:6]) == [key]
     assert console.complete_cell_or_grid("sma")[:2] == ["small", "small/pre-s1"]
     assert console.complete_from(("running", "failed"))("running,f") == ["running,failed"]
-
-
-@pytest.mark.parametrize(("number", "words"), [(0, "0 cells"), (1, "1 cell"), (1200, "1,200 cells")])
-def test_counts(number: int, words: str) -> None:
-    assert count(number, "cell") == words
-
-
-def test_plurals_and_verbs() -> None:
-    assert count(2, "entry", "entries") == "2 entries"
-    assert [verb(number, "is", "are") for number in (0, 1, 2)] == ["are", "is", "are"]
 
 
 def test_init_elsewhere_says_where_to_go(face: Face) -> None:

@@ -1,4 +1,4 @@
-"""`gpas logs`: the journal as text, what the process printed, and no line cut in two or lost while following."""
+"""`gpas logs`: journal events as text and the output of the process; following neither cuts nor loses a line."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import pytest
 from face import START, TRAINED, Face, end, step
 
 from gpas_cli.cli import logs
-from gpas_cli.cli.logs import Files
+from gpas_cli.cli.logs import AttemptLog
+from gpas_cli.store import journal
 from gpas_cli.store.journal import Journal, encode
 from gpas_cli.store.rundir import AttemptDir
 
 
-def files(folder: Path) -> Files:
-    return Files(AttemptDir(folder), "pretrain", raw=False, headed=True)
+def log_of(folder: Path) -> AttemptLog:
+    return AttemptLog(AttemptDir(folder), "pretrain", raw=False, headed=True)
 
 
 def test_a_healthy_cell_has_a_log(face: Face) -> None:
     face.ended("pre-s1", "done", 4.48)
     lines = face("logs", "pre-s1").out.splitlines()
     assert lines[0].startswith("==> pretrain ")
-    texts = [text[17:] for text in lines[1:] if not text.startswith("|")]
+    texts = [text[21:] for text in lines[1:] if not text.startswith("|")]
     assert texts == [
         "started on there, cpu, 2 threads, fp32, 1,000 parameters, code c0de",
         "training",
@@ -72,31 +73,33 @@ def test_ctrl_c_leaves_quietly(face: Face, monkeypatch: pytest.MonkeyPatch) -> N
     assert said.out.count("started on there") == 1
 
 
-def test_a_line_that_is_being_written_is_told_when_it_is_whole(tmp_path: Path) -> None:
-    seen, told = files(tmp_path), []
+def test_an_unfinished_line_is_printed_once_it_is_complete(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    printed = []
     for piece in ("one\ntw", "o\n", "", "three"):
         with (tmp_path / "log.txt").open("a") as file:
             file.write(piece)
-        told.append(list(seen.news(whole=False)))
-    assert told == [["| one"], ["| two"], [], []]
-    assert list(seen.news(whole=True)) == ["| three"]
+        printed.append(list(log.new_lines(whole=False)))
+    assert printed == [["| one"], ["| two"], [], []]
+    assert list(log.new_lines(whole=True)) == ["| three"]
 
 
-def test_following_tells_every_event_once(tmp_path: Path) -> None:
-    seen, told = files(tmp_path), []
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_following_prints_every_event_once(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    writer = Journal(tmp_path / "journal.jsonl")
+    lines: list[str] = []
     for number in range(1, 5):
-        journal("step", **step(number))
-        told += list(seen.news(whole=False))
-    journal("outcome", **end("interrupted"))
-    journal("start", **START)  # a requeued job
-    journal.close()
-    told += list(seen.news(whole=True))
-    assert [text[17:20] for text in told] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]
+        writer("step", **step(number))
+        lines += log.new_lines(whole=False)
+    writer("outcome", **end("interrupted"))
+    writer("start", **START)  # a requeued job
+    writer.close()
+    lines += log.new_lines(whole=True)
+    assert [text[21:24] for text in lines] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]
 
 
 def test_a_large_journal_is_not_loaded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "STRETCH", 1 << 16)
+    monkeypatch.setattr(journal, "STRETCH_BYTES", 1 << 16)
     line = {"t": 0.0, "kind": "layers", "step": 1, "values": {"gate": [0.1] * 100}}
     size = 0
     with (tmp_path / "journal.jsonl").open("wb") as file:
@@ -104,7 +107,7 @@ def test_a_large_journal_is_not_loaded_at_once(tmp_path: Path, monkeypatch: pyte
             size += file.write(encode({"n": number, **line}))
         file.write(encode({"n": 20_000, "t": 0.0, "kind": "warning", "message": "last"}))
     assert size > 9_000_000
-    for read in (lambda: list(files(tmp_path).news(whole=True)), lambda: files(tmp_path).last(1, whole=True)):
+    for read in (lambda: list(log_of(tmp_path).new_lines(whole=True)), lambda: log_of(tmp_path).last(1, whole=True)):
         tracemalloc.start()
         (text,) = read()
         peak = tracemalloc.get_traced_memory()[1]

@@ -262,7 +262,7 @@ def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_c
     assert {out.strip() for out, _ in ends} == {str(shared / "tokens" / fresh.folder.name)}
     assert content(shared / "tokens" / fresh.folder.name) == content(fresh.folder)
     assert markers[0].stat().st_ino == inode  # whole shards of the victim were kept
-    assert not list(shared.rglob(f"{disk.PREFIX}*"))
+    assert not list(shared.rglob(f"{disk.TEMPORARY_PREFIX}*"))
 
 
 def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):

@@ -183,7 +183,7 @@ def test_who_waits_for_a_builder_goes_on_as_soon_as_its_own_part_is_there(make_c
 
     from gpas_cli.data import disk
 
-    monkeypatch.setattr(disk, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(disk, "POLL_SECONDS", 0.02)
     cache, other = make_cache(), make_cache(folder="other")
     build(other, 1)
     found: list[int] = []

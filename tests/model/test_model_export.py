@@ -22,7 +22,7 @@ from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import create_attempt
-from gpas_cli.train.run import Places, prepare_text, train
+from gpas_cli.train.run import RunPaths, prepare_text, train
 
 # Loads every folder in a process where gpas_cli cannot be imported; prints name -> what was found.
 LOADER = """
@@ -160,11 +160,9 @@ def test_the_command_exports_what_a_run_left(tmp_path: Path) -> None:
     experiments = load(toy.folder / "experiments.yaml")
     cell = next(entry.cell for entry in expand(experiments, ["small"]) if entry.name == "pre-gpas-s1")
     attempt = create_attempt(toy.runs, cell.key, {})
-    places = Places(attempt.checkpoints, [], toy.folder / "cache", toy.folder)
+    paths = RunPaths(attempt.checkpoints, [], toy.folder / "cache", toy.folder)
     journal = Journal(attempt.journal_path)
-    train(
-        cell, places, journal, cadence=Cadence(checkpoint_every=10), stop=iter([None] * 10 + ["interrupted"]).__next__
-    )
+    train(cell, paths, journal, cadence=Cadence(checkpoint_every=10), stop=iter([None] * 10 + ["interrupted"]).__next__)
     journal.close()
     assert "apache-2.0" in toy.gpas("export", "pre-gpas-s1", "out", "--license", "my own", expect=2).stderr
     text = toy.gpas("export", "pre-gpas-s1", "out", "--license", "MIT").stdout

@@ -39,7 +39,7 @@ def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
     accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
     try:
         said = toy.submit()
-        assert "left for the next command" in said
+        assert "not yet submitted" in said
         assert 1 <= len(toy.queue()) <= 3
         waited = toy.submit("--wait", expect=0)
         assert "8 done" in waited

@@ -53,7 +53,7 @@ def test_cancelling_cells_says_that_their_text_goes_on(cluster: Cluster, tmp_pat
     (text,) = json.loads(toy.gpas("status", "--json").stdout)["texts"]
     assert text["job"] in cluster.run("squeue", "-h", "-r", "-o", "%i %r")
     said = toy.gpas("cancel", "pre-s1", "pre-gpas-s1").stdout
-    assert f"tokenising text/*.txt continues for other cells; `scancel {text['job']}` ends it" in said
+    assert f"tokenising text/*.txt continues, because other cells may use it; `scancel {text['job']}` stops it" in said
 
 
 @pytest.mark.long

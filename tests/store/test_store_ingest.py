@@ -268,7 +268,7 @@ def test_a_long_journal_is_read_in_stretches(
 ) -> None:
     life.whole()
     with monkeypatch.context() as patch:
-        patch.setattr(ingest.journal, "STRETCH", 500)
+        patch.setattr(ingest.journal, "STRETCH_BYTES", 500)
         patch.setattr(ingest._read, "__defaults__", (500,))
         assert sync(engine, life.runs) == Ingested(attempts=1, events=26)
     fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")

@@ -17,7 +17,7 @@ from typing import Any
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import Places, train
+from gpas_cli.train.run import RunPaths, train
 
 CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_every=3)
 
@@ -33,7 +33,7 @@ def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
 
     earlier = [root / str(n) for n in range(number)]
     outcome = train(
-        cell_from(cell), Places(root / str(number), earlier, root / "cache", root), emit, cadence=CADENCE,
+        cell_from(cell), RunPaths(root / str(number), earlier, root / "cache", root), emit, cadence=CADENCE,
         stop=lambda: None,
     )  # fmt: skip
     os.write(pipe, b"0\n" if outcome.outcome == "done" else b"-1\n")

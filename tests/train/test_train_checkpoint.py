@@ -11,7 +11,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.optim import Optim
-from gpas_cli.train import checkpoint, shardfiles
+from gpas_cli.train import checkpoint, dcp_storage
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.optim import make_adam, set_learning_rate
 
@@ -120,7 +120,7 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shardfiles, "save_file", full)
+    monkeypatch.setattr(dcp_storage, "save_file", full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
     assert newest_first([tmp_path]) == [path]

@@ -24,12 +24,12 @@ from gpas_cli.spec.gate import SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import checkpoint, compiling, strategy
-from gpas_cli.train.bench import made_up_loop
+from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.compiling import compile_layers, worth_compiling
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.strategy import Layout
+from gpas_cli.train.strategy import ParallelLayout
 
 # Raised and handled inside torch.compile itself.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -46,9 +46,9 @@ def network(norm: str, site: str = "home") -> Llama:
     return made
 
 
-def rows(*lengths: int) -> Rows:
+def rows(*lengths: int) -> DeviceRows:
     targets = np.where(np.arange(9) < np.array(lengths)[:, None], TOKENS, IGNORED)
-    return Rows.of(TOKENS, targets, FP32.device)
+    return DeviceRows.of(TOKENS, targets, FP32.device)
 
 
 @pytest.mark.parametrize("norm", SCHEMES)
@@ -86,7 +86,7 @@ def test_all_shapes_of_a_training_compile_for_layers_of_two_kinds(dynamic: bool 
     shapes = [(9, 5, 4, 2), (9, 9, 9, 9), (9, 3, 1, 1), (9, 9), (9, 5), (9,), (4,)]
     for lengths in shapes:
         targets = np.where(np.arange(9) < np.array(lengths)[:, None], TOKENS[: len(lengths)], IGNORED)
-        part = Rows.of(TOKENS[: len(lengths)], targets, FP32.device)
+        part = DeviceRows.of(TOKENS[: len(lengths)], targets, FP32.device)
         summed_loss(made, part, FP32).backward()
         with torch.no_grad():
             summed_loss(made, part, FP32)
@@ -101,7 +101,7 @@ def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, m
         strategy, "compile_layers", lambda made, dynamic: compile_layers(made, "aot_eager", dynamic=dynamic)
     )
     model = parse_model({"size": SIZE, "norm": "lns", "gate": "gpas"})
-    plain, compiled = (Layout(recompute=recompute, compiled=c).build(model, 42, FP32) for c in (False, True))
+    plain, compiled = (ParallelLayout(recompute=recompute, compiled=c).build(model, 42, FP32) for c in (False, True))
     found = []
     for made in (plain, compiled):
         with activation_variance(made) as seen:
@@ -123,7 +123,7 @@ def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(
 
     def start() -> Loop:
         torch._dynamo.reset()
-        return made_up_loop(made, Resources(compile="on"), padded=True)
+        return synthetic_loop(made, Resources(compile="on"), padded=True)
 
     whole = start()
     for step in range(4):

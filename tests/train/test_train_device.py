@@ -17,7 +17,7 @@ from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import run
-from gpas_cli.train.bench import made_up_loop
+from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.observe import Observer
 
 NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -74,7 +74,7 @@ def test_an_update_and_what_observes_it(
 ) -> None:
     monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)  # as on a GPU
     made = cell(precision=precision, gate=gate, norm=norm)
-    loop = made_up_loop(made, padded=padded)
+    loop = synthetic_loop(made, padded=padded)
     observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)
     loop.update()  # the first one makes Adam's states
     fused = loop.optimizer.defaults["fused"]
@@ -95,7 +95,7 @@ def test_all_of_it_is_on_the_device(norm: str, family: str, monkeypatch: pytest.
     monkeypatch.setattr(run, "worth_compiling", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unknown to this device, as is fused Adam
     monkeypatch.setattr(torch.optim, "AdamW", partial(without_fused, torch.optim.AdamW))
-    loop = made_up_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
+    loop = synthetic_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
     done = loop.update(observe=True)
     assert done.layers is not None
     gradients = [p.grad for p in loop.network.parameters() if p.grad is not None]

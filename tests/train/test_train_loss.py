@@ -11,7 +11,7 @@ from gpas_cli.data.loader import IGNORED
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.train import loss
-from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_without_padding_and_by_chunks_it_is_the_plain_loss(
     monkeypatch.setattr(loss, "CHUNK", chunk)
     made, (inputs, targets) = network(family=family), padded(hole)
     expected = plain(made, inputs, targets)
-    rows = Rows.of(inputs, targets, CPU)
+    rows = DeviceRows.of(inputs, targets, CPU)
     assert rows.packing is not None
     assert rows.inputs.shape == (1, sum(LENGTHS))
     ours = summed_loss(made, rows, Precision("fp32", CPU), 4)
@@ -67,7 +67,7 @@ def test_in_single_precision_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "CHUNK", 350)
     made, (inputs, targets) = network(torch.float32), padded()
     expected = plain(made, inputs, targets)
-    ours = summed_loss(made, Rows.of(inputs, targets, CPU), Precision("fp32", CPU))
+    ours = summed_loss(made, DeviceRows.of(inputs, targets, CPU), Precision("fp32", CPU))
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
     theirs, ours = gradients(made, expected), gradients(made, ours)
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
@@ -77,14 +77,14 @@ def test_in_single_precision_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_full_rows_stay_rows() -> None:
     inputs, targets = np.ones((2, 2, 5), np.int64)
-    rows = Rows.of(inputs, targets, CPU)
+    rows = DeviceRows.of(inputs, targets, CPU)
     assert rows.packing is None
     assert rows.inputs.shape == (2, 5)
 
 
 def test_a_batch_without_targets_costs_nothing_and_is_zero() -> None:
     inputs, targets = np.ones((2, 5), np.int64), np.full((2, 5), IGNORED)
-    value = summed_loss(network(), Rows.of(inputs, targets, CPU), Precision("fp32", CPU))
+    value = summed_loss(network(), DeviceRows.of(inputs, targets, CPU), Precision("fp32", CPU))
     assert value.item() == 0
 
 
@@ -92,7 +92,7 @@ def test_a_batch_without_targets_costs_nothing_and_is_zero() -> None:
 def test_in_bfloat16_it_is_near_the_exact_one(name: str) -> None:
     precision, (inputs, targets) = Precision(name, CPU), padded()
     made = network(precision.weights)
-    ours = summed_loss(made, Rows.of(inputs, targets, CPU), precision)
+    ours = summed_loss(made, DeviceRows.of(inputs, targets, CPU), precision)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours.double(), plain(network(), inputs, targets), rtol=2e-2, atol=0)
     ours.backward()
@@ -105,7 +105,7 @@ def test_an_evaluation_makes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         loss, "_chunked", lambda *args, **kwargs: wanted.append(kwargs["wanted"]) or whole(*args, **kwargs)
     )
-    made, rows = network(), Rows.of(*padded(), CPU)
+    made, rows = network(), DeviceRows.of(*padded(), CPU)
     with torch.no_grad():
         summed_loss(made, rows, Precision("fp32", CPU))
     summed_loss(made, rows, Precision("fp32", CPU))

@@ -19,11 +19,11 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loop, memory
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
-from gpas_cli.train.loss import Rows, summed_loss
+from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.memory import bytes_per_token, free_bytes, micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, make_deterministic
-from gpas_cli.train.strategy import Layout, choose
+from gpas_cli.train.strategy import ParallelLayout, choose_layout
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU)
@@ -68,7 +68,7 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
 
     inputs = np.zeros(tokens, np.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = summed_loss(network, Rows.of(inputs, np.ones(tokens, np.int64), CPU), precision)
+        loss = summed_loss(network, DeviceRows.of(inputs, np.ones(tokens, np.int64), CPU), precision)
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     estimate = 96 * bytes_per_token(model.size, precision)
     assert 0.7 * estimate < found <= estimate
@@ -112,7 +112,7 @@ def test_what_can_never_fit_is_refused_with_the_remedy(
 
     monkeypatch.setattr(loop.Loop, "_accumulate", none)
     network = build(parse_model({"size": SIZE}))
-    what = Loop(network, None, None, None, FP32, 4, layout=Layout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
+    what = Loop(network, None, None, None, FP32, 4, layout=ParallelLayout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
     with pytest.raises(GpasError, match=words) as refusal:
         what._gradients(None, False)  # type: ignore[arg-type]
     assert is_memory(str(refusal.value)) is (strategy == "fsdp"), "is tried again with fewer rows where that can help"
@@ -140,7 +140,7 @@ def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     two, gpu = World(0, 2, 0), Precision("bf16", torch.device("cuda"))
 
     def chosen(model: Model, precision: Precision, world: World, **asked: Any) -> tuple[str, bool]:
-        layout = choose(Resources(**asked), model, precision, world)
+        layout = choose_layout(Resources(**asked), model, precision, world)
         return layout.strategy, layout.recompute
 
     monkeypatch.setattr(strategy, "_memory", lambda _: 80 * 2**30)

@@ -18,7 +18,7 @@ from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update
-from gpas_cli.train.observe import Observer, fetch, make_meter, measure
+from gpas_cli.train.observe import Observer, fetch, measure, speed_meter
 from gpas_cli.train.parallel import World, joined
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
@@ -165,7 +165,7 @@ def test_every_peak_is_found_by_its_own_name() -> None:
 
 
 def test_mfu_is_absent_where_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = make_meter(cell(), torch.device("cpu"))
+    meter = speed_meter(cell(), torch.device("cpu"))
     measured = meter.read(Position(step=2, tokens=128))
     assert "mfu" not in measured
     assert measured["flops_per_second"] == pytest.approx(measured["tokens_per_second"] * flops_per_token(cell()))

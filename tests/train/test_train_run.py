@@ -17,10 +17,10 @@ from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.train import gemm, loop, shardfiles
+from gpas_cli.train import dcp_storage, loop, matmul_precision
 from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import Places, train
+from gpas_cli.train.run import RunPaths, train
 
 STEPS = 24
 CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7)
@@ -40,14 +40,14 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     root = tmp_path_factory.mktemp("text")
     chooser = random.Random(1)
     words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
     for i in range(60):
         (root / f"{i:02d}.txt").write_text(" ".join(chooser.choice(words) for _ in range(200)) + "\n")
     make_deterministic(1)
-    return Places(checkpoints=root / "unused", earlier=[], cache=root / "cache", root=root)
+    return RunPaths(checkpoints=root / "unused", earlier=[], cache=root / "cache", root=root)
 
 
 def cell(**values: object) -> Cell:
@@ -58,12 +58,12 @@ def cell(**values: object) -> Cell:
 
 
 def go(
-    places: Places, folder: Path, what: Cell, stop_at: int | None = None, **kwargs: object
+    paths: RunPaths, folder: Path, what: Cell, stop_at: int | None = None, **kwargs: object
 ) -> tuple[Outcome, Recorder]:
     """Train into `folder`; with `stop_at`, be asked to leave after that many updates."""
     recorder, asked = Recorder(), iter(range(10**6))
     stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
-    where = Places(folder, kwargs.pop("earlier", []), places.cache, places.root, kwargs.pop("teacher", None))
+    where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root, kwargs.pop("teacher", None))
     return train(what, where, recorder, cadence=CADENCE, stop=stop, **kwargs), recorder
 
 
@@ -72,8 +72,8 @@ def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(shard)
 
 
-def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> None:
-    outcome, recorder = go(places, tmp_path, cell())
+def test_a_run_tells_everything_it_should(paths: RunPaths, tmp_path: Path) -> None:
+    outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("done", STEPS)
     steps = recorder.of("step")
     assert [event["step"] for event in steps] == [1, 5, 10, 15, 20, 24]
@@ -97,23 +97,23 @@ def test_a_run_tells_everything_it_should(places: Places, tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_killed_before_its_first_checkpoint_takes_the_same_product_again(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe of the second attempt would take another one."""
-    places = replace(places, cache=tmp_path / "cache")
-    paths = []
+    paths = replace(paths, cache=tmp_path / "cache")
+    products = []
     for times in ({"highest": 2.0, "medium": 1.0}, {"highest": 1.0, "medium": 2.0}):
-        probe = gemm._Probe(dict.fromkeys(gemm.PATHS, 0.0), times)
-        monkeypatch.setattr(gemm._Probe, "of", lambda size, device, probe=probe: probe)
-        folder = tmp_path / f"{len(paths)}"
-        _, recorder = go(places, folder, cell(), stop_at=0)
+        probe = matmul_precision._Probe(dict.fromkeys(matmul_precision.PATHS, 0.0), times)
+        monkeypatch.setattr(matmul_precision._Probe, "of", lambda size, device, probe=probe: probe)
+        folder = tmp_path / f"{len(products)}"
+        _, recorder = go(paths, folder, cell(), stop_at=0)
         assert not list(folder.glob("step-*"))
-        paths.append(recorder.of("phase")[-1]["gemm"])
-    assert paths == ["medium", "medium"]
+        products.append(recorder.of("phase")[-1]["gemm"])
+    assert products == ["medium", "medium"]
 
 
-def test_damaged_tokens_end_a_run_and_sound_ones_are_journalled(places: Places, tmp_path: Path) -> None:
-    here = replace(places, cache=tmp_path / "cache")
+def test_damaged_tokens_end_a_run_and_sound_ones_are_journalled(paths: RunPaths, tmp_path: Path) -> None:
+    here = replace(paths, cache=tmp_path / "cache")
     _, recorder = go(here, tmp_path / "sound", cell())
     found = {event["split"]: event["shards"] for event in recorder.of("verified")}
     markers = {path.parent.name: path for path in here.cache.glob("tokens/*/*/00000.json")}
@@ -129,70 +129,70 @@ def test_damaged_tokens_end_a_run_and_sound_ones_are_journalled(places: Places, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
-def test_a_resumed_run_ends_in_the_same_bits(places: Places, tmp_path: Path, precision: str) -> None:
+def test_a_resumed_run_ends_in_the_same_bits(paths: RunPaths, tmp_path: Path, precision: str) -> None:
     what = cell(precision=precision)
-    straight, _ = go(places, tmp_path / "straight", what)
+    straight, _ = go(paths, tmp_path / "straight", what)
     chooser = random.Random(7)
     for trial in range(3):
         stop_at, lost = chooser.randrange(1, STEPS), chooser.random() < 0.5
         first, second = tmp_path / f"{trial}-1", tmp_path / f"{trial}-2"
-        left, _ = go(places, first, what, stop_at)
+        left, _ = go(paths, first, what, stop_at)
         assert (left.outcome, left.step) == ("interrupted", stop_at)
         if lost:  # a SIGKILL leaves only the periodic checkpoints
             shutil.rmtree(path_of(first, stop_at))
-        resumed, recorder = go(places, second, what, earlier=[first])
+        resumed, recorder = go(paths, second, what, earlier=[first])
         assert recorder.of("phase")[-2]["resumed_from"] <= stop_at
         assert resumed.metrics["loss"] == straight.metrics["loss"]
         ours, theirs = final_tensors(second), final_tensors(tmp_path / "straight")
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_the_split_into_micro_batches_changes_rounding_only(places: Places, tmp_path: Path) -> None:
-    whole, _ = go(places, tmp_path / "a", cell())
-    split, _ = go(places, tmp_path / "b", cell(), resources=Resources(micro_batch=1))
+def test_the_split_into_micro_batches_changes_rounding_only(paths: RunPaths, tmp_path: Path) -> None:
+    whole, _ = go(paths, tmp_path / "a", cell())
+    split, _ = go(paths, tmp_path / "b", cell(), resources=Resources(micro_batch=1))
     assert split.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-4)
 
 
-def test_base_and_gpas_see_the_same_batches(places: Places, tmp_path: Path) -> None:
-    runs = [go(places, tmp_path / str(i), cell(gate=gate), stop_at=0)[1] for i, gate in enumerate([None, "gpas"])]
+def test_base_and_gpas_see_the_same_batches(paths: RunPaths, tmp_path: Path) -> None:
+    runs = [go(paths, tmp_path / str(i), cell(gate=gate), stop_at=0)[1] for i, gate in enumerate([None, "gpas"])]
     assert runs[0].of("data") == runs[1].of("data")
-    other = go(places, tmp_path / "other", cell(seed=1), stop_at=0)[1]
+    other = go(paths, tmp_path / "other", cell(seed=1), stop_at=0)[1]
     assert other.of("data")[0]["first_batch"] != runs[0].of("data")[0]["first_batch"]
 
 
 def test_a_loss_that_is_not_a_number_is_a_result(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     healthy, calls = loop.summed_loss, iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 8 else 1))
-    outcome, recorder = go(places, tmp_path, cell())
+    outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 9)
     assert outcome.cause == "the training loss of update 9 is nan"
     assert recorder.of("step")[-1]["step"] == 10
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     healthy, calls = loop.clip, iter(range(10**6))
     monkeypatch.setattr(loop, "clip", lambda *a: healthy(*a) * (math.inf if next(calls) == 12 else 1))
-    outcome, recorder = go(places, tmp_path, cell())
+    outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 13)
     assert outcome.cause == "the gradient norm of update 13 is inf"
     assert recorder.of("checkpoint")[-1]["step"] == 7  # the one of update 14 would have held the damage
 
 
 def test_a_loss_that_stays_high_is_a_divergence(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     healthy, calls = loop.summed_loss, iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 8 else 1))
-    outcome, _ = go(places, tmp_path, cell(), watch=Monitoring(patience=6))
+    outcome, _ = go(paths, tmp_path, cell(), watch=Monitoring(patience=6))
     assert (outcome.outcome, outcome.step) == ("diverged", 14)
     assert "was above 6." in outcome.cause
 
 
-def test_a_resumed_run_tells_the_same_spikes(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_tells_the_same_spikes(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {17: 8.0, 18: 8.0, 22: 9.0}
     update = loop.Loop.update
 
@@ -202,21 +202,21 @@ def test_a_resumed_run_tells_the_same_spikes(places: Places, tmp_path: Path, mon
 
     monkeypatch.setattr(loop.Loop, "update", spiking)
     watch = Monitoring(window=16)
-    whole = go(places, tmp_path / "whole", cell(), watch=watch)[1].of("spike")
+    whole = go(paths, tmp_path / "whole", cell(), watch=watch)[1].of("spike")
     assert [(spike["step"], spike["of"]) for spike in whole] == [(17, "loss"), (22, "loss")]
     for stop_at in (3, 16, 17, 18, 23):
         first, second = tmp_path / f"{stop_at}-1", tmp_path / f"{stop_at}-2"
-        told = go(places, first, cell(), stop_at, watch=watch)[1].of("spike")
-        _, after = go(places, second, cell(), earlier=[first], watch=watch)
+        told = go(paths, first, cell(), stop_at, watch=watch)[1].of("spike")
+        _, after = go(paths, second, cell(), earlier=[first], watch=watch)
         assert told + after.of("spike") == whole
         assert not after.of("warning")
 
 
-def test_a_run_that_other_code_goes_on_with_says_so(places: Places, tmp_path: Path) -> None:
+def test_a_run_that_other_code_goes_on_with_says_so(paths: RunPaths, tmp_path: Path) -> None:
     def attempt(number: int, code: str, stop_at: int | None = None, **more: str) -> tuple[Outcome, Recorder]:
         recorder, asked = Recorder(), iter(range(10**6))
         earlier = [tmp_path / str(before) for before in range(number)]
-        where = replace(places, checkpoints=tmp_path / str(number), earlier=earlier, code=code)
+        where = replace(paths, checkpoints=tmp_path / str(number), earlier=earlier, code=code)
         stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at else (lambda: None)
         return train(cell(), where, recorder, cadence=CADENCE, stop=stop, resources=Resources(**more)), recorder
 
@@ -230,18 +230,18 @@ def test_a_run_that_other_code_goes_on_with_says_so(places: Places, tmp_path: Pa
     assert (mixed.outcome, mixed.metrics["code_versions"]) == ("done", 2)
 
 
-def test_a_checkpoint_without_a_record_of_what_was_usual(places: Places, tmp_path: Path) -> None:
-    go(places, tmp_path / "1", cell(), 9)
+def test_a_checkpoint_without_a_record_of_what_was_usual(paths: RunPaths, tmp_path: Path) -> None:
+    go(paths, tmp_path / "1", cell(), 9)
     for path in (tmp_path / "1").glob("watch-*.json"):
         path.unlink()
-    outcome, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    outcome, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
     assert "a spike soon after goes unseen" in recorder.of("warning")[0]["message"]
 
 
-def test_a_profile_is_written_and_told(places: Places, tmp_path: Path) -> None:
-    straight, _ = go(places, tmp_path / "a/checkpoints", cell())
-    profiled, recorder = go(places, tmp_path / "b/checkpoints", cell(), watch=Monitoring(profile=2))
+def test_a_profile_is_written_and_told(paths: RunPaths, tmp_path: Path) -> None:
+    straight, _ = go(paths, tmp_path / "a/checkpoints", cell())
+    profiled, recorder = go(paths, tmp_path / "b/checkpoints", cell(), watch=Monitoring(profile=2))
     assert profiled.metrics["loss"] == straight.metrics["loss"]
     (told,) = recorder.of("profile")
     assert told["step"] == 12
@@ -250,48 +250,48 @@ def test_a_profile_is_written_and_told(places: Places, tmp_path: Path) -> None:
     assert "aten::mm" in Path(told["operators"]).read_text()
 
 
-def test_a_run_too_short_for_a_profile_says_so(places: Places, tmp_path: Path) -> None:
-    _, recorder = go(places, tmp_path / "checkpoints", cell(), 5, watch=Monitoring(profile=3))
+def test_a_run_too_short_for_a_profile_says_so(paths: RunPaths, tmp_path: Path) -> None:
+    _, recorder = go(paths, tmp_path / "checkpoints", cell(), 5, watch=Monitoring(profile=3))
     assert recorder.of("profile") == []
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
 
 
 def test_a_full_disk_costs_a_checkpoint_not_the_run(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shardfiles, "save_file", full)
-    outcome, recorder = go(places, tmp_path, cell())
+    monkeypatch.setattr(dcp_storage, "save_file", full)
+    outcome, recorder = go(paths, tmp_path, cell())
     assert outcome.outcome == "done"
     assert "No space left" in recorder.of("warning")[0]["message"]
     assert recorder.of("checkpoint") == []
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(places: Places, tmp_path: Path) -> None:
-    go(places, tmp_path / "1", cell(), stop_at=15)
+def test_a_damaged_newest_checkpoint_is_passed_over(paths: RunPaths, tmp_path: Path) -> None:
+    go(paths, tmp_path / "1", cell(), stop_at=15)
     newest = path_of(tmp_path / "1", 15) / "00000.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
-    outcome, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    outcome, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
     assert "passed over" in recorder.of("warning")[0]["message"]
     assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 14
 
 
-def test_without_a_sound_checkpoint_it_says_that_it_starts_again(places: Places, tmp_path: Path) -> None:
-    go(places, tmp_path / "1", cell(), stop_at=15)
+def test_without_a_sound_checkpoint_it_says_that_it_starts_again(paths: RunPaths, tmp_path: Path) -> None:
+    go(paths, tmp_path / "1", cell(), stop_at=15)
     for folder in (tmp_path / "1").glob("step-*"):
         (folder / "00000.safetensors").write_bytes(b"")
-    _, recorder = go(places, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    _, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert "starts again at update 0" in recorder.of("warning")[-1]["message"]
     assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 0
 
 
-def test_it_does_not_go_on_with_another_text(places: Places, tmp_path: Path) -> None:
+def test_it_does_not_go_on_with_another_text(paths: RunPaths, tmp_path: Path) -> None:
     root = tmp_path / "text"
-    shutil.copytree(places.root, root, ignore=shutil.ignore_patterns("cache"))
-    own = replace(places, root=root, cache=root / "cache")
+    shutil.copytree(paths.root, root, ignore=shutil.ignore_patterns("cache"))
+    own = replace(paths, root=root, cache=root / "cache")
     go(own, tmp_path / "1", cell(), stop_at=15)
     kept = (root / "00.txt").read_text()
     (root / "00.txt").write_text(f"{kept} more")
@@ -302,18 +302,18 @@ def test_it_does_not_go_on_with_another_text(places: Places, tmp_path: Path) -> 
     assert outcome.outcome == "done"
 
 
-def test_predefined_gates_start_from_the_teacher_and_stay(places: Places, tmp_path: Path) -> None:
-    go(places, tmp_path / "teacher", cell())
+def test_predefined_gates_start_from_the_teacher_and_stay(paths: RunPaths, tmp_path: Path) -> None:
+    go(paths, tmp_path / "teacher", cell())
     trained = final_tensors(tmp_path / "teacher")
     pupil = cell(gate={"learnable": False, "from_trained": True})
-    go(places, tmp_path / "pupil", pupil, teacher=path_of(tmp_path / "teacher", STEPS))
+    go(paths, tmp_path / "pupil", pupil, teacher=path_of(tmp_path / "teacher", STEPS))
     kept = final_tensors(tmp_path / "pupil")
     gates = [name for name in trained if name.startswith("network/") and name.endswith("alpha")]
     assert len(gates) == 3
     assert all(torch.equal(kept[name], trained[name]) and trained[name] != 0 for name in gates)
 
 
-def test_clipping_bounds_all_gradients_then_the_gates(places: Places) -> None:
+def test_clipping_bounds_all_gradients_then_the_gates(paths: RunPaths) -> None:
     from gpas_cli.model.llama import build
     from gpas_cli.train.optim import clip, gradient_norm
 
@@ -327,8 +327,8 @@ def test_clipping_bounds_all_gradients_then_the_gates(places: Places) -> None:
     assert gates == pytest.approx(min(math.sqrt(3) * scale, 0.01), rel=1e-3)
 
 
-def test_the_reference_formula_is_lower_by_one_batch(places: Places, tmp_path: Path) -> None:
-    outcome, _ = go(places, tmp_path, cell())
+def test_the_reference_formula_is_lower_by_one_batch(paths: RunPaths, tmp_path: Path) -> None:
+    outcome, _ = go(paths, tmp_path, cell())
     batches = math.ceil(500 / (4 * 16))
     expected = outcome.metrics["loss_batch_mean"] * batches / (batches + 1)
     assert outcome.metrics["loss_reference"] == pytest.approx(expected, rel=0.02)

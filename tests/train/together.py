@@ -28,7 +28,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     from gpas_cli.spec.cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
     from gpas_cli.train import loop
-    from gpas_cli.train.run import Places, train
+    from gpas_cli.train.run import RunPaths, train
 
     name, cell, resources, earlier, updates = case
     rank, rows = resources.pop("room", (-1, 0))
@@ -38,7 +38,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     told: dict[str, Any] = {}
     asked = iter(range(10**6))
     outcome = train(
-        cell_from(cell), Places(root / name, [root / e for e in earlier], root / "cache", root),
+        cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
         lambda kind, **fields: told.setdefault(kind, []).append(fields),
         cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2), resources=Resources(**resources),
         # Only one of the processes wishes to stop.

@@ -33,7 +33,7 @@ _ROWS, _FLOPS = 512, 2**30
 
 
 @dataclass(frozen=True)
-class Gemm:
+class MatmulChoice:
     """The path taken; its error as in TOLERANCE; its speed over that of "highest".
 
     `origin` says what decided: `checkpoint` (the run used it before), `record` (a run of this machine chose it before),
@@ -46,7 +46,7 @@ class Gemm:
     origin: str
 
 
-def choose_gemm(size: Size, device: torch.device, before: str = "", record: Path | None = None) -> Gemm:
+def choose_matmul(size: Size, device: torch.device, before: str = "", record: Path | None = None) -> MatmulChoice:
     """Choose and set the path for the feed-forward network's product, (rows, hidden) x (hidden, ffn).
 
     The time of a path varies from run to run, so the choice is made once: `before`, the path of the run's checkpoint,
@@ -57,30 +57,30 @@ def choose_gemm(size: Size, device: torch.device, before: str = "", record: Path
     """
     probe = _Probe.of(size, device)
     if before:
-        found = probe.gemm(before, "checkpoint")
+        found = probe.choice(before, "checkpoint")
     elif record is None:
-        found = probe.gemm(probe.fastest(), "probe")
+        found = probe.choice(probe.fastest(), "probe")
     else:
         found = _recorded(probe, _conditions(size, device), record)
     torch.set_float32_matmul_precision(found.path)
     return found
 
 
-def _recorded(probe: _Probe, conditions: Mapping[str, object], folder: Path) -> Gemm:
+def _recorded(probe: _Probe, conditions: Mapping[str, object], folder: Path) -> MatmulChoice:
     """The choice on record, or the probe's, which is then recorded."""
     path = folder / f"{disk.digest(conditions)}.json"
     try:
         if known := _read(path):
-            return probe.gemm(known, "record")
+            return probe.choice(known, "record")
         with disk.locked(folder):
             if known := _read(path):
-                return probe.gemm(known, "record")
-            found = probe.gemm(probe.fastest(), "probe")
+                return probe.choice(known, "record")
+            found = probe.choice(probe.fastest(), "probe")
             facts = {"error": found.error, "speedup": found.speedup, "host": socket.gethostname(), "time": time.time()}
             disk.write_json(path, {"conditions": conditions, "path": found.path, **facts})
             return found
     except DataError:
-        return probe.gemm(PATHS[0], "unrecorded")
+        return probe.choice(PATHS[0], "unrecorded")
 
 
 def _read(path: Path) -> str:
@@ -127,10 +127,10 @@ class _Probe:
         best = min(self._exact(), key=lambda path: self.times[path], default=PATHS[0])
         return best if self.times[PATHS[0]] >= MARGIN * self.times[best] else PATHS[0]
 
-    def gemm(self, path: str, origin: str) -> Gemm:
+    def choice(self, path: str, origin: str) -> MatmulChoice:
         """The choice of `path`, or of "highest" where `path` is not float32 here."""
         path = path if path in self._exact() else PATHS[0]
-        return Gemm(path, self.errors[path], self.times[PATHS[0]] / self.times[path], origin)
+        return MatmulChoice(path, self.errors[path], self.times[PATHS[0]] / self.times[path], origin)
 
     def _exact(self) -> list[str]:
         return [path for path in PATHS if self.errors[path] <= TOLERANCE]

@@ -1,0 +1,65 @@
+"""How numbers, sizes, times and lists read."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpas_cli import words
+
+
+def test_a_noun_and_a_verb_agree_with_their_number() -> None:
+    assert [words.count(n, "cell") for n in (0, 1, 2, 1200)] == ["0 cells", "1 cell", "2 cells", "1,200 cells"]
+    assert [words.count(n, "entry", "entries") for n in (1, 2)] == ["1 entry", "2 entries"]
+    assert [words.verb(n, "is", "are") for n in (0, 1, 2)] == ["are", "is", "are"]
+
+
+def test_ordinals() -> None:
+    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 111, 123)
+    told = "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 111th 123rd".split()
+    assert [words.ordinal(number) for number in numbers] == told
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(7, "7"), (999, "999"), (307_200, "307k"), (71e6, "71M"), (1.34e9, "1.34B"), (2e12, "2T")]
+)
+def test_large_numbers_are_abbreviated(number: float, text: str) -> None:
+    assert words.abbreviated(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_340_000, "12.3 MB"), (1.08e11, "108 GB"), (5e15, "5,000 TB")],
+)
+def test_bytes_are_in_decimal_units(number: float, text: str) -> None:
+    assert words.byte_size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (3569, "59 min"), (3571, "1.0 h"), (12_300, "3.4 h"),
+     (47 * 3600, "47.0 h"), (48 * 3600, "2.0 days"), (200 * 86_400, "200 days")],
+)  # fmt: skip
+def test_durations_are_in_their_largest_unit(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+def test_a_stopwatch_has_hours_once_there_are_any() -> None:
+    assert [words.stopwatch(seconds) for seconds in (0, 9.9, 65, 3723)] == ["0:00", "0:09", "1:05", "1:02:03"]
+
+
+def test_a_time_has_its_day_unless_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.mktime((2025, 11, 22, 14, 5, 9, 0, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert words.clock_time(now) == "14:05"
+    assert words.clock_time(now + 86_400) == "Sun 23 Nov 14:05"
+    assert words.date_and_time(now) == "2025-11-22 14:05:09"
+
+
+def test_a_long_list_is_cut_and_counted() -> None:
+    assert words.listed(["a"], 3) == "a"
+    assert words.listed(["a", "b", "c"], 3) == "a, b, c"
+    assert words.listed(["a", "b", "c", "d"], 3) == "a, b, c and 1 more"
+    assert words.listed(list("abcd"), 1) == "a and 3 more"
+    assert words.listed(["a went", "b broke", "c"], 2, "; ") == "a went; b broke; and 1 more"
