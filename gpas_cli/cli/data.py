@@ -46,7 +46,7 @@ def prepare(
     """
     from gpas_cli.data.corpora import SPLITS
     from gpas_cli.data.requirements import requirements
-    from gpas_cli.data.workers import cores
+    from gpas_cli.processor import usable_cores
 
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
@@ -55,7 +55,7 @@ def prepare(
     made = []
     for demand in wanted:
         with _board(as_json) as board:
-            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or cores(), board))
+            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), board))
     if as_json:
         print_json(corpora=made)
         return

@@ -28,11 +28,6 @@ TRIES = 3
 _SPAWN = get_context("spawn")
 
 
-def cores() -> int:
-    """The CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def parallel_encoder(recipe: EncoderSpec, workers: int) -> Encode:
     """The encoder that shares groups among so many processes, started when the first group comes."""
 

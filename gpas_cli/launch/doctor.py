@@ -21,6 +21,7 @@ import psutil
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import counted
+from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count
 
@@ -86,7 +87,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = len(usable_cores())
     load = psutil.getloadavg()[0]
     busy = load > usable
     remedy = "local jobs will share the cores with something else" if busy else ""

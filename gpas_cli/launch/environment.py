@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from gpas_cli import __version__
-from gpas_cli.processor import cpu_model
+from gpas_cli.processor import cpu_model, usable_cores
 
 PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 VARIABLES = (
@@ -38,7 +38,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "machine": platform.machine(),
         "hostname": socket.gethostname(),
         "cpu": cpu_model(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or ""),
+        "cores": str(len(usable_cores())),
         "gpas": __version__,
         **{name: _version(name) for name in PACKAGES},
         **{name.lower(): environ.get(name, "") for name in VARIABLES},

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.launch import locks
+from gpas_cli.processor import usable_cores
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import count
 
@@ -98,7 +99,7 @@ class Lease:
 
 def machine(environ: Mapping[str, str] = os.environ) -> Machine:
     """The accelerators and cores that this process may use. Asks nvidia-smi, never torch."""
-    cores = available_cores()
+    cores = usable_cores()
     return Machine(gpus=visible_gpus(environ), cores=cores[: cpu_quota(len(cores))])
 
 
@@ -116,13 +117,6 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         if word not in named:
             named.append(word)
     return tuple(named) if installed else ()
-
-
-def available_cores() -> tuple[int, ...]:
-    """The numbers of the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def cpu_quota(cores: int, path: Path = CGROUP_QUOTA) -> int:
