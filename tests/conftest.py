@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 # On a cluster's login node no test reaches the site's controller: this file names no cluster. The commands of
 # the tests' own clusters have their own.

@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture
 def job(project: Project) -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like the job of an attempt in the project."""
-    words = ["gpas_cli.launch.job", str(project.runs / KEY[:2] / KEY / "002")]
+    words = ["gpas_cli.worker.job", str(project.runs / KEY[:2] / KEY / "002")]
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
     yield process
     process.kill()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.launch import locks
-from gpas_cli.launch.watch import observe
 from gpas_cli.permissions import SHARING, advise, explain
+from gpas_cli.state import locks
+from gpas_cli.state.observe import observe
 
 KEY = "0123456789abcdef"
 NOBODY = 65534

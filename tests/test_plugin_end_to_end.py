@@ -55,7 +55,7 @@ def job(toy: Toy, number: int, **changed: object) -> tuple[int, str]:
     directory.mkdir()
     attempt = {**json.loads((first / "attempt.json").read_text()), "number": number, **changed}
     (directory / "attempt.json").write_text(json.dumps(attempt))
-    command = [sys.executable, "-P", "-m", "gpas_cli.launch.job", str(directory)]
+    command = [sys.executable, "-P", "-m", "gpas_cli.worker.job", str(directory)]
     done = subprocess.run(command, cwd=toy.folder, env=toy.environment(), stdout=subprocess.DEVNULL, timeout=240)
     return done.returncode, (directory / "journal.jsonl").read_text()
 

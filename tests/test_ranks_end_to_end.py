@@ -85,7 +85,7 @@ def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
     sizes = {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "gpas_cli.launch.job", str(second), "--rank"], cwd=straight.folder,
+            [sys.executable, "-P", "-m", "gpas_cli.worker.job", str(second), "--rank"], cwd=straight.folder,
             env={**straight.environment(), **step, **sizes, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
         )
         for rank in range(2)

@@ -12,7 +12,7 @@ from gpas_cli.words import byte_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpas_cli.launch.bench import Bench
+    from gpas_cli.schedule.local.benchmark import Bench
 
 
 def bench(
@@ -32,7 +32,7 @@ def bench(
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
-    from gpas_cli.launch.bench import bench as measure
+    from gpas_cli.schedule.local.benchmark import bench as measure
 
     found = []
     with working("measuring") as tell:

@@ -23,8 +23,8 @@ from gpas_cli.errors import Exit, GpasError
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
-    from gpas_cli.launch.control import Cancelling
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.schedule.cancel import Cancelling
+    from gpas_cli.state.status import CellStatus
 
 ASK_ABOVE = 3  # cells
 
@@ -42,9 +42,10 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
     from gpas_cli.cli.states import once
-    from gpas_cli.launch.control import cancel as request
-    from gpas_cli.launch.text import awaited
-    from gpas_cli.launch.watch import ALIVE, look
+    from gpas_cli.plan.tokenisation import awaited
+    from gpas_cli.schedule.cancel import cancel as request
+    from gpas_cli.state.observe import look
+    from gpas_cli.state.status import ALIVE
 
     if not words and not where:
         raise GpasError("name cells or a grid, or select cells with --where")
@@ -54,11 +55,11 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         raise GpasError(f"nothing was cancelled: {_why_not(states)}")
     if len(alive) > ASK_ABOVE:
         confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
-    texts = [text for text in awaited(project().runs, states) if text.sighting.state in ALIVE]
+    texts = [text for text in awaited(project().runs, states) if text.status.state in ALIVE]
     results = request(project().runs, alive)
     for result in results:
         console().print(f"{result.state.entry.id}: {result.what}", markup=False)
-    for name, job in ((text.name, text.sighting.job) for text in texts):
+    for name, job in ((text.name, text.status.job) for text in texts):
         if job:
             console().print(
                 f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it",
@@ -70,14 +71,14 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-def _why_not(states: Sequence[CellState]) -> str:
+def _why_not(states: Sequence[CellStatus]) -> str:
     """Return why there is nothing to cancel: the state of each cell if there are few, else counts."""
     if len(states) > ASK_ABOVE:
         return f"no cell is running or queued ({_counts(states)})"
     return ", ".join(f"{state.entry.id} is {state.state}" for state in states)
 
 
-def _counts(states: Sequence[CellState]) -> str:
+def _counts(states: Sequence[CellStatus]) -> str:
     return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.state.status import CellStatus
 
 # What a reader wants to see first.
 ORDER = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "missing", "done")
@@ -26,12 +26,12 @@ class CellFilter:
     sort: str | None = None
     limit: int | None = None
 
-    def apply(self, cells: Sequence[CellState]) -> list[CellState]:
+    def apply(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
         """The cells to list, in order."""
         fitting = self.fitting(cells)
         return fitting if self.limit is None else fitting[: self.limit]
 
-    def fitting(self, cells: Sequence[CellState]) -> list[CellState]:
+    def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
         """All cells in the wanted states, in order, without regard to the limit."""
         fitting = [cell for cell in cells if self.states is None or cell.state in self.states]
         return sorted(fitting, key=SORTS[self.sort]) if self.sort else fitting
@@ -53,28 +53,28 @@ def check_sort(word: str | None) -> str | None:
     return word
 
 
-def rest(hidden: Sequence[CellState]) -> str:
+def rest(hidden: Sequence[CellStatus]) -> str:
     """What is not listed, in words: "and 12 more: 10 queued, 2 failed"."""
     counts = Counter(cell.state for cell in hidden)
     parts = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
     return f"and {len(hidden)} more: {parts}"
 
 
-def _by_name(cell: CellState) -> list[Any]:
+def _by_name(cell: CellStatus) -> list[Any]:
     """Numbers in names by their value: s2 comes before s10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", cell.entry.id)]
 
 
-def _by_age(cell: CellState) -> float:
+def _by_age(cell: CellStatus) -> float:
     return math.inf if cell.age is None else cell.age
 
 
-def _by_perplexity(cell: CellState) -> float:
+def _by_perplexity(cell: CellStatus) -> float:
     value = float(cell.metrics.get("perplexity", math.inf))
     return math.inf if math.isnan(value) else value
 
 
-SORTS: dict[str, Callable[[CellState], Any]] = {
+SORTS: dict[str, Callable[[CellStatus], Any]] = {
     "state": lambda cell: ORDER.index(cell.state),
     "name": _by_name,
     "age": _by_age,

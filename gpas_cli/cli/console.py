@@ -211,7 +211,7 @@ def _find(declared: Sequence[Entry], word: str) -> Entry:
     line have made under this name."""
     from gpas_cli.grid.select import find
     from gpas_cli.grid.variant import JOINED
-    from gpas_cli.launch.undeclared import undeclared, with_key
+    from gpas_cli.plan.undeclared import undeclared, with_key
 
     try:
         return find(declared, word)

@@ -28,7 +28,7 @@ def doctor(
     from rich.table import Table
     from rich.text import Text
 
-    from gpas_cli.launch.doctor import examine
+    from gpas_cli.doctor.examine import examine
     from gpas_cli.report.table_checks import table_problems
 
     here = Project.find(STATE.config, required=False)

@@ -50,7 +50,7 @@ def export(
     """
     from gpas_cli.evaluate.export import Wish
     from gpas_cli.evaluate.export import export as write
-    from gpas_cli.launch.trained import text_of
+    from gpas_cli.state.outputs import text_of
 
     entry, here = find_cells([cell])[0], project()
     trained = _checkpoint(entry)
@@ -74,8 +74,8 @@ def export(
 
 def _checkpoint(entry: Entry) -> Path:
     """The newest checkpoint of the cell's last training stage. Raises GpasError with the remedy when there is none."""
-    from gpas_cli.launch.stages import RUNNABLE
-    from gpas_cli.launch.trained import newest_checkpoint
+    from gpas_cli.plan.stage_jobs import RUNNABLE
+    from gpas_cli.state.outputs import newest_checkpoint
 
     stage, runs = entry.cell.trained, project().runs
     found = newest_checkpoint(runs, stage.key)

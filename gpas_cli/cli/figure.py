@@ -97,7 +97,7 @@ def _title(chosen: Sequence[Entry]) -> str:
 
 def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[CellCurve]:
     """The curves of those cells that have recorded one."""
-    from gpas_cli.launch.ingest import results_of
+    from gpas_cli.store.refresh import results_of
 
     with results_of(project()) as (engine, problem):
         if problem:

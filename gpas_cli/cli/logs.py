@@ -60,8 +60,8 @@ def logs(
 
 def _explain(entry: Entry, *, quiet: bool) -> None:
     """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
-    from gpas_cli.launch.told import log_of
-    from gpas_cli.launch.watch import look
+    from gpas_cli.state.describe import log_of
+    from gpas_cli.state.observe import look
 
     (state,) = look(project().runs, [entry])
     if state.state == "missing" and not state.cause:
@@ -78,7 +78,7 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
 
 
 def _follow(log: CellLog) -> None:
-    from gpas_cli.launch.watch import look
+    from gpas_cli.state.observe import look
 
     while True:
         ended = look(project().runs, [log.entry])[0].state in ENDED
@@ -117,12 +117,12 @@ class CellLog:
         return found
 
     def _attempts(self) -> Iterator[AttemptLog]:
-        from gpas_cli.launch.stages import TOKENISE
-        from gpas_cli.launch.told import told_of
+        from gpas_cli.spec.stage import TOKENISE
+        from gpas_cli.state.describe import facts_of
         from gpas_cli.store.rundir import attempts
 
         runs, stages = project().runs, [(stage.kind, stage.key) for stage in self.entry.cell.stages]
-        if text := told_of(runs, stages[0][1]).get("text"):
+        if text := facts_of(runs, stages[0][1]).get("text"):
             stages.insert(0, (TOKENISE, text))
         for kind, key in stages:
             for attempt in attempts(runs, key):

@@ -16,8 +16,8 @@ from gpas_cli.errors import Exit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpas_cli.launch.slurm.submit import Submitted
-    from gpas_cli.launch.summary import Item, Summary
+    from gpas_cli.schedule.slurm.scheduler import Submitted
+    from gpas_cli.schedule.summary import Item, RunSummary
 
 NOTIFY_SECONDS = 60.0  # time limit of the --notify command
 SUMMARY_VARIABLE = "GPAS_SUMMARY"
@@ -33,9 +33,9 @@ Notify = Annotated[
 ]
 
 
-def finish(summary: Summary | None, notify: str | None = None, submitted: Submitted | None = None) -> NoReturn:
+def finish(summary: RunSummary | None, notify: str | None = None, submitted: Submitted | None = None) -> NoReturn:
     """Exit with the code of `summary`, or with 0 if `summary` is None because the submitted jobs are still running."""
-    from gpas_cli.launch.summary import exit_code
+    from gpas_cli.schedule.summary import exit_code
 
     code = exit_code(summary) if summary else Exit.DONE
     document = as_mapping(summary, submitted, code)
@@ -48,7 +48,7 @@ def finish(summary: Summary | None, notify: str | None = None, submitted: Submit
     raise typer.Exit(code)
 
 
-def as_mapping(summary: Summary | None, submitted: Submitted | None, code: Exit) -> dict[str, Any]:
+def as_mapping(summary: RunSummary | None, submitted: Submitted | None, code: Exit) -> dict[str, Any]:
     """Return the document `Run` without its schema number."""
     cells = [_cell(item, ending) for ending, item in _items(summary)] if summary else []
     return {
@@ -85,14 +85,14 @@ def _notify(command: str, run: dict[str, Any]) -> None:
         )
 
 
-def _items(summary: Summary) -> Iterator[tuple[str, Item]]:
+def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
     for ending, items in vars(summary).items():
         for item in items:
             yield ending, item
 
 
 def _cell(item: Item, ending: str) -> dict[str, Any]:
-    seen = item.sighting
+    seen = item.status
     return {
         "key": item.entry.key, "grid": item.entry.grid, "name": item.entry.name, "state": seen.state,
         "skipped": ending == "skipped", "reason": item.reason, "attempt": seen.attempt,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.columns import Columns
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.estimate import Estimate
-    from gpas_cli.launch.plan import Plan
+    from gpas_cli.plan.estimate import Estimate
+    from gpas_cli.plan.plan import Plan
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -67,9 +67,9 @@ def plan(
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
     from gpas_cli.cli import slurm
-    from gpas_cli.launch.executor import choose
-    from gpas_cli.launch.gpus import ASSUMED_MFU, named_gpus
-    from gpas_cli.launch.plan import plan as make_plan
+    from gpas_cli.plan.gpus import ASSUMED_MFU, named_gpus
+    from gpas_cli.plan.plan import plan as make_plan
+    from gpas_cli.schedule.scheduler import choose
 
     if gpu is not None:
         gpus = named_gpus(gpu, mfu or ASSUMED_MFU)
@@ -169,7 +169,7 @@ def headline(planned: Plan) -> str:
 
 def _wall_time(planned: Plan) -> str:
     """Return how long the jobs take, as far as it can be known."""
-    from gpas_cli.launch.gpus import NamedGpus
+    from gpas_cli.plan.gpus import NamedGpus
 
     guess, gpus = planned.estimate, planned.machine
     if isinstance(gpus, NamedGpus):

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from gpas_cli.launch.stages import StageJob
-    from gpas_cli.launch.summary import Board, Reporter
-    from gpas_cli.launch.watch import Sighting
+    from gpas_cli.plan.stage_jobs import StageJob
+    from gpas_cli.schedule.summary import Reporter, RunSnapshot
+    from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,15 +55,15 @@ class PlainReporter:
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
         self.say(f"started     {job.id} ({job.kind}{again})")
 
-    def finished(self, job: StageJob, sighting: Sighting) -> None:
-        if sighting.state != "missing":  # one that was never started is told in the end, with its like
-            self.say(f"{sighting.state:<11} {job.id}{result(sighting)}")
+    def finished(self, job: StageJob, status: StageStatus) -> None:
+        if status.state != "missing":  # one that was never started is told in the end, with its like
+            self.say(f"{status.state:<11} {job.id}{result(status)}")
 
-    def tick(self, board: Board) -> None:
+    def tick(self, board: RunSnapshot) -> None:
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + PLAIN_SECONDS
-        doing = "; ".join(f"{job.name} {progress_text(sighting)}" for job, sighting in board.running)
+        doing = "; ".join(f"{job.name} {progress_text(status)}" for job, status in board.running)
         self.say(f"{headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
 
     def notice(self, message: str) -> None:
@@ -83,11 +83,11 @@ class LiveReporter(PlainReporter):
         super().__init__(console)
         self.live = live
 
-    def tick(self, board: Board) -> None:
+    def tick(self, board: RunSnapshot) -> None:
         self.live.update(render(board, time.monotonic() - self.began))
 
 
-def render(board: Board, elapsed: float) -> RenderableType:
+def render(board: RunSnapshot, elapsed: float) -> RenderableType:
     """The board as a table of running and followed jobs under a line of totals."""
     from rich.console import Group
     from rich.text import Text
@@ -96,16 +96,16 @@ def render(board: Board, elapsed: float) -> RenderableType:
 
     numbers = ("step", "loss", "tokens/s", "left")
     rows: list[tuple[Cell, ...]] = []
-    for job, sighting in board.running:
-        *words, losses = _row(job, sighting)
+    for job, status in board.running:
+        *words, losses = _row(job, status)
         rows.append((*words, (losses, "cyan")))
-    rows += [tuple((text, "dim") for text in _row(job, sighting)) for job, sighting in board.followed]
+    rows += [tuple((text, "dim") for text in _row(job, status)) for job, status in board.followed]
     droppable = ("training loss", "tokens/s")
     table = Columns(("job", *numbers, "training loss"), rows, "", frozenset(numbers), droppable, wrapped=False)
     return Group(table, Text(headline(board, elapsed), style="bold"))
 
 
-def headline(board: Board, elapsed: float) -> str:
+def headline(board: RunSnapshot, elapsed: float) -> str:
     """How many jobs are where, and for how long this has been going on."""
     parts = [f"{count} {state}" for state, count in board.ended.items() if count]
     parts += [f"{len(board.running)} running", f"{len(board.waiting)} waiting"]
@@ -116,35 +116,35 @@ def headline(board: Board, elapsed: float) -> str:
     return f"{', '.join(parts)} after {stopwatch(elapsed)}{tail}{stopping}"
 
 
-def _row(job: StageJob, sighting: Sighting) -> tuple[str, ...]:
-    progress = sighting.progress
+def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
+    progress = status.progress
     if progress is None or progress.step is None:
-        return (job.name, progress.phase if progress else sighting.state, "", "", "", "")
+        return (job.name, progress.phase if progress else status.state, "", "", "", "")
     speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
     left = stopwatch(progress.eta) if progress.eta is not None else ""
     loss = f"{progress.loss:.3f}{spike_mark(progress.spikes)}" if progress.loss is not None else ""
     return (job.name, f"{progress.step}/{progress.steps}", loss, speed, left, sparkline(progress.losses))
 
 
-def progress_text(sighting: Sighting) -> str:
+def progress_text(status: StageStatus) -> str:
     """How far a job is, in a few words."""
-    progress = sighting.progress
+    progress = status.progress
     if progress is None or progress.step is None:
-        return progress.phase if progress else sighting.state
+        return progress.phase if progress else status.state
     loss = f" loss {progress.loss:.3f}" if progress.loss is not None else ""
     left = f", {stopwatch(progress.eta)} left" if progress.eta else ""
     return f"{progress.step}/{progress.steps}{loss}{left}"
 
 
-def result(sighting: Sighting) -> str:
+def result(status: StageStatus) -> str:
     """How a job ended, to be put behind its name and state."""
-    perplexity = sighting.metrics.get("perplexity")
+    perplexity = status.metrics.get("perplexity")
     if perplexity is not None:
         return f": perplexity {float(perplexity):.2f}"
-    if sighting.state == "interrupted" and sighting.outcome and sighting.progress:
-        saved = sighting.progress.saved
+    if status.state == "interrupted" and status.outcome and status.progress:
+        saved = status.progress.saved
         return ": nothing to save yet" if saved is None else f": saved at update {saved}"
-    return f": {sighting.cause or sighting.evidence}" if sighting.state != "done" else ""
+    return f": {status.cause or status.evidence}" if status.state != "done" else ""
 
 
 def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:

@@ -15,7 +15,7 @@ from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.state.status import CellStatus
 
 NAMED = 20  # cells whose results are named before the question
 
@@ -42,16 +42,17 @@ def rerun(
 
     Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
     """
-    from gpas_cli.launch.claims import run_again
-    from gpas_cli.launch.summary import Summary
-    from gpas_cli.launch.watch import RESULTS, look
+    from gpas_cli.schedule.summary import RunSummary
+    from gpas_cli.state.claim_set import run_again
+    from gpas_cli.state.observe import look
+    from gpas_cli.state.status import RESULTS
 
     if not words and not where:
         raise GpasError("name cells or a grid, or select cells with --where")
     states = look(project().runs, cells_or_grids(words, where))
     if undo:
         _undo([state.entry for state in states])
-        finish(Summary())
+        finish(RunSummary())
     chosen = [state for state in states if state.state in RESULTS]
     if not chosen:
         told = listed([f"{state.entry.id} is {state.state}" for state in states], NAMED)
@@ -66,13 +67,13 @@ def rerun(
 
 def _keys(entries: Sequence[Entry]) -> list[str]:
     """The keys of the stages that this version runs."""
-    from gpas_cli.launch.stages import RUNNABLE
+    from gpas_cli.plan.stage_jobs import RUNNABLE
 
     stages = (stage for entry in entries for stage in entry.cell.stages)
     return list(dict.fromkeys(stage.key for stage in stages if stage.kind in RUNNABLE))
 
 
-def _print_results(states: Sequence[CellState]) -> None:
+def _print_results(states: Sequence[CellStatus]) -> None:
     from gpas_cli.cli.states import evidence
 
     for state in states[:NAMED]:
@@ -84,7 +85,7 @@ def _print_results(states: Sequence[CellState]) -> None:
 
 
 def _undo(entries: Sequence[Entry]) -> None:
-    from gpas_cli.launch.claims import run_no_more
+    from gpas_cli.state.claim_set import run_no_more
 
     withdrawn = run_no_more(project().runs, _keys(entries))
     if not withdrawn:

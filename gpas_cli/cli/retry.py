@@ -35,8 +35,8 @@ def retry(
 
     Example: [bold]gpas retry pre-gpas-s1[/bold]
     """
-    from gpas_cli.launch.summary import Summary
-    from gpas_cli.launch.watch import look
+    from gpas_cli.schedule.summary import RunSummary
+    from gpas_cli.state.observe import look
 
     asked = find_cells(cells) if cells else entries(list(experiments().grids), where)
     states = look(project().runs, asked)
@@ -46,7 +46,7 @@ def retry(
         raise GpasError(f"nothing to retry: {told}; `gpas run grid` runs what is missing or interrupted")
     if not chosen:
         console().print("No cell has failed or was cancelled.")
-        finish(Summary())
+        finish(RunSummary())
     if cells:
         chosen += _waiting_for(chosen, asked)
     run_entries(chosen, executor=executor, jobs=jobs, yes=yes, wait=wait, retry=RETRIED, notify=notify)
@@ -54,10 +54,10 @@ def retry(
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
     """The other cells of any grid that were cancelled as a stage of `chosen` had failed."""
-    from gpas_cli.launch.watch import sightings
+    from gpas_cli.state.observe import statuses
 
     known = {entry.id for entry in asked}
     others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]
     failed = {stage.key for entry in chosen for stage in entry.cell.stages}
-    seen = sightings(project().runs, others)
+    seen = statuses(project().runs, others)
     return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.summary import Item, Summary
+    from gpas_cli.schedule.summary import Item, RunSummary
 
 
 class RunGroup(TyperGroup):
@@ -106,8 +106,8 @@ def run_entries(
 ) -> None:
     """Plan, ask for confirmation, run, and exit with the code of the outcome."""
     from gpas_cli.cli.plan import as_mapping, headline, render
-    from gpas_cli.launch.executor import choose
-    from gpas_cli.launch.plan import plan
+    from gpas_cli.plan.plan import plan
+    from gpas_cli.schedule.scheduler import choose
 
     choice = choose(executor)
     on_slurm, note = choice.name == "slurm", choice.note
@@ -140,11 +140,11 @@ def run_entries(
     finish(ended, notify, done)
 
 
-def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summary:
+def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> RunSummary:
     from gpas_cli.cli.progress_view import make_reporter
-    from gpas_cli.launch.executor import stop_on_signals
-    from gpas_cli.launch.ingest import ingest
-    from gpas_cli.launch.local import LocalScheduler
+    from gpas_cli.schedule.local.scheduler import LocalScheduler
+    from gpas_cli.schedule.scheduler import stop_on_signals
+    from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_reporter(console()) as reporter:
@@ -155,10 +155,10 @@ def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> Summa
             return scheduler.run()
 
 
-def _conclude(summary: Summary) -> None:
+def _conclude(summary: RunSummary) -> None:
     from rich.text import Text
 
-    from gpas_cli.launch.summary import ENDINGS
+    from gpas_cli.schedule.summary import ENDINGS
 
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
     for name in (*ENDINGS[1:], "skipped"):

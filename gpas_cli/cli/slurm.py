@@ -14,16 +14,16 @@ from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.plan import Plan
-    from gpas_cli.launch.slurm.submit import Submitted
-    from gpas_cli.launch.summary import Summary
+    from gpas_cli.plan.plan import Plan
+    from gpas_cli.schedule.slurm.scheduler import Submitted
+    from gpas_cli.schedule.summary import RunSummary
 
 
 def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
     """Return the plan of submitting these cells, including the jobs that tokenise their text."""
-    from gpas_cli.launch.plan import plan
-    from gpas_cli.launch.slots import Cluster
-    from gpas_cli.launch.text import with_texts
+    from gpas_cli.plan.machine import Cluster
+    from gpas_cli.plan.plan import plan
+    from gpas_cli.plan.tokenisation import with_texts
 
     here = project()
     return plan(here.runs, chosen, retry=retry, machine=Cluster(), project=here, prepare=partial(with_texts, here))
@@ -31,7 +31,7 @@ def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
 
 def dry_run(chosen: list[Entry], planned: Plan) -> None:
     """Print the sbatch text of every array that would be submitted."""
-    from gpas_cli.launch.slurm.submit import SlurmScheduler
+    from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
 
     for array, text in SlurmScheduler(project(), chosen).preview(planned.jobs):
         console().print(
@@ -44,7 +44,7 @@ def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
     """Print when and where the scheduler would start each array. Submits nothing."""
     if not on_slurm:
         raise typer.BadParameter("--test-only needs SLURM; add --executor slurm")
-    from gpas_cli.launch.slurm.submit import SlurmScheduler
+    from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
 
     for array, answer in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
         console().print(f"{listed([job.id for job in array.jobs], 1)}: {answer}", markup=False)
@@ -52,13 +52,13 @@ def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
 
 def submit(
     chosen: list[Entry], *, retry: Collection[str], at_once: int | None, wait: bool
-) -> tuple[Submitted, Summary | None]:
+) -> tuple[Submitted, RunSummary | None]:
     """Submit every cell without a result and print what was submitted; with `wait`, also return how the jobs ended."""
     from gpas_cli.cli.progress_view import make_reporter
-    from gpas_cli.launch.executor import stop_on_signals
-    from gpas_cli.launch.ingest import ingest
-    from gpas_cli.launch.slurm.follow import Follower
-    from gpas_cli.launch.slurm.submit import SlurmScheduler
+    from gpas_cli.schedule.scheduler import stop_on_signals
+    from gpas_cli.schedule.slurm.follow import Follower
+    from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+    from gpas_cli.store.refresh import ingest
 
     here = project()
     scheduler = SlurmScheduler(

@@ -14,9 +14,9 @@ from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell
-    from gpas_cli.launch.room import Meter, Use
-    from gpas_cli.launch.slurm.jobs import Job
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.plan.usage import UsageMeter
+    from gpas_cli.schedule.slurm.array_task import Job
+    from gpas_cli.state.status import CellStatus
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -25,22 +25,22 @@ COLOURS = {
 DROPPABLE = ("evidence", "key", "perplexity")  # columns left out on a narrow terminal, in this order
 
 
-def once(states: Iterable[CellState]) -> list[CellState]:
+def once(states: Iterable[CellStatus]) -> list[CellStatus]:
     """Return the states with cells that several grids share only once."""
-    found: dict[str, CellState] = {}
+    found: dict[str, CellStatus] = {}
     for state in states:
         found.setdefault(state.entry.key, state)
     return list(found.values())
 
 
-def totals(states: Iterable[CellState]) -> str:
+def totals(states: Iterable[CellStatus]) -> str:
     """Return the number of cells in each state, as markup. A cell that several grids share counts once."""
     counts = Counter(state.state for state in once(states))
     parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
     return ", ".join(parts) if parts else "no cells"
 
 
-def grid_table(states: Sequence[CellState], ends: Mapping[str, str]) -> Columns:
+def grid_table(states: Sequence[CellStatus], ends: Mapping[str, str]) -> Columns:
     """Return a table with a row per grid: how many cells are in each state, and the ETA (`ends`)."""
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
@@ -55,7 +55,7 @@ def grid_table(states: Sequence[CellState], ends: Mapping[str, str]) -> Columns:
 
 
 def cell_table(
-    states: Sequence[CellState], meter: Meter | None = None, *, title: str = "", wrapped: bool = True
+    states: Sequence[CellStatus], meter: UsageMeter | None = None, *, title: str = "", wrapped: bool = True
 ) -> Columns:
     """Return a table with a row per cell; with a meter, also what each cell is doing.
 
@@ -66,7 +66,7 @@ def cell_table(
     return Columns(headers, rows, title, frozenset({"perplexity"}), DROPPABLE if meter else (), wrapped)
 
 
-def _row(state: CellState, meter: Meter | None, *, named: bool) -> tuple[Cell, ...]:
+def _row(state: CellStatus, meter: UsageMeter | None, *, named: bool) -> tuple[Cell, ...]:
     perplexity = state.metrics.get("perplexity")
     shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
     doing = [_doing(state, meter)] if meter else []
@@ -75,14 +75,14 @@ def _row(state: CellState, meter: Meter | None, *, named: bool) -> tuple[Cell, .
             evidence(state))  # fmt: skip
 
 
-def _how_far(state: CellState) -> str:
+def _how_far(state: CellStatus) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
         return f"running {progress.step}/{progress.steps}{spike_mark(progress.spikes)}"
     return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
 
 
-def evidence(state: CellState) -> str:
+def evidence(state: CellStatus) -> str:
     """Return what the state was concluded from and how old that is: "finished 15 min ago"."""
     cause = f": {state.cause}" if state.cause else ""
     ago = "" if state.age is None else f"{duration(state.age)} ago"
@@ -91,7 +91,7 @@ def evidence(state: CellState) -> str:
     return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
 
 
-def _doing(state: CellState, meter: Meter) -> str:
+def _doing(state: CellStatus, meter: UsageMeter) -> str:
     """Return loss, time left, GPU-hours and node of a running cell; position, start and reason of a queued one."""
     parts, seen, job = [], state.progress, state.job
     if state.state == "running" and seen:
@@ -112,7 +112,7 @@ def starts(job: Job) -> str:
     return clock_time(job.start) if job.start else ""
 
 
-def grid_mappings(states: Sequence[CellState], uses: Mapping[str, Use]) -> list[dict[str, Any]]:
+def grid_mappings(states: Sequence[CellStatus], uses: Mapping[str, Use]) -> list[dict[str, Any]]:
     """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
@@ -132,7 +132,7 @@ def ends(use: Use) -> str:
     return f"{clock_time(time.time() + use.ends)}, in {duration(use.ends)}"
 
 
-def as_mapping(state: CellState) -> dict[str, Any]:
+def as_mapping(state: CellStatus) -> dict[str, Any]:
     """Return a cell's state for `--json`; numbers that are not finite become strings."""
     entry, progress = state.entry, state.progress
     return {
@@ -151,7 +151,7 @@ def job_mapping(job: Job | None) -> dict[str, Any]:
     """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
     if job is None:
         return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
-    from gpas_cli.launch.slurm.states import WAITING
+    from gpas_cli.schedule.slurm.job_states import WAITING
 
     waits = job.state in WAITING
     return {

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.columns import Columns
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.room import Meter, Use
-    from gpas_cli.launch.text import Awaited
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.plan.tokenisation import Awaited
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
+    from gpas_cli.state.status import CellStatus
 
 REFRESH_SECONDS = 2.0
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit says otherwise
@@ -100,10 +100,10 @@ def _remark_undeclared() -> None:
         console().print(Text.from_markup(f"{remark}; {remedy}"))
 
 
-def _undeclared(*, claimed: bool = False) -> list[CellState]:
+def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
     """The states of the cells in the run directories that no grid declares; `claimed`: that may be under way."""
-    from gpas_cli.launch.undeclared import undeclared
-    from gpas_cli.launch.watch import look
+    from gpas_cli.plan.undeclared import undeclared
+    from gpas_cli.state.observe import look
 
     found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
     return look(project().runs, found, jobs=not claimed)
@@ -135,14 +135,14 @@ def _show_undeclared(view: View, as_json: bool) -> None:
 
 def observed(
     names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
-) -> list[CellState]:
+) -> list[CellStatus]:
     """The states of the cells of the grids named; of all grids if none is, or only of those `started`, and the default
     one.
 
     `where` does not change which grids count as started; where none of their cells matches, those of all grids count.
     """
     from gpas_cli.grid.select import select
-    from gpas_cli.launch.watch import look
+    from gpas_cli.state.observe import look
 
     if names or not started:
         return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs)
@@ -152,7 +152,7 @@ def observed(
     return chosen or [state for state in everything if id(state.entry) in matching]
 
 
-def only_started(states: Sequence[CellState]) -> list[CellState]:
+def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
     """The states of the default grid and of those grids of which something was run."""
     names = {state.entry.grid for state in states if state.state != "missing"} | {experiments().default}
     return [state for state in states if state.entry.grid in names]
@@ -162,9 +162,9 @@ def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None)
     from rich.console import Group
     from rich.live import Live
 
-    from gpas_cli.launch.room import Meter
+    from gpas_cli.plan.usage import UsageMeter
 
-    meter = Meter(project().runs)
+    meter = UsageMeter(project().runs)
     with Live(console=console(), screen=False, auto_refresh=False) as live:
         try:
             while True:
@@ -187,7 +187,7 @@ class View:
     selection: CellFilter
     narrowed: bool = False
 
-    def parts(self, states: Sequence[CellState]) -> Iterator[RenderableType]:
+    def parts(self, states: Sequence[CellStatus]) -> Iterator[RenderableType]:
         """A summary of each grid, the cells, what is not listed, and the totals."""
         from rich.text import Text
 
@@ -210,7 +210,7 @@ class View:
         if self.brief and several:
             yield Text("`gpas status GRID` lists the cells of a grid", style="dim")
 
-    def screen(self, states: Sequence[CellState], meter: Meter, height: int) -> list[RenderableType]:
+    def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
         """What fits into `height` lines: the totals, a summary of each grid, and the cells that matter most."""
         from rich.text import Text
 
@@ -228,7 +228,7 @@ class View:
         parts += [cell_table(shown, meter, wrapped=False)] if shown else []
         return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
 
-    def as_mapping(self, states: Sequence[CellState]) -> dict[str, Any]:
+    def as_mapping(self, states: Sequence[CellStatus]) -> dict[str, Any]:
         """For `--json`: all grids; of the cells, unless it was said which, those of grids that were started."""
         everything = self.narrowed or not self.brief
         cells = self.selection.apply(states if everything else only_started(states))
@@ -243,7 +243,7 @@ class View:
             "texts": [_text_as_mapping(text) for text in _texts(states)],
         }
 
-    def _picked(self, states: Sequence[CellState], usual: str | None = None) -> list[CellState]:
+    def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
         """The cells to list, each once where they are not under the name of their grid."""
         wanted = self._wanted(usual)
         return wanted.fitting(once(states) if wanted.sort else states)
@@ -253,54 +253,54 @@ class View:
         states = self.selection.states or (LIVELY if self.brief else None)
         return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
 
-    def _cut(self, listed: list[CellState]) -> list[CellState]:
+    def _cut(self, listed: list[CellStatus]) -> list[CellStatus]:
         limit = self.selection.limit
         return listed[: LISTED if limit is None and self.brief else limit]
 
 
-def headline(states: Sequence[CellState], ends: str) -> str:
+def headline(states: Sequence[CellStatus], ends: str) -> str:
     """How many cells there are and in which states, as markup."""
     cells = counted(state.entry for state in states)
     return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
 
 
-def _by_grid(states: Sequence[CellState]) -> Iterator[Columns]:
+def _by_grid(states: Sequence[CellStatus]) -> Iterator[Columns]:
     names = dict.fromkeys(state.entry.grid for state in states)
     for name in names:
         yield cell_table([state for state in states if state.entry.grid == name], title=name)
 
 
-def _uses(states: Sequence[CellState], meter: Meter | None = None) -> dict[str, Use]:
+def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
     """What is known of the end of each grid that has running cells."""
-    from gpas_cli.launch.room import Meter
+    from gpas_cli.plan.usage import UsageMeter
 
     lively = {state.entry.grid for state in states if state.state == "running"}
     if not lively:
         return {}
-    room = (meter or Meter(project().runs)).room([state for state in states if state.entry.grid in lively])
+    room = (meter or UsageMeter(project().runs)).room([state for state in states if state.entry.grid in lively])
     return {use.grid: use for use in room.grids}
 
 
-def _ends(states: Sequence[CellState], meter: Meter | None = None) -> dict[str, str]:
+def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, str]:
     return {name: ends(use) for name, use in _uses(states, meter).items()}
 
 
-def _texts(states: Sequence[CellState]) -> list[Awaited]:
+def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
     """The corpora that cells wait for."""
-    from gpas_cli.launch.text import awaited
+    from gpas_cli.plan.tokenisation import awaited
 
     return list(awaited(project().runs, states))
 
 
-def _text_lines(states: Sequence[CellState]) -> list[str]:
-    from gpas_cli.launch.text import how_far
+def _text_lines(states: Sequence[CellStatus]) -> list[str]:
+    from gpas_cli.plan.tokenisation import how_far
 
-    seen = [(text.name, text.sighting) for text in _texts(states)]
-    return [f"tokenising {name}: {how_far(sighting)}; {sighting.job or sighting.evidence}" for name, sighting in seen]
+    seen = [(text.name, text.status) for text in _texts(states)]
+    return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]
 
 
 def _text_as_mapping(text: Awaited) -> dict[str, Any]:
-    seen = text.sighting
+    seen = text.status
     return {
         "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,
         "cause": seen.cause or None, "job": seen.job.id if seen.job else None,

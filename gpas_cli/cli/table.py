@@ -50,16 +50,16 @@ def table(
 
 
 def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
-    from gpas_cli.launch.watch import sightings
     from gpas_cli.report.table import build, stage_keys
+    from gpas_cli.state.observe import statuses
 
     here, chosen = project(), entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
     # Results first: a cell that ends meanwhile is then done and not yet read in, never a result without a done stage.
     results = _results(here, stage_keys(chosen))
-    seen = sightings(here.runs, chosen)
+    seen = statuses(here.runs, chosen)
     # Until a stage has been run again its earlier result counts.
-    states = {key: (sighting.stands or sighting.state, sighting.fraction) for key, sighting in seen.items()}
+    states = {key: (status.stands or status.state, status.fraction) for key, status in seen.items()}
     return build(chosen, states, results, spec)
 
 
@@ -72,8 +72,8 @@ def _spec(name: str) -> TableSpec:
 
 def _results(here: Project, keys: Sequence[str]) -> dict[str, Result]:
     """Results by stage key, the newest read in first; a database that cannot be written is read as it is."""
-    from gpas_cli.launch.ingest import results_of
     from gpas_cli.report.query import results
+    from gpas_cli.store.refresh import results_of
 
     if not here.runs.is_dir():
         return {}

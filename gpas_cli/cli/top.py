@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.cli.columns import Cell
-    from gpas_cli.launch.room import Room, Running, Spent, Use
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.plan.usage import Activity, GridUsage, Running, Usage
+    from gpas_cli.state.status import CellStatus
 
 REFRESH_SECONDS = 2.0
 BAR_WIDTH = 12  # characters
@@ -35,9 +35,9 @@ def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> No
 
     Example: [bold]gpas top table2[/bold]
     """
-    from gpas_cli.launch.room import Meter
+    from gpas_cli.plan.usage import UsageMeter
 
-    meter = Meter(project().runs)
+    meter = UsageMeter(project().runs)
     if as_json:
         print_json(**as_mapping(meter.room(observed(names, where, jobs=True))))
     elif console().is_terminal:
@@ -49,9 +49,9 @@ def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> No
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
     from rich.live import Live
 
-    from gpas_cli.launch.room import Meter
+    from gpas_cli.plan.usage import UsageMeter
 
-    meter = Meter(project().runs)
+    meter = UsageMeter(project().runs)
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
@@ -78,7 +78,7 @@ def render(room: Room, height: int) -> RenderableType:
     return Group(*parts)
 
 
-def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
+def _running(room: Activity, runs: Sequence[Running]) -> RenderableType:
     rows: list[dict[str, Cell]] = []
     unit = _unit(room)
     for i, run in enumerate(runs):
@@ -93,7 +93,7 @@ def _running(room: Room, runs: Sequence[Running]) -> RenderableType:
     return _table(rows, DROPPABLE, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
 
 
-def _of_progress(state: CellState) -> dict[str, Cell]:
+def _of_progress(state: CellStatus) -> dict[str, Cell]:
     seen = state.progress
     if seen is None or seen.step is None or not seen.steps:
         phase = seen.phase if seen and seen.phase else "starting"
@@ -110,7 +110,7 @@ def _of_progress(state: CellState) -> dict[str, Cell]:
     }
 
 
-def _queued(room: Room, states: Sequence[CellState]) -> RenderableType:
+def _queued(room: Activity, states: Sequence[CellStatus]) -> RenderableType:
     rows: list[dict[str, Cell]] = []
     for state in states:
         job = state.job
@@ -122,7 +122,7 @@ def _queued(room: Room, states: Sequence[CellState]) -> RenderableType:
     return _table(rows, DROPPABLE_IN_LINE, set())
 
 
-def _grids(room: Room) -> RenderableType:
+def _grids(room: Activity) -> RenderableType:
     unit, uses = _unit(room), [*room.grids, room.total] if len(room.grids) > 1 else room.grids
     rows: list[dict[str, Cell]] = []
     for use in uses:
@@ -155,7 +155,7 @@ def _devices(devices: Sequence[str]) -> str:
     return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
 
 
-def _hours(spent: Spent, unit: str) -> str:
+def _hours(spent: Usage, unit: str) -> str:
     hours = spent.gpu_hours if unit == "GPU-hours" else spent.core_hours
     return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}"
 
@@ -165,7 +165,7 @@ def _unit(room: Room) -> str:
     return "GPU-hours" if room.total.spent.gpu_hours else "core-hours"
 
 
-def _name(room: Room, state: CellState) -> str:
+def _name(room: Activity, state: CellStatus) -> str:
     return state.entry.id if len(room.grids) > 1 else state.entry.name
 
 
@@ -180,7 +180,7 @@ def as_mapping(room: Room) -> dict[str, Any]:
     }
 
 
-def _cell(state: CellState) -> dict[str, Any]:
+def _cell(state: CellStatus) -> dict[str, Any]:
     return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
 
 
@@ -195,7 +195,7 @@ def _run_mapping(run: Running) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _use_mapping(use: Use) -> dict[str, Any]:
+def _use_mapping(use: GridUsage) -> dict[str, Any]:
     return {
         "states": dict(use.states), "left": use.left, **_spent_mapping(use.spent),
         "to_go": _spent_mapping(use.to_go) if use.to_go else None,
@@ -203,11 +203,11 @@ def _use_mapping(use: Use) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _spent_mapping(spent: Spent) -> dict[str, float]:
+def _spent_mapping(spent: Usage) -> dict[str, float]:
     return {"gpu_hours": spent.gpu_hours, "core_hours": spent.core_hours}
 
 
-def _headline(room: Room) -> str:
+def _headline(room: Activity) -> str:
     states = [f"[{colour}]{room.total.states[s]} {s}[/]" for s, colour in COLOURS.items() if room.total.states[s]]
     return f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
 

@@ -17,8 +17,8 @@ from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.summary import Summary
-    from gpas_cli.launch.watch import CellState
+    from gpas_cli.schedule.summary import RunSummary
+    from gpas_cli.state.status import CellStatus
 
 PROFILED = 5  # updates under the profiler
 
@@ -47,7 +47,7 @@ def train(
 
     Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
-    from gpas_cli.launch.watch import look
+    from gpas_cli.state.observe import look
 
     words = [cell, *_settings(settings or [])]
     (entry,) = find_cells(words)
@@ -70,9 +70,9 @@ def _settings(words: Sequence[str]) -> Sequence[str]:
     return words
 
 
-def _refuse(state: CellState) -> None:
+def _refuse(state: CellStatus) -> None:
     """Raise GpasError for a cell that has a result, or that somebody is at."""
-    from gpas_cli.launch.watch import ALIVE, RESULTS
+    from gpas_cli.state.status import ALIVE, RESULTS
 
     name = state.entry.id
     if state.state in RESULTS:
@@ -82,12 +82,12 @@ def _refuse(state: CellState) -> None:
         raise GpasError(f"{name} is {state.state} already ({state.evidence}); {remedy}")
 
 
-def _run(entry: Entry) -> Summary:
+def _run(entry: Entry) -> RunSummary:
     from gpas_cli.cli.train_view import make_train_reporter
-    from gpas_cli.launch.executor import stop_on_signals
-    from gpas_cli.launch.ingest import ingest
-    from gpas_cli.launch.local import LocalScheduler
-    from gpas_cli.launch.watch import look
+    from gpas_cli.schedule.local.scheduler import LocalScheduler
+    from gpas_cli.schedule.scheduler import stop_on_signals
+    from gpas_cli.state.observe import look
+    from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_train_reporter(console()) as reporter:
@@ -99,11 +99,11 @@ def _run(entry: Entry) -> Summary:
             return scheduler.follow()
 
 
-def _conclude(summary: Summary, again: str) -> None:
-    from gpas_cli.launch.summary import ENDINGS
+def _conclude(summary: RunSummary, again: str) -> None:
+    from gpas_cli.schedule.summary import ENDINGS
 
     for name in (*ENDINGS[1:], "skipped"):
         for item in getattr(summary, name):
-            console().print(f"{name}: {item.reason or item.sighting.evidence}", markup=False)
+            console().print(f"{name}: {item.reason or item.status.evidence}", markup=False)
             if name in ("interrupted", "skipped"):
                 console().print(f"`{again}` resumes from the last checkpoint.", markup=False)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from gpas_cli.launch.progress import Progress
-    from gpas_cli.launch.stages import StageJob
-    from gpas_cli.launch.summary import Board
-    from gpas_cli.launch.watch import Sighting
+    from gpas_cli.plan.stage_jobs import StageJob
+    from gpas_cli.schedule.summary import RunSnapshot
+    from gpas_cli.state.progress import Progress
+    from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
 
 EVERY = 10.0  # seconds between two lines of numbers where there is no terminal
@@ -46,15 +46,15 @@ class TrainReporter(PlainReporter):
         self.say(f"run directory {attempt.path}")
         self._attempt, self._offset = attempt, 0
 
-    def finished(self, job: StageJob, sighting: Sighting) -> None:
+    def finished(self, job: StageJob, status: StageStatus) -> None:
         self._tell()
-        if sighting.progress and self.live is None:
-            self.say(numbers(sighting.progress))
-        super().finished(job, sighting)
+        if status.progress and self.live is None:
+            self.say(numbers(status.progress))
+        super().finished(job, status)
 
-    def tick(self, board: Board) -> None:
+    def tick(self, board: RunSnapshot) -> None:
         self._tell()
-        seen = [sighting.progress for _, sighting in board.running if sighting.progress]
+        seen = [status.progress for _, status in board.running if status.progress]
         stepping = [progress for progress in seen if progress.step is not None]
         if self.live is not None:
             self.live.update(view(board, seen, time.monotonic() - self.began))
@@ -86,12 +86,12 @@ def numbers(progress: Progress) -> str:
     return "  ".join([*measured(vars(progress)), *left])
 
 
-def waiting(board: Board) -> str:
+def waiting(board: RunSnapshot) -> str:
     """Why nothing runs yet."""
     return "waiting for a slot: other jobs hold them" if board.starved else "starting"
 
 
-def view(board: Board, seen: list[Progress], elapsed: float) -> RenderableType:
+def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
     """The numbers, the losses as bars, and how long it has been going on."""
     from rich.console import Group
     from rich.text import Text

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.launch.watch import Sighting
     from gpas_cli.report.provenance import AttemptProvenance, Provenance
+    from gpas_cli.state.status import StageStatus
 
 
 GONE = "its run directory is gone"
@@ -28,8 +28,8 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
     """
-    from gpas_cli.launch.ingest import results_of
     from gpas_cli.report.provenance import trace_number
+    from gpas_cli.store.refresh import results_of
 
     here = project()
     found = find_cells(cells)
@@ -125,13 +125,14 @@ def _computed(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _standing(attempt: AttemptProvenance) -> Sighting:
+def _standing(attempt: AttemptProvenance) -> StageStatus:
     """The state of an attempt now; of one without an outcome, how its process ended or that it runs."""
-    from gpas_cli.launch.watch import Sighting, conclude_or_unknown
+    from gpas_cli.state.attempt import conclude_or_unknown
+    from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
 
     if attempt.gone:
-        return Sighting(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
+        return StageStatus(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
     return conclude_or_unknown(AttemptDir(attempt.directory))
 
 

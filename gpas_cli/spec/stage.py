@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpas_cli.spec.parse import setting
 
+TOKENISE = "tokenise"  # not a stage of a cell, but a job as well: it prepares the text that cells read
 TASKS = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy", "arc_challenge", "social_iqa")
 
 

@@ -1,7 +1,7 @@
 """Optional listeners to a run's events: TensorBoard and Weights & Biases. The journal never depends on them.
 
 A sink is one more `Emit`. What it raises costs a warning in the journal and the rest of that sink, nothing else. The
-libraries are imported when a sink is opened; `launch.libraries` refuses a run that asks for one which is not installed.
+libraries are imported when a sink is opened; `schedule.extras` refuses a run that asks for one which is not installed.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-JOB = "gpas_cli.launch.job"
-ELEMENT = "gpas_cli.launch.slurm.element"
+JOB = "gpas_cli.worker.job"
+ELEMENT = "gpas_cli.schedule.slurm.supervisor"
 
 
 @dataclass(frozen=True)

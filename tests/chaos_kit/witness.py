@@ -17,7 +17,7 @@ from chaos_kit.judge import Ended, Poll, Shown
 from chaos_kit.plan import SHIFTED, SHIFTS
 from chaos_kit.processes import Census
 from chaos_kit.project import GRIDS, Project
-from gpas_cli.launch.locks import Lock, probe
+from gpas_cli.state.locks import Lock, probe
 
 SAMPLE, PAUSE, LOOK = 0.2, 1.0, 2.0  # seconds between two samples of processes, two polls, two looks at the files
 LIVE = ("PENDING", "RUNNING")

@@ -18,12 +18,12 @@ from gpas_cli.cli import console
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.launch.local import LocalScheduler
-from gpas_cli.launch.stages import stage_jobs
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.schedule.local.scheduler import LocalScheduler
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, create_attempt
 
-FAKE_JOB = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "launch/fake_job.py"))
+FAKE_JOB = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "fake_job.py"))
 EXPERIMENTS = """\
 version: 1
 default: small

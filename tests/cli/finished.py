@@ -13,7 +13,7 @@ from typing import Any
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.launch.stages import stage_jobs
+from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, create_attempt
 

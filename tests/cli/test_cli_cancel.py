@@ -9,9 +9,9 @@ import pytest
 from face import START, Face, step
 
 from gpas_cli.errors import Exit
-from gpas_cli.launch import locks
-from gpas_cli.launch.claims import Claims
-from gpas_cli.launch.watch import alive_path
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.claim_set import ClaimSet
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def queued(face: Face) -> Iterator[Face]:
     face.runs.mkdir()
     running = face.attempt("pre-s1", ("start", START), ("step", step(1)))
     lock = locks.hold(alive_path(running))
-    with Claims(face.runs) as claims:
+    with ClaimSet(face.runs) as claims:
         claims.take([entry.key for entry in face.entries()])
         yield face
     os.close(lock)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from face import Face
 
-from gpas_cli.launch import cancellation
-from gpas_cli.launch.stages import stage_jobs
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.state import cancellation
 from gpas_cli.store.rundir import stage_dir
 
 ONE = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")

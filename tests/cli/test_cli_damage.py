@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from face import TRAINED, Face
 
-from gpas_cli.launch import locks
-from gpas_cli.launch.watch import alive_path
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
 from gpas_cli.store.rundir import AttemptDir
 
 VALUES = ("Infinity", "-1", "1" + "0" * 400, "{}", r'"\u0000"')

@@ -6,8 +6,8 @@ import pytest
 from face import Face
 
 from gpas_cli.errors import Exit
-from gpas_cli.launch.claims import run_again
-from gpas_cli.launch.rerun import FILE, deciding
+from gpas_cli.state.claim_set import run_again
+from gpas_cli.state.rerun import FILE, deciding
 
 
 def state(face: Face, name: str) -> tuple[str, object]:

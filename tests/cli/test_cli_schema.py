@@ -15,9 +15,9 @@ from test_cli_documented import COMMANDS
 from gpas_cli.cli.schemas import DOCUMENTS
 from gpas_cli.cli.schemas.jsonschema import json_schema
 from gpas_cli.errors import Exit
-from gpas_cli.launch import locks
-from gpas_cli.launch.claims import Claims
-from gpas_cli.launch.watch import alive_path
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.claim_set import ClaimSet
 
 WITHOUT_JSON = {"gpas init", "gpas schema", "gpas trust"}
 LOCAL = ("--executor", "local", "--yes", "--json")
@@ -93,7 +93,7 @@ def test_a_dry_run_prints_the_plan(made: Face) -> None:
 
 def test_queued_cells_are_as_declared(face: Face) -> None:
     face.runs.mkdir()
-    with Claims(face.runs) as claims:
+    with ClaimSet(face.runs) as claims:
         claims.take([face.entry("pre-s1").key])
         check("top", face("top", "--json").json)
         check("status", face("status", "--json").json)

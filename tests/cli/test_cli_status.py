@@ -11,9 +11,9 @@ from rich.console import Console, Group
 from gpas_cli.cli import console as shared
 from gpas_cli.cli.cell_filter import CellFilter
 from gpas_cli.cli.status import View, observed
-from gpas_cli.launch import locks
-from gpas_cli.launch.room import Meter
-from gpas_cli.launch.watch import alive_path
+from gpas_cli.plan.usage import UsageMeter
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_the_watched_view_fits_the_screen(cells: Face, height: int, brief: bool)
     shared.experiments.cache_clear()
     states = observed(None, None, started=False)
     drawn = Console(file=io.StringIO(), width=60, height=height, color_system=None)
-    drawn.print(Group(*View(brief, CellFilter()).screen(states, Meter(cells.runs), height)))
+    drawn.print(Group(*View(brief, CellFilter()).screen(states, UsageMeter(cells.runs), height)))
     lines = drawn.file.getvalue().splitlines()
     assert len(lines) < height
     assert "small/post-s2" in "".join(lines)  # what runs is shown on however small a screen

@@ -12,9 +12,9 @@ from rich.console import Console
 from gpas_cli.cli.events import line
 from gpas_cli.cli.progress_view import spike_mark
 from gpas_cli.cli.train_view import make_train_reporter, numbers, view
-from gpas_cli.launch.progress import Progress
-from gpas_cli.launch.summary import Board
-from gpas_cli.launch.watch import Sighting
+from gpas_cli.schedule.summary import RunSnapshot
+from gpas_cli.state.progress import Progress
+from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import create_attempt
 
@@ -24,10 +24,10 @@ RUNNING = Progress(
 )  # fmt: skip
 
 
-def board(running: bool = True, **more: Any) -> Board:
-    sightings = ((None, Sighting(state="running", evidence="", progress=RUNNING)),) if running else ()
-    values = {"running": sightings, "followed": (), "waiting": (), "ended": Counter(), "slots": 1, "starved": False}
-    return Board(**{**values, "stopping": False, **more})
+def board(running: bool = True, **more: Any) -> RunSnapshot:
+    statuses = ((None, StageStatus(state="running", evidence="", progress=RUNNING)),) if running else ()
+    values = {"running": statuses, "followed": (), "waiting": (), "ended": Counter(), "slots": 1, "starved": False}
+    return RunSnapshot(**{**values, "stopping": False, **more})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
         with make_train_reporter(Console(file=out, force_terminal=terminal, width=120, highlight=False)) as reporter:
             reporter.started(job, attempt)
             reporter.tick(board())
-            reporter.finished(job, Sighting(state="interrupted", evidence="", progress=RUNNING))
+            reporter.finished(job, StageStatus(state="interrupted", evidence="", progress=RUNNING))
         text = out.getvalue()
         assert text.count("spike: loss 9 at update 7, usually 3") == 1
         assert "30/100  loss 3.142" in text

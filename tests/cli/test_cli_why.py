@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from face import TRAINED, Face, end
 
-from gpas_cli.launch.spawn import record_exit
+from gpas_cli.schedule.process import record_exit
 from gpas_cli.store.rundir import write_json
 
 

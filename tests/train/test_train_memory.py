@@ -12,8 +12,8 @@ import torch
 from together import limited, run, text
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch.slurm.failures import is_memory
 from gpas_cli.model.llama import build
+from gpas_cli.schedule.slurm.retry import is_memory
 from gpas_cli.spec.cell import Cell, cell_from, parse_model
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError
-from gpas_cli.launch import libraries
-from gpas_cli.launch.libraries import require_libraries
+from gpas_cli.schedule import extras
+from gpas_cli.schedule.extras import require_libraries
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import sinks
 from gpas_cli.train.sinks import Subject, opened, scalars
@@ -165,7 +165,7 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
 
 
 def test_what_is_not_installed_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     require_libraries({"g/a": Monitoring()})
     both = Monitoring(tensorboard="x", wandb="y")
     with pytest.raises(GpasError) as caught:

@@ -1,0 +1,214 @@
+"""What this machine can do for the project, and the remedy for what it cannot. Nothing is changed."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from gpas_cli.doctor.finding import Finding
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import counted
+from gpas_cli.processor import usable_cores
+from gpas_cli.project import CONFIG_NAME, Project
+from gpas_cli.words import count
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.grid.load import Check
+    from gpas_cli.spec.run import Resources
+
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "ceph",
+    "glusterfs",
+    "fuse.sshfs",
+    "9p",
+)
+FREE_GIGABYTES = 2.0
+PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
+
+
+def examine(project: Project, *, nodes: bool = False, check: Check | None = None) -> Iterator[Finding]:
+    """Every finding, cheapest first; with `nodes`, also what a compute node of the cluster sees. `check` finds further
+    problems of the experiments file."""
+    yield _python()
+    yield from _torch()
+    yield _cores()
+    yield _gpus()
+    yield _compiler()
+    yield from _slurm(project, nodes)
+    yield from _experiments(project, check)
+    yield _disk(project)
+    yield from _files(project)
+    yield _database(project)
+    yield from _secrets(project)
+
+
+def _python() -> Finding:
+    version = sys.version.split()[0]
+    old = sys.version_info < (3, 11)
+    return Finding("Python", "problem" if old else "ok", version, "use Python 3.11 or newer" if old else "")
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        yield Finding("torch", "ok", importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("torch", "note", "not installed: plan, status and table work, jobs do not", "pip install torch")
+
+
+def _cores() -> Finding:
+    usable = len(usable_cores())
+    load = psutil.getloadavg()[0]
+    busy = load > usable
+    remedy = "local jobs will share the cores with something else" if busy else ""
+    memory = psutil.virtual_memory().available / 2**30
+    return Finding(
+        "CPU",
+        "note" if busy else "ok",
+        f"{count(usable, 'core')}, load {load:.1f}, {memory:.0f} GiB memory free",
+        remedy,
+    )
+
+
+def _gpus() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("GPU", "note", "none seen (no nvidia-smi): jobs run on the CPU")
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding("GPU", "problem", "nvidia-smi did not answer within 30 s", "check the driver")
+    if answer.returncode:
+        return Finding("GPU", "problem", answer.stderr.strip() or "nvidia-smi failed", "check the driver")
+    return Finding("GPU", "ok", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _compiler() -> Finding:
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    lacking = [what for what, there in ((name, shutil.which(name)), (str(header), header.exists())) if not there]
+    if not lacking:
+        return Finding("compiler", "ok", f"{name}: layers of long trainings are compiled")
+    detail = f"{' and '.join(lacking)} not found: layers are not compiled, which costs 5 to 10 %, on GPUs more"
+    return Finding("compiler", "note", detail, "install g++ and Python's headers (Debian: g++ python3-dev)")
+
+
+def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
+    if shutil.which("sbatch") is None:
+        yield Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
+        return
+    from gpas_cli.doctor import slurm
+    from gpas_cli.schedule.slurm import client
+
+    try:
+        version = client.run("sbatch", "--version").strip()
+    except client.SlurmError as error:  # the programs are installed, and no cluster is configured
+        yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
+        return
+    resources = _resources(project)
+    yield from slurm.configuration(version, project.runs, {asked.notice for asked in resources.values()})
+    if nodes:
+        yield from slurm.nodes(project, resources)
+
+
+def _resources(project: Project) -> dict[str, Resources]:
+    """What the cells ask for, by their names; nothing where the file is not to be read."""
+    try:
+        return {entry.id: entry.resources for entry in _declared(project)[1]}
+    except GpasError:
+        return {}
+
+
+def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
+    if not project.config.is_file():
+        yield Finding("experiments", "note", f"no {CONFIG_NAME} here or in any folder above", "`gpas init` writes one")
+        return
+    try:
+        grids, cells = _declared(project, check)
+    except GpasError as error:
+        yield Finding("experiments", "problem", str(error), "correct the file")
+        return
+    yield Finding("experiments", "ok", f"{project.config}: {count(grids, 'grid')}, {counted(cells)}")
+
+
+def _declared(project: Project, check: Check | None = None) -> tuple[int, list[Entry]]:
+    """How many grids the experiments file has, and the cells of each. Raises GpasError."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.load import load
+
+    experiments = load(project.config, check=check)
+    return len(experiments.grids), expand(experiments, list(experiments.grids))
+
+
+def _disk(project: Project) -> Finding:
+    folder = _existing(project.runs)
+    free = shutil.disk_usage(folder).free / 2**30
+    low = free < FREE_GIGABYTES
+    return Finding("disk", "problem" if low else "ok", f"{free:.0f} GiB free at {folder}",
+                   "free some space: checkpoints need it, or set GPAS_RUNS_DIR" if low else "")  # fmt: skip
+
+
+def _files(project: Project) -> Iterator[Finding]:
+    from gpas_cli.store.session import network_file_system
+
+    folder = _existing(project.runs)
+    network = network_file_system(folder)
+    advice = "keep the database on a local disk or PostgreSQL: set GPAS_DB" if network else ""
+    yield Finding("file system", "note" if network else "ok", f"{network or 'local'}: {folder}", advice)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Finding("file locks", "ok", "flock works where run directories are")
+    except OSError as error:
+        yield Finding("file locks", "problem", f"{folder}: {error}", "set GPAS_RUNS_DIR to a folder that can be locked")
+
+
+def _database(project: Project) -> Finding:
+    from gpas_cli.store import session
+
+    try:
+        path = session.file_of(session.parse(project.database))
+        if path is not None and not path.exists():
+            return Finding("database", "ok", "not there yet; the first result makes it")
+        session.connect(project.database, create=False).dispose()
+    except GpasError as error:
+        return Finding("database", "problem", str(error), "see `gpas db --help`")
+    return Finding("database", "ok", session.name_of(project.database))
+
+
+def _secrets(project: Project) -> Iterator[Finding]:
+    """Passwords that earlier versions wrote into the records of submissions, where anyone may read them."""
+    told = []
+    for record in project.runs.glob(".slurm/*/submission.json"):
+        with suppress(OSError):
+            told += [record.parent] if PASSWORD.search(record.read_bytes()) else []
+    if told:
+        more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+        detail = f"the database's password is in {told[0]}{more}, written by an earlier version of gpas"
+        remedy = "change the password, and delete these folders once their jobs have ended"
+        yield Finding("secrets", "problem", detail, remedy)
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,0 +1,123 @@
+"""What `gpas doctor` finds out about a cluster: from its configuration at once, from a compute node with --nodes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.doctor import preemption
+from gpas_cli.doctor.finding import Finding
+from gpas_cli.doctor.nodes import ask
+from gpas_cli.project import Project
+from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.spec.run import Resources
+from gpas_cli.state import locks
+
+SKEW = 5.0  # seconds by which clocks may differ before times in `status` are misleading
+
+
+def configuration(version: str, runs: Path, notices: Collection[int]) -> Iterator[Finding]:
+    """What the controller says of itself, and what that means for jobs of ours, which ask for these `notices`."""
+    try:
+        config = client.configuration()
+    except SlurmError as error:
+        if "configuration source" in str(error):
+            yield Finding("SLURM", "note", f"{version} is installed and no cluster is configured: jobs run here")
+        else:
+            yield Finding("SLURM", "problem", f"{version}: {error}", "is this a login node, and the controller up?")
+        return
+    yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
+    yield from _limits(config)
+    yield from preemption.findings(config, runs, notices)
+    yield _accounting(config)
+
+
+def _limits(config: Mapping[str, str]) -> Iterator[Finding]:
+    largest, most = config.get("MaxArraySize", "?"), config.get("MaxJobCount", "?")
+    detail = f"arrays of up to {largest} elements, {most} jobs in the queue; larger grids are spread over several"
+    if largest == "0":
+        yield Finding("SLURM arrays", "problem", "MaxArraySize is 0: no job arrays", "use --executor local in salloc")
+    else:
+        yield Finding("SLURM arrays", "ok", detail)
+    if config.get("JobRequeue", "1") == "0":
+        remedy = "jobs ask for it themselves (--requeue); where that is refused, use gpas run --wait"
+        yield Finding("SLURM requeue", "note", "JobRequeue is 0", remedy)
+
+
+def _accounting(config: Mapping[str, str]) -> Finding:
+    age = config.get("MinJobAge", "300 sec")
+    try:
+        client.run("sacct", "-n", "-X", "-S", "now-1minutes")
+    except SlurmError as error:
+        detail = f"{error}: squeue alone tells how jobs ended, for {age}"
+        return Finding("SLURM accounting", "note", detail, "run directories have the outcomes; look within that time")
+    return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
+
+
+def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
+    """What compute nodes see, asked in jobs of one task, one for each way in which cells ask for nodes.
+
+    `resources` are those of the cells, by name. Takes as long as nodes take to be had, but not for ever.
+    """
+    project.runs.mkdir(parents=True, exist_ok=True)
+    profiles = _different(resources) or {"": Resources()}
+    with tempfile.TemporaryDirectory(dir=project.runs, prefix=".doctor-") as folder:
+        lock = Path(folder) / "held.lock"
+        fd = locks.hold(lock)
+        before = time.time()
+        try:
+            probes = ask(project, profiles, lock)
+        finally:
+            os.close(fd)
+    for asked in probes:
+        whose = f" for {asked.label}" if len(probes) > 1 else ""
+        if asked.answer is None:
+            remedy = "see `sinfo`, and resources in experiments.yaml"
+            yield Finding(f"SLURM node{whose}", "problem", asked.problem, remedy)
+        else:
+            yield from _node(asked.answer, before, time.time(), whose, profiles[asked.label].gpus)
+
+
+def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
+    """One of each kind that gets other nodes or another Python, named by the first cell and how many there are."""
+    found: dict[str, list[str]] = {}
+    for name, asked in resources.items():
+        where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)
+        found.setdefault(repr((where, asked.setup, asked.environment, asked.python)), []).append(name)
+    return {
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}": resources[names[0]]
+        for names in found.values()
+    }
+
+
+def _node(told: Mapping[str, Any], before: float, after: float, whose: str, gpus: int) -> Iterator[Finding]:
+    where = f"node {told['host']}{whose}"
+    if not told["shared"]:
+        remedy = "set GPAS_RUNS_DIR to a folder that all nodes mount"
+        yield Finding("shared folder", "problem", f"{where} does not see runs/", remedy)
+    elif told["lock"] != "held":
+        detail = f"{where} does not see that this host holds a file lock"
+        yield Finding(
+            "shared locks", "note", detail, "states then rest on SLURM and the age of events; submit from one host"
+        )
+    else:
+        yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
+    skew = max(before - told["time"], told["time"] - after, 0.0)
+    remedy = "have both synchronised (NTP): ages in `gpas status` are off by that much" if skew > SKEW else ""
+    yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
+    if told["scontrol"]:
+        yield Finding("scontrol on nodes", "ok", "jobs queue themselves again after a warning")
+    else:
+        yield Finding("scontrol on nodes", "note", f"not on {where}", "use gpas run --wait, which submits again")
+    torch = "not installed" if told["torch"] is None else f"torch {told['torch']}"
+    status = "problem" if told["torch"] is None else "ok"
+    remedy = "set resources.python or resources.setup to an environment that has it" if told["torch"] is None else ""
+    yield Finding("torch on nodes", status, f"{where}: Python {told['python']}, {torch}, {told['gpus']} GPUs", remedy)
+    if gpus and not told["gpus"] and told["torch"] is not None:
+        detail = f"{where}: the job asked for a GPU, and torch sees none"
+        yield Finding("GPUs on nodes", "problem", detail, "jobs leave such a node for another; have it repaired")

@@ -1,0 +1,99 @@
+"""GPUs that a plan is made for and that this machine need not have: `gpas plan --gpu H100:8`.
+
+Peaks are those of the data sheets (`spec.flops.PEAKS`); what share of it a training reaches is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.spec.flops import peak_flops
+from gpas_cli.spec.memory import state_bytes
+from gpas_cli.spec.run import Resources
+from gpas_cli.words import count
+
+ASSUMED_MFU = 0.4
+# GB of memory on one device (NVIDIA's data sheets); of several versions the largest.
+MEMORY: dict[str, int] = {
+    "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
+    "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
+    "RTX 4090": 24, "RTX 3090": 24,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NamedGpus(Machine):
+    """A machine of GPUs called `name`: as many as each job asks for or, with `number`, so many in all.
+
+    `mfu`: the assumed share of the peak that a training reaches.
+    """
+
+    name: str
+    number: int
+    mfu: float
+
+    @property
+    def slots(self) -> int:
+        return self.number
+
+    def device(self, resources: Resources) -> str:
+        return "cuda"
+
+    def needs(self, resources: Resources) -> int:
+        return max(1, resources.gpus)
+
+    def threads(self, resources: Resources) -> int:
+        return resources.threads
+
+    def check(self, resources: Resources, who: str) -> str:
+        if not self.number or resources.gpus <= self.number:
+            return ""
+        return f"{who} asks for {resources.gpus} GPUs, and --gpu names {self.number}"
+
+    def flops(self, precision: str) -> float:
+        """FLOP/s that one device is assumed to reach."""
+        peak = peak_flops(self.name, precision)
+        assert peak is not None
+        return self.mfu * peak
+
+    def basis(self, precisions: set[str]) -> str:
+        """What the estimate assumes, in a sentence."""
+        peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in sorted(precisions)]
+        sheet = " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
+        return f"assumed, not measured: {100 * self.mfu:g} % of the peak of one {self.name}, {sheet}; --mfu changes it"
+
+
+def named_gpus(words: str, mfu: float = ASSUMED_MFU) -> NamedGpus:
+    """The GPUs that `NAME` or `NAME:NUMBER` names, in any case and spacing. Raises GpasError for an unknown name."""
+    name, colon, number = words.partition(":")
+    known = {_plain(known): known for known in MEMORY}
+    if _plain(name) not in known:
+        hint = nearest(name, MEMORY)
+        raise GpasError(f"--gpu: unknown GPU '{name}'; {hint}")
+    if colon and (not number.isascii() or not number.isdigit() or not 1 <= int(number[:7]) <= 100_000):
+        raise GpasError(f"--gpu: '{number}' is no number of GPUs; write for example {known[_plain(name)]}:8")
+    return NamedGpus((), (), known[_plain(name)], int(number) if colon else 0, mfu)
+
+
+def _plain(name: str) -> str:
+    return "".join(name.lower().split()).replace("-", "").removeprefix("nvidia").removeprefix("rtx")
+
+
+def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
+    """A sentence for each kind of job whose weights, gradients and Adam's averages fill the memory of its GPUs."""
+    found: dict[str, int] = {}
+    for job in jobs:
+        states = state_bytes(job.cell)
+        devices = gpus.needs(job.resources)
+        each = states / (1 if job.resources.strategy == "ddp" else devices)
+        if each > 1e9 * MEMORY[gpus.name]:
+            text = (
+                f"weights, gradients and Adam take {states / 1e9:,.0f} GB, {each / 1e9:,.0f} GB on each of "
+                f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY[gpus.name]} GB"
+            )
+            found[text] = found.get(text, 0) + 1
+    return [f"{count(number, 'job')}: {text}: raise resources.gpus" for text, number in found.items()]

@@ -1,0 +1,127 @@
+"""The accelerators and cores that jobs may use: those of this machine, or of the nodes behind a scheduler."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.processor import usable_cores
+from gpas_cli.spec.run import Resources
+from gpas_cli.words import count
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What jobs may use here: `gpus` as CUDA_VISIBLE_DEVICES names them, and the numbers of the cores."""
+
+    gpus: tuple[str, ...]
+    cores: tuple[int, ...]
+
+    @property
+    def slots(self) -> int:
+        """How many of the smallest jobs run at once."""
+        return len(self.gpus) or len(self.cores)
+
+    def device(self, resources: Resources) -> str:
+        """What a job computes on: cuda or cpu."""
+        return "cuda" if self.gpus else "cpu"
+
+    def needs(self, resources: Resources) -> int:
+        """How many slots a job takes."""
+        return max(1, resources.gpus) if self.gpus else self.threads(resources)
+
+    def threads(self, resources: Resources) -> int:
+        """Threads of a job, over all its processes: those it asks for, as far as there are cores."""
+        return min(max(resources.cpus, resources.processes), len(self.cores))
+
+    def check(self, resources: Resources, who: str) -> str:
+        """Why a job can never run here, "" when it can."""
+        asked = count(max(1, resources.gpus), "GPU")
+        if self.gpus and resources.processes > max(1, resources.gpus):
+            return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
+        if resources.gpus <= len(self.gpus):
+            return ""
+        have = f"{len(self.gpus)} can be seen" if self.gpus else "none can be seen"
+        return f"{who} asks for {asked}, and {have} on {socket.gethostname()}"
+
+
+class Cluster(Machine):
+    """Stands for the nodes behind a scheduler: each job has what it asks for, and how many run at once nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(gpus=(), cores=())
+
+    def device(self, resources: Resources) -> str:
+        return "cuda" if resources.gpus else "cpu"
+
+    def needs(self, resources: Resources) -> int:
+        return resources.gpus or resources.threads
+
+    def check(self, resources: Resources, who: str) -> str:
+        return ""
+
+    def threads(self, resources: Resources) -> int:
+        return resources.threads
+
+
+def machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """The accelerators and cores that this process may use. Asks nvidia-smi, never torch."""
+    cores = usable_cores()
+    return Machine(gpus=visible_gpus(environ), cores=cores[: cpu_quota(len(cores))])
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices of CUDA_VISIBLE_DEVICES, else those nvidia-smi counts, as CUDA_VISIBLE_DEVICES would name them."""
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
+    installed = _installed_gpus()
+    if mask is None:
+        return tuple(str(i) for i in range(installed))
+    named: list[str] = []
+    for word in (part.strip() for part in mask.split(",")):
+        # CUDA stops at the first device that does not exist: "0,-1,1" shows one.
+        if not word or word.startswith("-") or (word.isdigit() and int(word) >= installed):
+            break
+        if word not in named:
+            named.append(word)
+    return tuple(named) if installed else ()
+
+
+def cpu_quota(cores: int, path: Path = CGROUP_QUOTA) -> int:
+    """`cores`, or fewer where a container's quota gives less time than that many cores have; at least 1."""
+    try:
+        quota, period = path.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
+    """Raise GpasError that names every job (id -> resources) which can never run on `machine`."""
+    reasons = [reason for who, resources in wanted.items() if (reason := machine.check(resources, who))]
+    if reasons:
+        shown = reasons[:5] + ([f"and {len(reasons) - 5} more"] if len(reasons) > 5 else [])
+        raise GpasError("\n".join([*shown, "lower resources.gpus or resources.ranks, or run where there are as many"]))
+
+
+def _installed_gpus() -> int:
+    """How many devices nvidia-smi lists, MIG slices apart; without it, how many the driver has made files for."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())

@@ -1,0 +1,200 @@
+"""What a run would do: which cells are new, which have a result, which somebody is at, and what the rest will cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import Exit
+from gpas_cli.plan import machine as machines
+from gpas_cli.plan.estimate import Estimate, estimate
+from gpas_cli.plan.gpus import NamedGpus, too_large
+from gpas_cli.plan.machine import Cluster, Machine
+from gpas_cli.plan.sizes import SizeCost, by_size
+from gpas_cli.plan.stage_jobs import RUNNABLE, StageJob, blocked, stage_jobs
+from gpas_cli.plan.texts import Texts
+from gpas_cli.state.attempt import resumable
+from gpas_cli.state.claim_set import CLAIMABLE
+from gpas_cli.state.observe import look, observe
+from gpas_cli.state.outputs import checkpoint_code
+from gpas_cli.state.status import CellStatus, StageStatus
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.snapshot import current_code
+from gpas_cli.words import count
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.project import Project
+
+ACTIONS = (
+    "new", "interrupted", "running", "queued", "done", "diverged", "failed", "cancelled", "unknown", "invalid",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One cell. `action` is one of ACTIONS: its state, "new" for one without an attempt, "invalid" for one that this
+    version or this machine cannot run to its end; `detail` says more. `will_run` is whether `gpas run` starts a job."""
+
+    state: CellStatus
+    action: str
+    detail: str
+    will_run: bool
+
+    @property
+    def entry(self) -> Entry:
+        return self.state.entry
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`stages` counts the states of unique stages, `uses` how often cells refer to them, teachers included.
+
+    `jobs` are the stages that a run would start, parents first, and before them those that tokenise what they read.
+    `machine` is where they would run, or what the estimate is for.
+    """
+
+    rows: tuple[PlanRow, ...]
+    stages: Mapping[str, int]
+    uses: int
+    jobs: tuple[StageJob, ...]
+    estimate: Estimate
+    machine: Machine
+    text_warnings: tuple[str, ...] = ()
+    code_warnings: tuple[str, ...] = ()
+    startable: bool = True  # whether every job that is lacking can run on `machine`; `gpas run` starts all or none
+
+    @property
+    def exit_code(self) -> Exit:
+        """What `gpas run` says of the same cells before it starts any: USAGE where it refuses, INCOMPLETE where some of
+        them will have no result, else DONE."""
+        if not self.startable:
+            return Exit.USAGE
+        return Exit.INCOMPLETE if self.refused else Exit.DONE
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user may not expect of the jobs, and what is likely to go wrong although they can start."""
+        sizes = too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
+        return [*sizes, *self.text_warnings, *self.code_warnings]
+
+    @property
+    def texts(self) -> tuple[StageJob, ...]:
+        """The jobs that only tokenise: `estimate` does not count them."""
+        return tuple(job for job in self.jobs if job.demand)
+
+    @property
+    def actions(self) -> Counter[str]:
+        return Counter(row.action for row in self.rows)
+
+    @property
+    def sizes(self) -> list[SizeCost]:
+        """The cells and the cost of their jobs, by size."""
+        return by_size((row.entry.cell for row in self.rows), self.estimate.works)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Why cells cannot run here, and how many for each reason."""
+        return Counter(row.detail for row in self.rows if row.action == "invalid")
+
+
+def plan(
+    runs: Path,
+    entries: Sequence[Entry],
+    *,
+    retry: Collection[str] = (),
+    machine: Machine | None = None,
+    kinds: frozenset[str] = RUNNABLE,
+    project: Project | None = None,
+    prepare: Callable[[Iterable[StageJob]], Sequence[StageJob]] = tuple,
+) -> Plan:
+    """What `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing.
+
+    `project`: where their texts are looked for; None looks for none.
+    `prepare` puts before the jobs what else has to be run for them (`plan.tokenisation`).
+    """
+    machine = machine or machines.machine()
+    jobs = stage_jobs(entries, kinds)
+    alive = SchedulerView(runs)
+    seen = {key: observe(runs, key, alive) for key in jobs}
+    wanted = CLAIMABLE | frozenset(retry)
+    lacking = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
+    # Compute nodes and machines elsewhere may have text that is not here.
+    elsewhere = isinstance(machine, Cluster | NamedGpus)
+    texts = Texts(project, (job.cell for job in lacking.values()), entries=entries, elsewhere=elsewhere)
+    fitting = {
+        key: job
+        for key, job in lacking.items()
+        if not machine.check(job.resources, job.id) and not texts.missing(job.cell)
+    }
+    resume = {key: step for key in fitting if (step := resumable(runs, key))}
+    rows = [_row(state, fitting, resume, machine, kinds, texts) for state in look(runs, entries, seen=dict(seen))]
+    jobs_to_start = prepare(fitting.values())
+    return Plan(
+        rows=tuple(rows),
+        stages=Counter(status.state for status in seen.values()),
+        uses=sum(len(stage_jobs([entry], kinds)) for entry in entries),
+        jobs=tuple(jobs_to_start),
+        estimate=estimate(runs, fitting.values(), machine, resume),
+        machine=machine,
+        startable=len(fitting) == len(lacking),
+        code_warnings=_other_code(runs, [fitting[key] for key in resume]),
+        text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
+    )
+
+
+def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
+    """A sentence when jobs would resume from checkpoints that another version of the code made."""
+    if not resumed:
+        return ()
+    now = current_code()
+    before = {job.id: code for job in resumed if (code := checkpoint_code(runs, job.key)) and code != now}
+    if not before:
+        return ()
+    refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
+    end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will be of both"
+    cells, made = count(len(before), "cell"), ", ".join(sorted(set(before.values())))
+    return (
+        f"{cells} would resume after the code has changed (from version {made} to {now}): {next(iter(before))}{end}",
+    )
+
+
+def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection[str]) -> bool:
+    """Whether what the stage builds on is there, or may yet come."""
+    return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.parents)
+
+
+def _row(
+    state: CellStatus,
+    jobs: Mapping[str, StageJob],
+    resume: Mapping[str, int],
+    machine: Machine,
+    kinds: frozenset[str],
+    texts: Texts,
+) -> PlanRow:
+    mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
+    entry = state.entry
+    found = (_beyond(state, kinds), machine.check(entry.resources, "the job"), texts.missing(entry.cell))
+    reasons = [reason for reason in found if reason]
+    if reasons and state.state not in ("done", "diverged"):
+        return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
+    action = "new" if state.state == "missing" else state.state
+    return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
+
+
+def _beyond(state: CellStatus, kinds: frozenset[str]) -> str:
+    later = blocked(state.entry, kinds)
+    return f"this version does not run {', '.join(later)}" if later else ""
+
+
+def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:
+    if mine and mine[0] in resume:
+        return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.steps}"
+    if mine and state.stage != "pretrain":
+        return f"{state.stage} is lacking"
+    if state.state == "missing":
+        return "" if mine else "what it builds on cannot be had"
+    return state.cause or state.evidence

@@ -1,0 +1,77 @@
+"""A plan by size of network: what a cell of each size reads, and what its jobs cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpas_cli.plan.estimate import Work
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.flops import parameters
+from gpas_cli.spec.size import SIZES
+
+_Group = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class SizeCost:
+    """The cells of one size, batch, length and number of updates, and the jobs that they still need.
+
+    `batch` is in rows of `length` tokens; `tokens` are those a cell trains on, padding included. `devices`: GPUs or
+    cores of a job. `hours`: of the longest job. `gpu_hours` and `core_hours`: of all jobs.
+    """
+
+    size: str
+    cells: int
+    jobs: int
+    parameters: int
+    precision: str
+    batch: int
+    length: int
+    updates: int
+    tokens: int
+    devices: int
+    hours: float
+    gpu_hours: float
+    core_hours: float
+
+
+def size_label(cell: Cell) -> str:
+    """The name of the cell's size, or its layers and width where it has none."""
+    size = cell.model.size
+    return next((name for name, known in SIZES.items() if known == size), f"{size.layers} x {size.hidden}")
+
+
+def by_size(cells: Iterable[Cell], works: Sequence[Work]) -> list[SizeCost]:
+    """The cells grouped by what decides their cost, in the order of the cells; teachers add jobs, not cells."""
+    cells = list(cells)
+    numbers = Counter(_group(cell) for cell in cells)
+    first = {_group(cell): cell for cell in reversed([*cells, *(work.job.cell for work in works)])}
+    mine: dict[_Group, list[Work]] = {_group(cell): [] for cell in cells}
+    for work in works:
+        mine.setdefault(_group(work.job.cell), []).append(work)
+    return [_cost(first[group], numbers[group], found) for group, found in mine.items()]
+
+
+def _group(cell: Cell) -> _Group:
+    recipe = (cell.precision, cell.optim.batch, cell.data.length, cell.optim.steps)
+    return (size_label(cell), parameters(cell), *recipe)
+
+
+def _cost(cell: Cell, cells: int, works: Sequence[Work]) -> SizeCost:
+    return SizeCost(
+        size=size_label(cell),
+        cells=cells,
+        jobs=len(works),
+        parameters=parameters(cell),
+        precision=cell.precision,
+        batch=cell.optim.batch,
+        length=cell.data.length,
+        updates=cell.optim.steps,
+        tokens=cell.optim.rows * cell.data.length,
+        devices=max((work.devices for work in works), default=0),
+        hours=max((work.hours for work in works), default=0.0),
+        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
+        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
+    )

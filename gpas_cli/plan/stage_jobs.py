@@ -1,0 +1,113 @@
+"""The jobs that cells need: each stage once, however many cells share it, and after those it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.data.requirements import TextRequirement
+from gpas_cli.spec.cell import TRAININGS, Cell, Stage
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+RUNNABLE = frozenset({"pretrain", "importance"})  # the kinds of stage that this version has a job for
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageJob:
+    """One stage as something to run, labelled as the first entry that needs it."""
+
+    kind: str
+    key: str
+    parents: tuple[str, ...]
+    cell: Cell
+    grid: str
+    name: str
+    axes: Mapping[str, Any]
+    cadence: Cadence
+    watch: Monitoring
+    resources: Resources
+    text_resources: Resources = field(default_factory=Resources)
+    text: str = ""  # key of the job that tokenises what this one reads, "" where that is done (`plan.tokenisation`)
+    demand: TextRequirement | None = None  # what such a job tokenises
+
+    @property
+    def id(self) -> str:
+        return f"{self.grid}/{self.name}"
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The keys of the jobs that must have succeeded before this one starts."""
+        return (*self.parents, self.text) if self.text else self.parents
+
+    def facts(self) -> dict[str, Any]:
+        """The part of attempt.json that says what is to be run, the text of a plugin that it needs included."""
+        origin = self.cell.model.norm.origin
+        return {
+            **({"plugin": plain(origin)} if origin else {}),
+            "stage": self.kind,
+            "key": self.key,
+            "parents": list(self.parents),
+            **({"text": self.text} if self.text else {}),
+            **({"demand": plain(self.demand)} if self.demand else {}),
+            "cell": self.cell.to_mapping(),
+            "grid": self.grid,
+            "name": self.name,
+            "axes": dict(self.axes),
+            "resources": plain(self.resources),
+            "cadence": plain(self.cadence),
+            "watch": plain(self.watch),
+        }
+
+
+def stage_jobs(entries: Iterable[Entry], kinds: frozenset[str] = RUNNABLE) -> dict[str, StageJob]:
+    """Key -> job of every stage that the entries need and this version can run, teachers included, parents first."""
+    entries = list(entries)
+    named = {entry.cell.stages[0].key: entry for entry in reversed(entries)}
+    jobs: dict[str, StageJob] = {}
+    for entry in entries:
+        for job in _chain(entry, entry.cell, named):
+            if job.kind in kinds and all(parent in jobs for parent in job.parents):
+                jobs.setdefault(job.key, job)
+    return jobs
+
+
+def blocked(entry: Entry, kinds: frozenset[str] = RUNNABLE) -> tuple[str, ...]:
+    """The kinds of the entry's stages that this version cannot run, in order: its kind, or one that it builds on."""
+    jobs = stage_jobs([entry], kinds)
+    return tuple(stage.kind for stage in entry.cell.stages if stage.key not in jobs)
+
+
+def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[StageJob]:
+    teacher = cell.teacher()
+    if teacher is not None:
+        yield from _chain(_as_teacher(entry, teacher, named), teacher, named)
+    for stage in cell.stages:
+        yield _job(stage, entry, cell)
+
+
+def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entry:
+    """The entry that the teacher is by itself, or one named after its pupil: it has no place of its own in the grid."""
+    own = named.get(teacher.stages[0].key)
+    return own if own is not None else replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={})
+
+
+def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
+    return StageJob(
+        kind=stage.kind,
+        key=stage.key,
+        parents=stage.parents,
+        cell=cell,
+        grid=entry.grid,
+        name=entry.name,
+        axes=entry.axes,
+        cadence=entry.cadence,
+        watch=entry.watch,
+        # What follows a training only looks at it, and does so in one process.
+        resources=entry.resources if stage.kind in TRAININGS else entry.resources.single_process(),
+        text_resources=entry.text_resources,
+    )

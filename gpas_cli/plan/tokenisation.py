@@ -1,0 +1,116 @@
+"""The text that jobs read, tokenised before them by a job of its own: on a cluster nobody else waits for it idly.
+
+Such a job is a `StageJob` like any other: it has a key, attempts, a journal, a claim. Its key says how much of which
+corpus is wanted; a corpus that is tokenised whole has one key, whoever reads it. What counts as done is the token
+cache itself: a corpus that an earlier job has tokenised and that is not there any more is another job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.data import disk
+from gpas_cli.data.requirements import TextRequirement, requirements
+from gpas_cli.data.sources import open_source
+from gpas_cli.errors import DataError
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.spec.data import Data
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.state.claims import read_claim
+from gpas_cli.state.describe import facts_of
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import CellStatus, StageStatus
+from gpas_cli.state.view import SchedulerView
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
+    """`jobs`, and before them a job for each corpus that they read and that is not tokenised yet.
+
+    A job that waits for another of `jobs` finds its text tokenised. Reads no text, and builds nothing.
+    """
+    jobs = list(jobs)
+    keys = {job.key for job in jobs}
+    first = [job for job in jobs if keys.isdisjoint(job.parents)]
+    readers: dict[tuple[Data, int], list[StageJob]] = {}
+    for job in first:
+        readers.setdefault((job.cell.data, job.cell.model.size.vocab), []).append(job)
+    texts: dict[str, StageJob] = {}
+    read: dict[str, str] = {}
+    for wanted in requirements(job.cell for job in first):
+        mine = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
+        if key := _lacking(project, wanted):
+            texts[key] = _job(key, wanted, mine[0])
+            read |= {job.key: key for job in mine}
+    return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A corpus that cells are waiting for: what it is called, and what its job is at, as far as SLURM tells as well."""
+
+    name: str
+    key: str
+    status: StageStatus
+
+
+def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
+    """The corpora that cells with these states are waiting for, or have waited for in vain."""
+    waiting = [state for state in states if state.claim and state.state in ("queued", "cancelled")]
+    keys = dict.fromkeys(key for state in waiting if state.claim for key in state.claim.after)
+    alive = SchedulerView(runs)
+    trained = {stage.key for state in states for stage in state.entry.cell.stages}
+    for key in (key for key in keys if key not in trained):
+        facts = facts_of(runs, key)
+        if facts.get("stage") == TOKENISE:
+            claim, seen = read_claim(runs, key), observe(runs, key, alive)
+            job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
+            yield Awaited(str(facts["name"]), key, replace(seen, job=seen.job or job))
+
+
+def how_far(seen: StageStatus) -> str:
+    """The state of a job that tokenises, in a few words."""
+    share = f" {seen.fraction:.0%}".replace("%", " %") if seen.state == "running" and seen.fraction is not None else ""
+    doing = f" ({seen.progress.phase})" if seen.state == "running" and seen.progress else ""
+    why = f": {seen.cause}" if seen.cause else ""
+    return f"{seen.state}{share}{doing}{why}"
+
+
+def _lacking(project: Project, wanted: TextRequirement) -> str:
+    """The key of the job that is to tokenise the corpus, "" where nothing is left to do."""
+    if _there(project, wanted):
+        return ""
+    generation = 0
+    while observe(project.runs, key := _key(project, wanted, generation)).state == "done":
+        if _there(project, wanted) is not False:
+            return ""
+        generation += 1
+    return key
+
+
+def _there(project: Project, wanted: TextRequirement) -> bool | None:
+    from gpas_cli.data.prepare import present  # and numpy, which `gpas status` does without
+
+    try:
+        return present(wanted.data, wanted.vocab, project.cache, root=project.config.parent, rows=wanted.rows)
+    except DataError:  # the job will say it: the text may yet come, or be there only for the nodes
+        return False
+
+
+def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
+    if not open_source(wanted.data, project.cache, project.config.parent).endless:
+        wanted = replace(wanted, data=replace(wanted.data, eval_tokens=1), rows=0)
+    return disk.digest([TOKENISE, plain(wanted), generation])
+
+
+def _job(key: str, wanted: TextRequirement, reader: StageJob) -> StageJob:
+    resources = reader.text_resources
+    return replace(
+        reader, kind=TOKENISE, key=key, parents=(), name=wanted.label, axes={}, resources=resources, demand=wanted
+    )

@@ -1,0 +1,106 @@
+"""Cells in the run directories and the database that no grid declares: a grid was edited, or a cell was varied on the
+command line. What such a cell is stands in its attempts, in the submission that claims it, and in the database.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpas_cli.errors import GpasError, Problem, UnknownCell
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.select import MIN_PREFIX
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.project import Project
+from gpas_cli.spec.cell import Catalogue, cell_from
+from gpas_cli.spec.parse import build
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.state.claims import CLAIM
+from gpas_cli.state.describe import facts_of
+from gpas_cli.store.rundir import all_stages
+
+T = TypeVar("T")
+
+
+def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, claimed: bool = False) -> list[Entry]:
+    """The cells of the stages under `runs` that none of the `declared` cells needs; with `claimed`, only those that
+    may be queued or running. A stage whose cell this version cannot read is left out.
+    """
+    keys = [path.name for path in all_stages(runs) if not claimed or (path / CLAIM).exists()]
+    known = stage_jobs(declared).keys() if keys else ()
+    unknown = [key for key in keys if key not in known]
+    return _distinct(_entry(facts_of(runs, key), key, catalogue) for key in unknown)
+
+
+def with_key(project: Project, word: str, catalogue: Catalogue) -> list[Entry]:
+    """The cells with a stage whose key begins with `word`, by the run directories, else by the database; none for a
+    word that is no key of at least MIN_PREFIX digits. Raises UnknownCell when there is a stage and its cell cannot be
+    read."""
+    word = word.lower()
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX},16}}", word):
+        return []
+    keys = [path.name for path in all_stages(project.runs) if path.name.startswith(word)]
+    recorded = {key: facts_of(project.runs, key) for key in keys}
+    recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") != TOKENISE}
+    recorded = recorded or {facts["key"]: facts for facts in _in_database(project, word)}
+    return _distinct(_read(facts, key, catalogue) for key, facts in recorded.items())
+
+
+def _in_database(project: Project, word: str) -> Iterator[dict[str, Any]]:
+    """What the newest attempts at the stages whose keys begin so were to run; nothing where there is no database."""
+    from gpas_cli.store import session
+    from gpas_cli.store.ingest import newest_facts
+
+    try:
+        engine = session.connect(project.database, create=False)
+    except GpasError:
+        return
+    try:
+        yield from newest_facts(engine, word)
+    finally:
+        engine.dispose()
+
+
+def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | None:
+    """`_read`, None for a stage that is no cell's or cannot be read."""
+    try:
+        return None if facts.get("stage") == TOKENISE else _read(facts, key, catalogue)
+    except UnknownCell:
+        return None
+
+
+def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
+    """The cell that a stage's facts describe, with the grid and name it had. Raises UnknownCell when they describe
+    none, or one without that key."""
+    try:
+        cell = cell_from(facts["cell"], catalogue)
+        axes = dict(facts["axes"])
+    except (GpasError, KeyError, TypeError, ValueError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UnknownCell(f"{key}: no grid declares it, and its cell cannot be read: {reason}") from error
+    if key not in stage_jobs([Entry(cell, "", "", {})]):
+        raise UnknownCell(f"{key}: no grid declares it, and this version gives its cell another key")
+    return Entry(
+        cell=cell,
+        grid=str(facts["grid"]),
+        name=str(facts["name"]),
+        axes=axes,
+        cadence=_built(Cadence, facts.get("cadence")),
+        resources=_built(Resources, facts.get("resources")),
+        watch=_built(Monitoring, facts.get("watch")),
+    )
+
+
+def _built(kind: type[T], values: Any) -> T:
+    """An instance from what an attempt recorded of it, with the defaults where this version cannot read that."""
+    problems: list[Problem] = []
+    made = build(kind, values, (), problems) if isinstance(values, Mapping) else None
+    return made or kind()
+
+
+def _distinct(entries: Iterable[Entry | None]) -> list[Entry]:
+    """Each cell once: its stages lead to the same one."""
+    return list({entry.cell.key: entry for entry in entries if entry is not None}.values())

@@ -1,0 +1,192 @@
+"""The machine room: what runs where, what waits, what it has all cost so far, and when it will be over."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.plan.estimate import makespan
+from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
+from gpas_cli.store.journal import tail
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+
+GLANCE = 2048  # bytes of journal that hold the last event
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What attempts have taken: seconds on the clock, and hours of GPUs, or of cores where no GPU was used."""
+
+    seconds: float = 0.0
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.seconds + other.seconds, self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours)
+
+    def times(self, factor: float) -> Usage:
+        """As much for `factor` times as long."""
+        return Usage(self.seconds * factor, self.gpu_hours * factor, self.core_hours * factor)
+
+
+NOTHING = Usage()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cell that runs. `devices` as its attempt was given them; `spent` over all attempts at its stage."""
+
+    state: CellStatus
+    node: str
+    devices: tuple[str, ...]
+    spent: Usage
+
+
+@dataclass(frozen=True)
+class GridUsage:
+    """A grid: how many cells are in which state, what they took, what is left of those that run or wait."""
+
+    grid: str
+    states: Counter[str]
+    spent: Usage
+    to_go: Usage | None
+    ends: float | None  # seconds from now
+
+    @property
+    def left(self) -> int:
+        """Cells without a result."""
+        return sum(count for state, count in self.states.items() if state not in RESULTS)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """`total` counts cells that grids share once."""
+
+    running: tuple[Running, ...]
+    queued: tuple[CellStatus, ...]
+    grids: tuple[GridUsage, ...]
+    total: GridUsage
+
+
+@dataclass
+class UsageMeter:
+    """Tells what attempts took. Of one that was seen to end it is read once."""
+
+    runs: Path
+    _ended: dict[Path, tuple[Usage, dict[str, Any]]] = field(default_factory=dict)
+
+    def room(self, states: Sequence[CellStatus]) -> Activity:
+        """The room at this moment, as these states tell it."""
+        living = {state.key: state.directory for state in states if state.state == "running"}
+        keys = {stage.key for state in states for stage in state.entry.cell.stages}
+        spent = {key: self._stage(key, living.get(key)) for key in keys}
+        running = [self._running(state, spent) for state in _once(states) if state.state == "running"]
+        queued = [state for state in _once(states) if state.state == "queued"]
+        names = dict.fromkeys(state.entry.grid for state in states)
+        grids = [_use(name, [state for state in states if state.entry.grid == name], spent) for name in names]
+        return Activity(
+            running=tuple(sorted(running, key=lambda run: (run.node, run.state.entry.id))),
+            queued=tuple(sorted(queued, key=lambda state: state.job.place or 10**9 if state.job else 10**9)),
+            grids=tuple(grids),
+            total=_use("", list(_once(states)), spent),
+        )
+
+    def spent(self, state: CellStatus) -> Usage:
+        """What the cell took so far, at all its stages and over all attempts."""
+        living = state.directory if state.state == "running" else None
+        return sum((self._stage(stage.key, living) for stage in state.entry.cell.stages), NOTHING)
+
+    def _stage(self, key: str, living: Path | None) -> Usage:
+        """What the stage took, over all attempts; the one in the folder `living` goes on."""
+        each = (self._attempt(attempt, running=attempt.path == living)[0] for attempt in attempts(self.runs, key))
+        return sum(each, NOTHING)
+
+    def _running(self, state: CellStatus, spent: Mapping[str, Usage]) -> Running:
+        facts = self._attempt(AttemptDir(state.directory), running=True)[1] if state.directory else {}
+        where = facts.get("slurm") or {}
+        host = (facts.get("submitter") or {}).get("host", "")
+        node = (state.job.nodes if state.job else "") or where.get("nodes") or host
+        return Running(state, str(node), tuple(map(str, facts.get("devices", ()))), _of(state, spent))
+
+    def _attempt(self, attempt: AttemptDir, *, running: bool) -> tuple[Usage, dict[str, Any]]:
+        if not running and attempt.path in self._ended:
+            return self._ended[attempt.path]
+        try:
+            facts = attempt.read_attempt()
+            seconds = max(0.0, (time.time() if running else _end(attempt)) - float(facts["created"]))
+            found = _spent(seconds, facts.get("devices", ())), facts
+        except UNREADABLE:
+            return NOTHING, {}  # a damaged attempt has no price
+        if not running and attempt.exit_path.exists():
+            self._ended[attempt.path] = found
+        return found
+
+
+def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
+    """What all stages of a cell took."""
+    return sum((spent[stage.key] for stage in state.entry.cell.stages), NOTHING)
+
+
+def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
+    """The states without those of cells that another grid has as well."""
+    return iter({state.entry.cell.key: state for state in states}.values())
+
+
+def _end(attempt: AttemptDir) -> float:
+    """When an attempt ended: its last event, or when its process was seen to end."""
+    if attempt.exit_path.exists():
+        return float(read_json(attempt.exit_path)["t"])
+    events = tail(attempt.journal_path, GLANCE)
+    return float(events[-1]["t"]) if events else attempt.attempt_path.stat().st_mtime
+
+
+def _spent(seconds: float, devices: Sequence[str]) -> Usage:
+    hours = seconds * len(devices) / 3600
+    on_gpus = any(str(device).startswith("gpu") for device in devices)
+    return Usage(seconds, hours if on_gpus else 0.0, 0.0 if on_gpus else hours)
+
+
+def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> GridUsage:
+    """What is to go rests on the pace of what runs, and for what waits on what its like took."""
+    likes = _likes(states, spent)
+    lasting = [_lasts(state, likes) for state in states if state.state in ALIVE]
+    known = [seconds for seconds in lasting if seconds is not None]
+    running = [_of(state, spent) for state in states if state.state == "running"]
+    whole = bool(running) and len(known) == len(lasting)
+    rates = [taken.times(1 / taken.seconds) for taken in running if taken.seconds]
+    return GridUsage(
+        grid=grid,
+        states=Counter(state.state for state in states),
+        spent=sum((spent[key] for key in {stage.key for s in states for stage in s.entry.cell.stages}), NOTHING),
+        to_go=sum(rates, NOTHING).times(sum(known) / len(rates)) if whole and rates else None,
+        ends=makespan([(seconds / 3600, 1) for seconds in known], len(running)) * 3600 if whole else None,
+    )
+
+
+def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tuple[str, object], float]:
+    """(grid, size) -> the median of how long its cells take, of those that are done or tell when they will be."""
+    found: dict[tuple[str, object], list[float]] = {}
+    for state in states:
+        eta = _eta(state)
+        if state.state == "done" or eta is not None:
+            found.setdefault(_like(state), []).append(_of(state, spent).seconds + (eta or 0.0))
+    return {like: statistics.median(seconds) for like, seconds in found.items()}
+
+
+def _lasts(state: CellStatus, likes: Mapping[tuple[str, object], float]) -> float | None:
+    """Seconds that a cell which runs or waits will still take; one that was interrupted goes on where it was."""
+    eta, usual = _eta(state), likes.get(_like(state))
+    return eta if eta is not None or usual is None else usual * (1 - (state.fraction or 0.0))
+
+
+def _eta(state: CellStatus) -> float | None:
+    return state.progress.eta if state.state == "running" and state.progress else None
+
+
+def _like(state: CellStatus) -> tuple[str, object]:
+    return state.entry.grid, state.entry.axes.get("size")

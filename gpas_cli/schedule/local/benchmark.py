@@ -1,0 +1,134 @@
+"""Measuring how fast cells train here, before they are run: one process per shape, on one slot of this machine.
+
+What was measured lies in `runs/.bench/<host>-<shape>.json`; `plan.estimate` reads it for shapes that have not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpas_cli
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.bench_cost import cost_of
+from gpas_cli.plan.machine import machine
+from gpas_cli.plan.speed import Shape, shape
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.project import Project
+from gpas_cli.schedule.local.slots import Lease, Slots
+from gpas_cli.schedule.process import search_path
+from gpas_cli.store.rundir import write_json
+
+PACKAGE = Path(gpas_cli.__file__).parents[1]
+COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one shape's updates cost: `facts` are `train.bench.Speed` and where it was measured."""
+
+    job: StageJob
+    cells: int
+    facts: dict[str, Any]
+
+
+def bench(
+    project: Project,
+    entries: Iterable[Any],
+    seconds: float,
+    *,
+    force: bool = False,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Iterator[Bench]:
+    """Measure every shape among the entries' trainings for about so many seconds each, and record it.
+
+    On processors of a large network only a few rows of each update are computed. `tell` is told what is being done.
+    Raises GpasError when there is nothing to measure, no slot is free, an update fails, or, unless `force`, when a
+    measurement would take far longer than `seconds` or more memory than is free.
+    """
+    slots = Slots(project.runs, machine())
+    here = slots.machine
+    grouped: dict[Shape, list[StageJob]] = {}
+    for job in stage_jobs(entries).values():
+        if job.kind == "pretrain":
+            device = "cuda" if here.gpus else "cpu"
+            grouped.setdefault(shape(job.cell.to_mapping(), device, here.needs(job.resources)), []).append(job)
+    costs = {key: cost_of(jobs[0].cell, here, jobs[0].resources, seconds) for key, jobs in grouped.items()}
+    if not force and (
+        faults := [fault for key, jobs in grouped.items() if (fault := costs[key].fault(jobs[0], seconds))]
+    ):
+        raise GpasError("\n".join([*faults, "measure smaller cells (--where), for longer (--seconds), or use --force"]))
+    for key, jobs in grouped.items():
+        tell(f"{jobs[0].id}: {costs[key].words()}")
+        facts = _measure(project, slots, jobs[0], seconds, costs[key].rows, tell)
+        facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
+        path = _path(project.runs, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, facts)
+        yield Bench(jobs[0], len(jobs), facts)
+
+
+def _path(runs: Path, key: Shape) -> Path:
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    return runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
+
+
+def _measure(
+    project: Project, slots: Slots, job: StageJob, seconds: float, rows: int, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    if job.resources.processes > 1:
+        raise GpasError(f"{job.id} trains in {job.resources.processes} processes; gpas bench measures one")
+    lease = slots.take(job.resources)
+    if lease is None:
+        raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
+    asked = {**job.facts(), "threads": lease.threads, "seconds": seconds, "rows": rows, "cache": str(project.cache)}
+    if rows:  # as many at once as are measured, whatever a GPU would be asked for
+        asked["resources"] = {**asked["resources"], "micro_batch": rows}
+    try:
+        facts = _run(project, lease, asked, lambda doing: tell(f"{job.id}: {doing}"))
+    except _Failed as failed:
+        raise GpasError(f"{job.id} could not be measured: {failed}") from failed
+    finally:
+        lease.close()
+    positions = job.cell.optim.batch * job.cell.data.length
+    return facts | {"positions_per_second": positions / facts["seconds_per_step"]}
+
+
+class _Failed(Exception):
+    """The process that measures did not end well; the text is its last line."""
+
+
+def _run(project: Project, lease: Lease, asked: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """What the process that measures found."""
+    environment = {**os.environ, **lease.variables, "PYTHONPATH": search_path(PACKAGE)}
+    last: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, pass_fds=lease.fds,
+            cwd=project.config.parent, env=environment,
+        ) as child,
+    ):  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(json.dumps(asked))
+        for line in child.stdout:
+            last = json.loads(line)
+            if "doing" in last:
+                tell(last["doing"])
+        if child.wait():
+            errors.seek(0)
+            raise _Failed((errors.read().strip().splitlines() or [f"it left with {child.returncode}"])[-1])
+    return last

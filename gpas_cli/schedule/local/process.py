@@ -1,0 +1,142 @@
+"""One attempt on this machine: its directory, its process, its exit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.schedule.local.slots import Lease
+from gpas_cli.schedule.process import JOB, record_exit, search_path, token
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path, process_path
+from gpas_cli.state.locks import Lock
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+from gpas_cli.store.snapshot import Snapshot
+
+GRACE = 30.0  # seconds in which the processes of a job whose first one was killed save and leave
+
+
+NOT_STARTED = 127  # the shell's exit code for a command that could not be run
+
+
+@dataclass
+class Process:
+    """The running process of one attempt, a child of this one."""
+
+    attempt: AttemptDir
+    child: subprocess.Popen[bytes]
+    _died: float | None = None
+
+    def ended(self) -> bool:
+        """Whether the process has ended; the first time that it has, exit.json is written.
+
+        Where it was killed, the other processes of its job have GRACE seconds to save and leave.
+        """
+        if self.child.poll() is None or self._others_live():
+            return False
+        if not self.attempt.exit_path.exists():
+            code = self.child.returncode
+            record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None)
+        return True
+
+    def _others_live(self) -> bool:
+        """Whether processes that the job started still hold its lock. Those that hold it for too long are killed."""
+        if locks.probe(alive_path(self.attempt)) is not Lock.HELD:
+            return False
+        self._died = self._died or time.monotonic()
+        if time.monotonic() - self._died > GRACE:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+            return False
+        return True
+
+    def terminate(self) -> None:
+        """Ask the job to save and leave; it owns its signals, so its own children are not told."""
+        with suppress(ProcessLookupError):
+            self.child.terminate()
+
+    def kill(self) -> None:
+        """End the job and everything in its session."""
+        if self.child.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Spawner:
+    """Starts attempts on this machine. `command` is followed by the attempt directory."""
+
+    project: Project
+    snapshot: Snapshot
+    submitter: Submitter
+    command: Sequence[str] = JOB
+
+    def start(self, job: StageJob, lease: Lease) -> Process:
+        """Make the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
+
+        Raises OSError when that fails; an attempt that was made by then is recorded as failed.
+        """
+        attempt = create_attempt(self.project.runs, job.key, self._facts(job, lease))
+        alive = locks.hold(alive_path(attempt))
+        try:
+            child = self._popen(attempt, lease, alive)
+        except OSError as error:
+            record_exit(attempt, NOT_STARTED, None, error=f"could not be started: {error}")
+            raise
+        finally:
+            os.close(alive)
+        with suppress(OSError):  # a full disk: the job runs all the same, and this process can still signal it
+            write_json(
+                process_path(attempt), {"host": self.submitter.host, "pid": child.pid, "token": token(child.pid)}
+            )
+        return Process(attempt, child)
+
+    def _popen(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
+        with attempt.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [*self.command, str(attempt.path)],
+                cwd=self.project.config.parent,
+                env=self._environment(lease),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(alive, *lease.fds),
+                start_new_session=True,  # Ctrl-C in the terminal is for this process, and closing it for no job
+            )
+
+    def _environment(self, lease: Lease) -> dict[str, str]:
+        # A job never opens the database, and its processes need not know a password.
+        outer = {name: value for name, value in os.environ.items() if name != "GPAS_DB"}
+        return {
+            **outer,
+            **lease.variables,
+            "PYTHONPATH": search_path(self.snapshot.path),
+            "PYTHONUNBUFFERED": "1",
+            "GPAS_CONFIG": str(self.project.config),
+            "GPAS_RUNS_DIR": str(self.project.runs),
+            "GPAS_CACHE": str(self.project.cache),
+        }
+
+    def _facts(self, job: StageJob, lease: Lease) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            **job.facts(),
+            "executor": "local",
+            "created": time.time(),
+            "code": self.snapshot.code,
+            "git": dict(self.snapshot.git),
+            "submitter": {"id": self.submitter.id, "host": self.submitter.host, "pid": self.submitter.pid},
+            "devices": list(lease.devices),
+            "cache": str(self.project.cache),
+            "root": str(self.project.config.parent),
+            "threads": lease.threads,
+        }

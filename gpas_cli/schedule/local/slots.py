@@ -1,0 +1,74 @@
+"""The slots of this machine: its accelerators, or its cores where it has none. Shared by every `gpas run` on `runs`.
+
+A slot is a lock file `runs/.slots/<host>/<device>.lock`. The job inherits the descriptor, so that a job which outlives
+the process that started it still occupies its slot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.plan.machine import THREAD_VARIABLES, Machine
+from gpas_cli.spec.run import Resources
+from gpas_cli.state import locks
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Slots taken for one job. `fds` keep them; `variables` go into the job's environment."""
+
+    fds: tuple[int, ...]
+    devices: tuple[str, ...]
+    threads: int
+    variables: Mapping[str, str]
+
+    def close(self) -> None:
+        """Let go of this process's copies: the slots are free when the job's copies are closed too."""
+        for fd in self.fds:
+            with suppress(OSError):
+                os.close(fd)
+
+
+class Slots:
+    """Takes slots of one machine for jobs."""
+
+    def __init__(self, runs: Path, machine: Machine):
+        self.machine = machine
+        self._folder = runs / ".slots" / socket.gethostname()
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, resources: Resources, environ: Mapping[str, str] = os.environ) -> Lease | None:
+        """The slots that a job needs, or None when too few are free. Raises GpasError where locks do not work."""
+        wanted, taken = self.machine.needs(resources), dict[str, int]()
+        with locks.locked(self._folder / ".lock"):  # or two takers could each hold half of what both need
+            for device in self._devices():
+                fd = locks.try_hold(self._path(device))
+                if fd is not None:
+                    taken[device] = fd
+                if len(taken) == wanted:
+                    return self._lease(taken, resources)
+            for fd in taken.values():
+                os.close(fd)
+        return None
+
+    def free(self) -> int:
+        """How many slots nobody holds now."""
+        return sum(locks.probe(self._path(device)) is not locks.Lock.HELD for device in self._devices())
+
+    def _devices(self) -> list[str]:
+        return [f"gpu-{gpu}" for gpu in self.machine.gpus] or [f"cpu-{core}" for core in self.machine.cores]
+
+    def _path(self, device: str) -> Path:
+        return self._folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.lock"
+
+    def _lease(self, taken: Mapping[str, int], resources: Resources) -> Lease:
+        threads = self.machine.threads(resources)
+        gpus = [device.removeprefix("gpu-") for device in taken] if self.machine.gpus else []
+        variables = {name: str(threads) for name in THREAD_VARIABLES} | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        return Lease(fds=tuple(taken.values()), devices=tuple(taken), threads=threads, variables=variables)

@@ -1,0 +1,45 @@
+"""One attempt: its directory, its process, how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpas_cli.state import locks
+from gpas_cli.store.rundir import AttemptDir, write_json
+
+JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: the folder it runs in is not searched for modules
+
+
+def token(pid: int) -> str:
+    """What tells a process from a later one with the same id; "" when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        # After the name, which may hold anything and ends with the last bracket, the start time is the 20th word.
+        return f"{locks.boot_id()}/{stat.rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        pass
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.Error:
+        return ""
+
+
+def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: Any) -> None:
+    """Write exit.json: the exit code or the signal that the process ended with."""
+    record: Mapping[str, Any] = {"code": code, "signal": number, "t": time.time(), **more}
+    with suppress(OSError):  # a full disk: the free lock tells the end as well, if not how
+        write_json(attempt.exit_path, record)
+
+
+def search_path(first: Path) -> str:
+    """PYTHONPATH for a process that takes the package from the folder `first`, wherever it starts."""
+    outer = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(first), *([outer] if outer else [])])

@@ -1,0 +1,173 @@
+"""One start of an array element, as SLURM's variables tell it, and the attempts that it makes.
+
+The tasks of one start learn of their attempts from rosters that rank 0 writes: numbered files, of which each adds
+attempts and the last one says that all is over. A task of higher rank says in a file of the attempt how its process
+ended, where that was no good end: it is rank 0 that decides what becomes of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.schedule.slurm import submission
+from gpas_cli.schedule.slurm.retry import breaker, halved_micro_batch
+from gpas_cli.schedule.slurm.submission import Submission
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.cancellation import requested
+from gpas_cli.state.claims import claim_path, read_claim
+from gpas_cli.state.rerun import deciding
+from gpas_cli.state.status import RESULTS
+from gpas_cli.state.submitters import claims_lock
+from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json, write_json
+from gpas_cli.worker.rendezvous import PORTS
+
+
+class Start:
+    """What this task is part of. `environ` is what SLURM gives a task."""
+
+    def __init__(self, place: Path, environ: Mapping[str, str] = os.environ):
+        self.made: Submission = submission.read(place)
+        self.runs = place.parents[1]
+        self.environ = environ
+        self.index = int(environ.get("SLURM_ARRAY_TASK_ID", 0))
+        self.rank = int(environ.get("SLURM_PROCID", 0))
+        self.node = environ.get("SLURMD_NODENAME", "")
+        self.tasks = int(environ.get("SLURM_NTASKS", 1))
+        self.restart = int(environ.get("SLURM_RESTART_COUNT", 0) or 0)
+        # Not SLURM_JOB_ID: that of one element is the whole array's, and requeuing it would requeue all elements.
+        self.job = f"{environ.get('SLURM_ARRAY_JOB_ID', '')}_{self.index}"
+        self._rosters = 0
+
+    @property
+    def jobs(self) -> list[dict[str, Any]]:
+        """The stage jobs of this element."""
+        return self.made.element(self.index)
+
+    def attempt(self, job: dict[str, Any]) -> AttemptDir | None:
+        """The next attempt at a stage, or None (and the reason printed) where this element has nothing to do for it.
+
+        Raises OSError where none can be made.
+        """
+        key = job["key"]
+        with locks.locked(claims_lock(self.runs)):
+            reason = self._unwanted(job)
+            if reason:
+                print(f"{job['grid']}/{job['name']} ({job['stage']}): {reason}")
+                return None
+            made = create_attempt(self.runs, key, self._facts(self._as_last_time(job)))
+            print(f"{job['grid']}/{job['name']} ({job['stage']}): attempt {made.number} in {made.path}")
+            return made
+
+    def claims(self, key: str) -> bool:
+        """Whether the stage is claimed by this element."""
+        claim = read_claim(self.runs, key)
+        return claim is not None and (claim.submission, claim.index) == (self.made.name, self.index)
+
+    def release(self, key: str) -> None:
+        """Give the claim back, if it is still ours: the run directory has the outcome."""
+        with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)):
+            if self.claims(key):
+                claim_path(self.runs, key).unlink(missing_ok=True)
+
+    def call(self, attempts: Sequence[AttemptDir], *, over: bool = False) -> None:
+        """Tell the other tasks to start their processes of `attempts`; or that all is over."""
+        if self.tasks > 1:
+            write_json(self._roster(), {"attempts": [str(attempt.path) for attempt in attempts], "over": over})
+            self._rosters += 1
+
+    def called(self) -> tuple[list[AttemptDir], bool] | None:
+        """What `call` has told next: attempts to be started, and whether all is over. None: nothing new."""
+        try:
+            told = read_json(self._roster())
+        except OSError:
+            return None
+        self._rosters += 1
+        return [AttemptDir(Path(path)) for path in told["attempts"]], bool(told["over"])
+
+    def _roster(self) -> Path:
+        # A controller that has crashed may start a job once more as if for the first time: srun's port tells it apart.
+        step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
+        return self.made.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
+
+    def _as_last_time(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The job with the micro-batch of its last attempt if that was cut down, or half of it if memory ran out.
+
+        What is run again in this job for a reason has that recorded: {of: attempt, why, reduced: micro-batch cut?}.
+        """
+        tries = attempts(self.runs, job["key"])
+        before = tries[-1].read_attempt() if tries else {}
+        made = {name: value for name, value in job.items() if name not in ("reduce", "again")}
+        earlier = before.get("retry") or {}
+        cut = bool(earlier) and earlier.get("reduced", True)  # older records tell of nothing else
+        if cut:
+            made = _with_rows(made, before["resources"]["micro_batch"]) | {"retry": earlier}
+        reduce, again = job.get("reduce"), job.get("again")
+        if before and reduce and (rows := halved_micro_batch(tries[-1])):
+            evidence = f" ({reduce})" if isinstance(reduce, str) else ""
+            why = f"out of memory{evidence}; now {rows} rows at a time"
+            return _with_rows(made, rows) | {"retry": {"of": tries[-1].number, "why": why, "reduced": True}}
+        if before and again:
+            return made | {"retry": {"of": tries[-1].number, "why": again, "reduced": cut}}
+        return made
+
+    def _unwanted(self, job: dict[str, Any]) -> str:
+        """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
+        claim = read_claim(self.runs, job["key"])
+        if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job["key"])):
+            return "has its result already"
+        if claim is None:
+            return "nobody claims it any longer"
+        if (claim.submission, claim.index) != (self.made.name, self.index):
+            return f"claimed by {claim}"
+        if requested(self.runs, job["key"]):
+            return "cancelled before it started"
+        if held := breaker(self.made.folder):
+            return held
+        lacking = [key for key in job["parents"] if not self._has_result(key)]
+        # The claim stays: by it the state of the stage tells why it was not run.
+        return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
+
+    def _has_result(self, key: str) -> bool:
+        return any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
+
+    def _facts(self, job: dict[str, Any]) -> dict[str, Any]:
+        about, project = self.made.record, self.made.record["project"]
+        gpus, threads = job["resources"]["gpus"], job["threads"]
+        return {
+            "schema": 1,
+            **job,
+            "executor": "slurm",
+            "created": time.time(),
+            "code": about["code"],
+            "git": about["git"],
+            "submitter": {"id": self.made.name, "host": socket.gethostname(), "pid": os.getpid()},
+            "slurm": {
+                "submission": self.made.name, "index": self.index, "job": self.job, "restart": self.restart,
+                "nodes": self.environ.get("SLURM_JOB_NODELIST", ""), "port": free_port() if self.tasks > 1 else None,
+            },
+            "devices": [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(threads)],
+            "cache": project["cache"],
+            "root": str(Path(project["config"]).parent),
+        }  # fmt: skip
+
+
+def _with_rows(job: dict[str, Any], rows: int) -> dict[str, Any]:
+    return {**job, "resources": {**job["resources"], "micro_batch": rows}}
+
+
+def free_port() -> int:
+    """A port of this machine at which the processes of an attempt can meet."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise GpasError(f"no port from {PORTS.start} to {PORTS.stop} is free")

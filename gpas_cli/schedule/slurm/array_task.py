@@ -1,0 +1,57 @@
+"""One array element as the scheduler knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpas_cli.schedule.slurm import job_states
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array element. Times are unix, 0 where the scheduler tells none.
+
+    `place` is its position among the `waiting` jobs of its partition that this user may see, by the scheduler's
+    priority; 0 where it does not wait in line or the line was not asked about.
+    """
+
+    id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    start: float = 0.0
+    end: float = 0.0
+    exit: str = ""
+    restarts: int = 0
+    partition: str = ""
+    place: int = 0
+    waiting: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in job_states.ENDED
+
+    @property
+    def in_line(self) -> str:
+        """Its position in words: 4th of 31 in low."""
+        return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""
+
+    @property
+    def held(self) -> str:
+        """What lets a job go on that waits for a person and not for a machine; "" for any other."""
+        if not job_states.is_held(self.state, self.reason):
+            return ""
+        if self.reason == "JobHeldAdmin":
+            return "held until an administrator releases it"
+        return f"held; `scontrol release {self.id}` lets it go"
+
+    def __str__(self) -> str:
+        told = self.held or (self.reason if self.reason not in ("None", "", "NonZeroExitCode") else "")
+        where = f" on {self.nodes}" if self.nodes and self.state in job_states.AT_WORK else ""
+        return f"SLURM {self.id} {self.state}{where}{f' ({told})' if told else ''}"
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, 11th."""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{endings.get(number % 10, 'th') if number % 100 not in (11, 12, 13) else 'th'}"

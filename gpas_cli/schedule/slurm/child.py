@@ -1,0 +1,89 @@
+"""The job of one attempt as its supervisor sees it: alive, asked to leave, ended, and how."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpas_cli.schedule.process import record_exit
+from gpas_cli.schedule.slurm import job_states
+from gpas_cli.schedule.slurm.retry import is_memory
+from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.status import EXIT_NODE
+from gpas_cli.store.rundir import AttemptDir, read_json
+
+READY = 20.0  # seconds after which a job is told to leave even if it has not put up its handlers
+
+
+@dataclass
+class Child:
+    """The job of one attempt, or this task's process of it. `node` is where it runs."""
+
+    attempt: AttemptDir
+    job: dict[str, Any]
+    process: subprocess.Popen[bytes]
+    since: float
+    node: str = ""
+    told: bool = False
+    superseded: bool = False
+    broken: dict[str, Any] | None = None  # how the process of a higher rank ended, where it did so by itself
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def faulty_node(self) -> str:
+        """The node that cannot run this job, "" when none is known. Call it after the job has ended."""
+        if self.broken:
+            return str(self.broken.get("node") or "") if self.broken["code"] == EXIT_NODE else ""
+        return self.node if self.process.wait() == EXIT_NODE else ""
+
+    def leave(self) -> None:
+        """Ask the job to save and leave, once it can hear that."""
+        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > READY
+        if not self.told and ready:
+            self.told = True
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
+    def hear(self) -> None:
+        """See whether a process of higher rank has ended by itself: the others would wait for it until time is up."""
+        word = next(self.attempt.path.glob("rank[0-9]*.json"), None)
+        if word is not None:
+            self.broken = read_json(word)
+            self.process.kill()
+
+    def killed(self) -> bool:
+        """Whether the job, which has ended, was killed though nobody here asked for its end."""
+        code = self.process.wait()
+        if self.broken:
+            return bool(self.broken["signal"] == signal.SIGKILL)
+        return code == -signal.SIGKILL and not self.told
+
+    def out_of_memory(self, evidence: str) -> str:
+        """Why the job, which has ended, is taken to have run out of memory; "" when nothing says so.
+
+        `evidence` is what this node's memory says of processes that were killed.
+        """
+        if self.killed():
+            return str(self.broken.get("memory") or "") if self.broken else evidence
+        if self.broken:
+            return str(self.broken["error"]) if is_memory(self.broken["error"]) else ""
+        seen = conclude_or_unknown(self.attempt)
+        return seen.cause if seen.state == "failed" and is_memory(seen.cause) else ""
+
+    def record(self) -> int:
+        """Write how the job ended; its exit code, or that of an interrupted one."""
+        code = self.process.wait()
+        more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
+        if self.broken:
+            record_exit(self.attempt, self.broken["code"], self.broken["signal"], error=self.broken["error"], **more)
+            return job_states.EXIT_RESUME if self.broken["signal"] or more else 1
+        more |= {"superseded": True} if self.superseded else {}
+        record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
+        return job_states.EXIT_RESUME if self.superseded or code < 0 or code == EXIT_NODE else code

@@ -1,0 +1,123 @@
+"""`gpas run --wait`: submit, top up as there is room, submit again what was interrupted, until all has ended."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.stage_jobs import StageJob, blocked
+from gpas_cli.schedule.slurm.scheduler import SlurmScheduler, Submitted, held_jobs
+from gpas_cli.schedule.summary import Item, Reporter, RunSnapshot, RunSummary
+from gpas_cli.state.claim_set import CLAIMABLE
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.words import count
+
+EVERY = 5.0  # seconds between two looks
+AGAIN = 30.0  # seconds between two tries to submit what could not be
+
+
+class Follower:
+    """Waits for what a scheduler has submitted. `stop` only stops the waiting: the jobs are SLURM's."""
+
+    name = "slurm"
+
+    def __init__(self, scheduler: SlurmScheduler, reporter: Reporter, ingest: Callable[[], str]):
+        self.scheduler, self._reporter, self._ingest = scheduler, reporter, ingest
+        self._seen: dict[str, StageStatus] = {}
+        self._held = set[str]()  # what was said of jobs that wait until somebody releases them
+        self._stopped = False
+        self._tried = 0.0
+        self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
+
+    def stop(self) -> None:
+        """Wait no longer. Safe in a signal handler."""
+        self._stopped = True
+
+    def follow(self, first: Submitted) -> RunSummary:
+        """Wait until every stage has ended that can."""
+        self._seen, self._tried = dict(first.seen), time.monotonic()
+        while not self._stopped:
+            self._look()
+            states = {key: self._seen[key].state for key in self.scheduler.jobs}
+            lacking = [key for key, state in states.items() if state in CLAIMABLE and not self._vain(key)]
+            if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
+                lacking and self._possible(lacking)
+            ):
+                break
+            if lacking and time.monotonic() - self._tried >= AGAIN:
+                self._submit()
+            time.sleep(EVERY)
+        self._look()
+        return self._summary()
+
+    def _look(self) -> None:
+        runs = self.scheduler.project.runs
+        alive, ended = SchedulerView(runs), False
+        for key, job in self._jobs.items():
+            before, self._seen[key] = self._seen.get(key), observe(runs, key, alive)
+            if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
+                self._reporter.finished(job, self._seen[key])
+                ended = True
+        if ended and (problem := self._ingest()):
+            self._reporter.notice(problem)
+        for line in held_jobs(self._jobs, self._seen):
+            if line not in self._held:
+                self._held.add(line)
+                self._reporter.notice(line)
+        self._reporter.tick(self._board())
+
+    @property
+    def _jobs(self) -> dict[str, StageJob]:
+        return {**self.scheduler.texts, **self.scheduler.jobs}
+
+    def _vain(self, key: str) -> bool:
+        """Whether the stage has been submitted again and again without SLURM having started an attempt at it."""
+        return self._tries[key, self._seen[key].attempt] >= self.scheduler.jobs[key].resources.retries
+
+    def _possible(self, lacking: list[str]) -> bool:
+        """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
+        states = {key: seen.state for key, seen in self._seen.items()}
+        parents = (self._jobs[key].after for key in lacking)
+        return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
+
+    def _submit(self) -> None:
+        self._tried = time.monotonic()
+        try:
+            done = self.scheduler.submit(again=True)
+        except (GpasError, OSError) as error:  # the next try may find the scheduler in a better state
+            self._reporter.notice(str(error))
+            return
+        keys = (key for made, _, _ in done.arrays for element in made.keys for key in element if key in self._seen)
+        self._tries.update((key, self._seen[key].attempt) for key in keys)
+        if done.jobs:
+            self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
+
+    def _board(self) -> RunSnapshot:
+        jobs = self._jobs
+        at = {
+            state: [key for key, seen in self._seen.items() if seen.state == state] for state in ("running", "queued")
+        }
+        return RunSnapshot(
+            running=tuple((jobs[key], self._seen[key]) for key in at["running"]),
+            followed=(),
+            waiting=tuple(jobs[key] for key in at["queued"]),
+            ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
+            slots=0,
+            starved=False,
+            stopping=False,
+        )
+
+    def _summary(self) -> RunSummary:
+        summary = RunSummary()
+        for entry in self.scheduler.entries:
+            chain = [self._seen[stage.key] for stage in entry.cell.stages if stage.key in self._seen]
+            seen = next((seen for seen in chain if seen.state != "done"), chain[-1])
+            beyond = blocked(entry, self.scheduler.kinds) if seen.state == "done" else ()
+            why = seen.cause or ("" if seen.state in RESULTS else seen.evidence)
+            reason = f"this version does not run {', '.join(beyond)}" if beyond else why
+            summary.add(Item(entry, reason, seen), skipped=bool(beyond))
+        return summary

@@ -1,0 +1,148 @@
+"""What the scheduler says of all our jobs: one question, kept in a file in runs/.slurm for all that a user asks soon.
+
+Each user has a file: a site may show users only jobs of their own.
+
+The sources, in this order:
+
+ 1. squeue    knows first and most: what is so now, why a job waits, when it may start and where it stands in line
+ 2. scontrol  the same controller's word in another form, where squeue is missing or refuses
+ 3. sacct     only about elements that the controller has forgotten, and only of those that have ended: it lags by
+              seconds, shows a requeued job as ended, and for ever as waiting what a controller that crashed has lost
+ 4. neither   what was known grows older, with the reason; run directories (locks, journals, exit files) go on telling
+              of what runs, and asking again waits longer each time
+
+What accounting or an earlier answer says of an ended job is kept: it will not change.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.schedule.slurm import client, parsers, submission
+from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.schedule.slurm.parsers import WHOLE, Jobs
+from gpas_cli.store.rundir import read_json, write_json
+
+FRESH = 3.0  # seconds for which an answer serves everyone
+FRESH_LINE = 10.0  # the same where everybody's jobs are listed, which costs a busy controller more
+BACK_OFF, LONGEST = 5.0, 120.0  # seconds before a scheduler that did not answer is asked again: doubled up to this
+
+
+@dataclass
+class Queue:
+    """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 when it never has.
+
+    `error` says why a newer answer could not be had, "" when this one is fresh. `own` is whether this process asked:
+    the times of other answers come from other clocks.
+    """
+
+    time: float = 0.0
+    jobs: Jobs = field(default_factory=dict)
+    error: str = ""
+    failures: int = 0
+    tried: float = 0.0
+    line: bool = False  # whether places in line were asked for
+    own: bool = False
+
+    def find(self, name: str, index: int) -> Job | None:
+        """The element of the array of that name; of one that was cancelled whole, SLURM keeps a single record."""
+        elements = self.jobs.get(name, {})
+        return elements.get(index) or elements.get(WHOLE)
+
+    @property
+    def age(self) -> float:
+        return max(0.0, time.time() - self.time)
+
+
+def current(runs: Path, max_age: float = FRESH, *, line: bool = False) -> Queue:
+    """What the scheduler says now, or said at most `max_age` seconds ago; an old answer with its error otherwise.
+
+    With `line`, the places of waiting jobs in line are told as well.
+    """
+    known = _load(runs)
+    if _within(known.time, max_age) and not known.error and (known.line or not line):
+        return known
+    if known.error and _within(known.tried, min(LONGEST, BACK_OFF * 2 ** (known.failures - 1))):
+        return known
+    fresh = _ask(runs, known, line)
+    with suppress(OSError):  # a read-only place costs the sharing, not the answer
+        _save(runs, fresh)
+    return fresh
+
+
+def _within(moment: float, seconds: float) -> bool:
+    """Whether `moment` is at most so long ago. One that is still to come was told by a clock that is wrong."""
+    return 0 <= time.time() - moment <= seconds
+
+
+def _ask(runs: Path, known: Queue, line: bool) -> Queue:
+    began, names = time.time(), submission.open_names(runs)
+    try:
+        jobs = _with_past(runs, names, _live(names, line), known)
+    except SlurmError as error:
+        return replace(known, error=str(error), failures=known.failures + 1, tried=time.time(), own=True)
+    return Queue(time=began, jobs=jobs, line=line, own=True)
+
+
+def _live(names: list[str], line: bool) -> Jobs:
+    """What the controller remembers of the arrays of these names."""
+    try:
+        return parsers.squeue(set(names), everyone=line)
+    except SlurmError as error:
+        # Whoever cannot reach the controller would only wait for it a second time.
+        if not error.answered and client.present("squeue"):
+            raise
+        try:
+            return parsers.scontrol(set(names))
+        except SlurmError:
+            raise error from None
+
+
+def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
+    """`jobs` and the ended ones that the controller has forgotten: those known before, else what sacct says."""
+    for name in names:
+        for index, job in known.jobs.get(name, {}).items():
+            if job.ended and index not in jobs.get(name, {}):
+                jobs.setdefault(name, {})[index] = job
+    gone = {name: found for name in names if (found := _missing(runs, name, jobs))}
+    if not gone or not client.present("sacct"):
+        return jobs
+    with suppress(SlurmError):  # no accounting: what squeue does not list is gone, and how it ended is not known
+        for name, index, job in parsers.sacct(gone):
+            if job.ended and index not in jobs.get(name, {}):
+                jobs.setdefault(name, {})[index] = job
+    return jobs
+
+
+def _missing(runs: Path, name: str, jobs: Jobs) -> float:
+    """The time of a submission of which elements are unaccounted for; 0 when there is none to ask about."""
+    made = submission.find(runs, name)
+    known = jobs.get(name, {})
+    if made is None or WHOLE in known or len(known) >= len(made.keys):
+        return 0.0
+    return made.since
+
+
+def _path(runs: Path) -> Path:
+    return submission.folder(runs) / f".queue-{client.user()}.json"
+
+
+def _load(runs: Path) -> Queue:
+    try:
+        found = read_json(_path(runs))
+        jobs = {name: {int(i): Job(**job) for i, job in rows.items()} for name, rows in found.pop("jobs").items()}
+        return Queue(jobs=jobs, **found)
+    except (OSError, GpasError, KeyError, TypeError, ValueError):
+        return Queue()
+
+
+def _save(runs: Path, queue: Queue) -> None:
+    jobs = {name: {str(i): vars(job) for i, job in rows.items()} for name, rows in queue.jobs.items()}
+    told = {"time": queue.time, "error": queue.error, "failures": queue.failures, "tried": queue.tried,
+            "line": queue.line}  # fmt: skip
+    write_json(_path(runs), {**told, "jobs": jobs}, indent=None)

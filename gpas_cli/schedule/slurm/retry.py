@@ -1,0 +1,118 @@
+"""Failures by class, and what follows: fewer rows at a time, another try, or none for the rest of the array.
+
+out of memory   the next attempt takes half as many rows at a time; the global batch and so the result stay
+a node at fault the job is run again on another one: GPUs that it was to have are not there
+killed          (SIGKILL, and nothing shows that memory ran out) the job is run again as it was
+interrupted     the job is run again, until `retries` attempts in a row have come no further
+failed          not run again by itself; the same failure in SAME cells of an array holds the rest of it back
+diverged        a result
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.store.journal import read
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+
+AVOIDED = 86400.0  # seconds for which further submissions of a stage keep away from a node that could not run it
+SAME = 3  # cells of one array that fail for the same reason before the rest is held back
+OUT_OF_MEMORY = re.compile(
+    r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
+)
+# What srun and slurmstepd print when a step ends, whatever the reason.
+ENDING = re.compile(
+    r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
+    r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
+)
+LOOK = 65536
+BEGINNING = 4 << 20  # bytes of a journal within which its training begins, however long it tokenised
+
+
+def is_memory(text: str) -> bool:
+    """Whether a cause, or the end of a log, tells of memory running out on the host or a GPU."""
+    return OUT_OF_MEMORY.search(text) is not None
+
+
+def end_of(log: Path, size: int = 4096) -> str:
+    """The last `size` bytes of a log, "" when it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_said(log: Path) -> str:
+    """The last line of a job's log that is not srun's or SLURM's account of how they ended the job, "" without one."""
+    lines = [line.strip() for line in end_of(log).splitlines()]
+    return next((line for line in reversed(lines) if line and not ENDING.match(line)), "")
+
+
+def halved_micro_batch(attempt: AttemptDir) -> int:
+    """Half the rows that an attempt took at a time, as its journal tells, else as it was asked to.
+
+    0 when that was a single row, or is not known: where memory ran out before the training began, rows took none of it.
+    """
+    events, _, _ = read(attempt.journal_path, limit=BEGINNING)
+    began = [event for event in events if event["kind"] == "phase" and event.get("name") == "training"]
+    asked = attempt.read_attempt()["resources"]["micro_batch"]
+    return int(began[-1].get("micro_batch", asked) if began else asked) // 2
+
+
+def count_failure(submission: Path, index: int, cause: str) -> str:
+    """Note that an element failed. Returns the cause when it has become that of too many: the breaker is then open."""
+    with suppress(OSError):
+        write_json(submission / f"failed-{index}.json", {"cause": same(cause)})
+        seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
+        if cause and seen[same(cause)] >= SAME and not breaker(submission):
+            write_json(submission / "breaker.json", {"cause": cause, "cells": SAME, "t": time.time()})
+            return cause
+    return ""
+
+
+def breaker(submission: Path) -> str:
+    """Why the rest of a submission is held back, "" when it is not."""
+    try:
+        told = read_json(submission / "breaker.json")
+        return f"held back: {told['cells']} cells of {submission.name} failed alike: {told['cause']}"
+    except (OSError, GpasError, KeyError):
+        return ""
+
+
+def faulty_nodes(runs: Path, key: str) -> set[str]:
+    """The nodes that could not run recent attempts at a stage, as their exit.json says."""
+    found = set[str]()
+    for attempt in attempts(runs, key):
+        with suppress(OSError, GpasError, TypeError, ValueError):
+            ended = read_json(attempt.exit_path)
+            if ended.get("node") and time.time() - float(ended.get("t", 0)) < AVOIDED:
+                found.add(str(ended["node"]))
+    return found
+
+
+def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
+    """Note that a node cannot run the jobs of a submission. All such nodes, and `others`, by name."""
+    with suppress(OSError):
+        write_json(submission / f"avoid-{node}.json", {"node": node, "t": time.time()})
+    noted = {path.stem.removeprefix("avoid-") for path in submission.glob("avoid-*.json")}
+    return sorted({node, *others, *noted})
+
+
+def same(cause: str) -> str:
+    """A cause without what differs between cells: numbers, keys, paths."""
+    return re.sub(r"[0-9a-f]{8,}|\d+|/\S+", "*", cause)
+
+
+def _cause(path: Path) -> str:
+    try:
+        return str(read_json(path)["cause"])
+    except (OSError, GpasError, KeyError):
+        return ""

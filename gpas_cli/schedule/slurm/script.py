@@ -1,0 +1,170 @@
+"""Resources -> the text that sbatch is given, made by submitit from its parameters.
+
+Each task of a step is a supervisor (`schedule.slurm.supervisor`); the one of rank 0 decides. A shell in front of each
+ignores the warning signals until Python has installed its handlers: an earlier signal would kill the task, and SLURM
+would report the job as failed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import InvalidExperiments, Problem
+from gpas_cli.project import Project
+from gpas_cli.spec.parse import build, plain
+from gpas_cli.spec.run import Resources
+from gpas_cli.spec.sbatch import option
+from gpas_cli.store.snapshot import Snapshot
+
+MODULE = "gpas_cli.schedule.slurm.supervisor"
+# Environment variables by which users change sbatch's options even where the script has them, by option; those of
+# other options are named like theirs.
+VARIABLES = {
+    "time": ("TIMELIMIT",),
+    "array": ("ARRAY_INX",),
+    "mem": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"),
+    "cpus-per-task": ("CPUS_PER_TASK", "CPUS_PER_GPU"),
+    "gpus-per-node": ("GPUS_PER_NODE", "GPUS", "GPUS_PER_TASK", "GRES"),
+    "requeue": ("REQUEUE", "NO_REQUEUE"),
+    "output": ("OUTPUT", "ERROR"),
+}
+# sbatch would wait for the end of the job, or for its start.
+NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
+
+
+@cache
+def parameters(resources: Resources) -> dict[str, Any]:
+    """The profile as submitit's parameters: elements that agree in them can share an array. Not to be changed.
+
+    Raises InvalidExperiments; a profile of experiments.yaml has been checked as it was read.
+    """
+    problems: list[Problem] = []
+    build(Resources, plain(resources), ("resources",), problems)
+    problems += [Problem(("resources", name), fault) for name, fault in resources.faults.items()]
+    if problems:
+        raise InvalidExperiments(problems)
+    return {
+        "partition": resources.partition or None,
+        "account": resources.account or None,
+        "qos": resources.qos or None,
+        "constraint": resources.constraint or None,
+        "mem": resources.mem or None,
+        "time": resources.time or None,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.processes // resources.nodes,
+        "cpus_per_task": resources.cpus_per_task,
+        "gpus_per_node": resources.gpus // resources.nodes or None,
+        "signal_delay_s": resources.notice,
+        "array_parallelism": resources.at_once or 10**6,
+        "setup": list(resources.setup),
+        "environment": list(resources.environment),
+        "python": resources.python,
+        "additional_parameters": dict(option(word) for word in resources.sbatch),
+    }
+
+
+def text(
+    project: Project,
+    place: Path,
+    code: Snapshot,
+    profile: Mapping[str, Any],
+    array: str,
+    dependency: str = "",
+    exclude: str = "",
+) -> str:
+    """The sbatch script of the submission in `place`; `array` as sbatch takes it (0-9%4), not on nodes `exclude`."""
+    more: dict[str, Any] = {"array": array, "requeue": True, **profile["additional_parameters"]}
+    if dependency:
+        more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+    if exclude:
+        more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
+    log = f"{_literal(place)}/%A_%a_"
+    inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {MODULE} {shlex.quote(str(place))}'
+    setup = [f'export PYTHONPATH={shlex.quote(str(code.path))}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+    chosen = {**profile, "additional_parameters": more, "comment": f"gpas {code.code}"}
+    return _rendered(project, place.name, chosen, f"{log}0_log.out", setup, f"{log}%t_log.out", inner)
+
+
+def single(project: Project, name: str, log: Path, resources: Resources, words: str) -> str:
+    """The sbatch script of one short task that has Python run `words` (quoted) as the jobs of these resources run."""
+    gpus = min(1, resources.gpus)
+    memory = "2G" if resources.mem else ""  # enough to import torch
+    small = replace(resources, nodes=1, ranks=1, cpus=1, gpus=gpus, mem=memory, time="2", notice=10, pack=1)
+    profile = dict(parameters(small))
+    options = profile["additional_parameters"].items()
+    profile["additional_parameters"] = {option: value for option, value in options if not option.startswith("mail")}
+    output = _literal(log)
+    return _rendered(project, name, profile, output, [], output, f"exec {_python(profile)} -u -P {words}")
+
+
+def _rendered(
+    project: Project, name: str, profile: Mapping[str, Any], log: str, setup: Sequence[str], output: str, inner: str
+) -> str:
+    """The sbatch script that runs the shell command `inner` as the step of a job; `log` and `output` are patterns."""
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class Script(SlurmExecutor):
+        """submitit's executor, where srun may be absent: nothing is submitted by it."""
+
+        @classmethod
+        def affinity(cls) -> int:
+            return 1
+
+    chosen = {key: value for key, value in profile.items() if key not in ("environment", "python")}
+    chosen |= {
+        "job_name": name,
+        "wckey": None,  # submitit's own would be refused where wckeys are enforced
+        "additional_parameters": {
+            "chdir": str(project.config.parent),
+            "output": log,
+            **profile["additional_parameters"],
+        },
+        "setup": [*profile["setup"], *_exports(project, profile["environment"]), *setup],
+        "stderr_to_stdout": True,
+        "use_srun": False,  # submitit's has the folder in the name of the log as it is
+    }
+    executor = Script(project.runs)
+    executor.update_parameters(**chosen)
+    step = [
+        "srun",
+        "--unbuffered",
+        f"--output={output}",
+        "--export=ALL",  # the job's environment, also where the site or the user lets sbatch pass none on
+        # From SLURM 22.05 on srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
+        f"--cpus-per-task={profile['cpus_per_task']}",
+        "--kill-on-bad-exit=1",
+    ]
+    return str(executor._make_submission_file_text(f"{shlex.join(step)} sh -c {shlex.quote(inner)}", ""))
+
+
+def _python(profile: Mapping[str, Any]) -> str:
+    return profile["python"] or shlex.quote(sys.executable)
+
+
+def _literal(path: Path) -> str:
+    """A path as part of a pattern in which SLURM replaces percent signs."""
+    return str(path).replace("%", "%%")
+
+
+def overriding(script: str) -> set[str]:
+    """The environment variables by which sbatch would use other options than those that the script has."""
+    lines = (line for line in script.splitlines() if line.startswith("#SBATCH --"))
+    options = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
+    names = [VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]
+    return {*NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
+
+
+def _exports(project: Project, environment: Sequence[str]) -> list[str]:
+    pairs = [word.partition("=")[::2] for word in environment]
+    pairs += [
+        ("GPAS_CONFIG", str(project.config)),
+        ("GPAS_RUNS_DIR", str(project.runs)),
+        ("GPAS_CACHE", str(project.cache)),
+    ]
+    return [f"export {name}={shlex.quote(value)}" for name, value in pairs]

@@ -1,0 +1,332 @@
+"""What a SLURM array element runs: `python -m gpas_cli.schedule.slurm.supervisor SUBMISSION_FOLDER`, once per task.
+
+The task of rank 0 makes an attempt for each cell of its element and starts its job; tasks of higher rank start theirs
+on the same attempts. It passes warning signals on, hears requests to cancel, sees how the jobs end, starts those again
+that ran out of memory or were killed, and asks SLURM to run the element again, on another node if this one is at fault,
+where that is what is left to do. A job that SLURM starts again makes a new attempt.
+
+Exit codes: 0 some cell has its result or nothing was to be done, 75 saved and to be run again, 1 failed, 130 cancelled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.machine import THREAD_VARIABLES
+from gpas_cli.schedule.process import JOB
+from gpas_cli.schedule.slurm import client, job_states, parsers
+from gpas_cli.schedule.slurm.allocation import Start
+from gpas_cli.schedule.slurm.child import Child
+from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.schedule.slurm.memory import MemoryWatch
+from gpas_cli.schedule.slurm.retry import avoided, count_failure, halved_micro_batch, is_memory
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown, last_line
+from gpas_cli.state.cancellation import request, request_path, requested
+from gpas_cli.state.claims import read_claim
+from gpas_cli.state.status import EXIT_CANCELLED, EXIT_NODE
+from gpas_cli.store.rundir import AttemptDir, attempts, write_json
+from gpas_cli.worker.stdio import outlive_log
+
+POLL, LOOK = 0.2, 2.0  # seconds between two looks at the children, and at the files
+WORD = 5.0  # seconds in which a task that ended badly says so; those that it left behind may notice earlier
+LEFT = 60.0  # seconds after which tasks of higher rank leave by themselves, their processes having ended
+WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
+
+
+class TaskSupervisor:
+    """One task of one array element; of rank 0 or, as `PeerSupervisor`, of a higher one."""
+
+    def __init__(self, start: Start):
+        self.start = start
+        self.memory = MemoryWatch(start.environ)
+        self.asked: int | None = None
+        self.children: list[Child] = []
+
+    def run(self) -> int:
+        for number in WARNINGS:
+            signal.signal(number, self._warned)
+        looked = -LOOK
+        self._begin()
+        while self._goes_on():
+            time.sleep(POLL)
+            if self.asked:
+                for child in self.children:
+                    child.leave()
+            if time.monotonic() - looked >= LOOK:
+                looked = time.monotonic()
+                self.memory.look(child.process.pid for child in self.children if child.lives)
+                with suppress(OSError, GpasError):  # a disk that hiccups: the next look may see more
+                    self._look()
+        for number in WARNINGS:  # one that comes as Python shuts down would make a job that is done a failed one
+            signal.signal(number, signal.SIG_IGN)
+        return self._end()
+
+    def _begin(self) -> None: ...
+
+    def _goes_on(self) -> bool:
+        raise NotImplementedError
+
+    def _look(self) -> None: ...
+
+    def _end(self) -> int:
+        raise NotImplementedError
+
+    def _warned(self, number: int, _frame: object) -> None:
+        self.asked = self.asked if self.asked == signal.SIGUSR2 else number
+
+    def _spawn(self, attempt: AttemptDir, job: dict[str, Any]) -> None:
+        start = self.start
+        threads, together = str(max(1, job["threads"] // start.tasks)), ["--rank"] if start.tasks > 1 else []
+        log = attempt.path / f"log-rank{start.rank}.txt" if start.rank else attempt.log_path
+        alive = os.open(os.devnull, os.O_RDONLY) if start.rank else locks.hold(alive_path(attempt))
+        env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
+        if together:  # each attempt has its own, where cells share a job or start again in it
+            env["MASTER_PORT"] = str(attempt.read_attempt()["slurm"]["port"])
+        self.memory.begin()
+        try:
+            with log.open("ab") as file:
+                process = subprocess.Popen(
+                    [*JOB, str(attempt.path), *together], env=env,
+                    stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, pass_fds=(alive,),
+                    preexec_fn=_die_with_parent,
+                )  # fmt: skip
+        finally:
+            os.close(alive)
+        self.children.append(Child(attempt, job, process, time.monotonic(), start.node))
+
+
+class RankZeroSupervisor(TaskSupervisor):
+    """The task of rank 0: it decides everything."""
+
+    _unstarted = False
+
+    def _begin(self) -> None:
+        self._try(self.start.jobs)
+
+    def _goes_on(self) -> bool:
+        return any(child.lives for child in self.children) or self._once_more()
+
+    def _try(self, jobs: Sequence[dict[str, Any]]) -> None:
+        """Make an attempt at each and start it. Where the disk refuses that, the others go on."""
+        first = len(self.children)
+        try:
+            for job in jobs:
+                if attempt := self.start.attempt(job):
+                    self._spawn(attempt, job)
+            self.start.call([child.attempt for child in self.children[first:]])
+        except OSError as error:
+            print(f"no attempt could be made: {error}; the next `gpas run` submits what is left")
+            self._unstarted = True
+            for child in self.children[first:] if self.start.tasks > 1 else ():
+                child.told = True  # the other tasks have not heard of it
+                child.process.kill()
+
+    def _look(self) -> None:
+        """Hear requests to cancel, and notice where this job is not the one that counts any more."""
+        for child in (child for child in self.children if child.lives):
+            if self.start.tasks > 1:
+                child.hear()
+            if self._cancelled(child.attempt) or child.superseded:
+                child.leave()
+            elif newer := self._newer(child.attempt):
+                print(f"{child.attempt.path}: {newer}; leaving")
+                child.superseded = True
+                child.leave()
+
+    def _cancelled(self, attempt: AttemptDir) -> bool:
+        """Whether the cell is to be cancelled; the job looks for the word in its attempt when it is told to leave."""
+        word = request_path(attempt.path)
+        if not word.exists() and requested(self.start.runs, attempt.key):
+            with suppress(OSError):
+                request(attempt.path, signalled=True)
+        return word.exists()
+
+    def _newer(self, attempt: AttemptDir) -> str:
+        """Why another job counts instead of this one: SLURM took its node for dead and started it elsewhere."""
+        claim = read_claim(self.start.runs, attempt.key)
+        if claim is not None and not self.start.claims(attempt.key):
+            return f"now claimed by {claim}"
+        last = max(a.number for a in attempts(self.start.runs, attempt.key))
+        return f"attempt {last} has been started" if last > attempt.number else ""
+
+    def _once_more(self) -> bool:
+        """Start again what ran out of memory, with half as many rows at a time, and what was killed, as it was.
+
+        Returns whether there was any.
+        """
+        if self.asked:
+            return False
+        again = [(child, change) for child in self.children if (change := self._change(child))]
+        for child, _ in again:
+            self.children.remove(child)
+            child.record()
+        if again:
+            self._try([{**child.job, "reduce": "", "again": "", **change} for child, change in again])
+        return any(child.lives for child in self.children)
+
+    def _change(self, child: Child) -> dict[str, str]:
+        """With what change to run a job again here at once, and why: {reduce: why}, {again: why}, {} for not at all."""
+        self._hear_out(child)
+        if child.superseded:
+            return {}
+        if evidence := child.out_of_memory(self.memory.evidence()):
+            return {"reduce": evidence} if halved_micro_batch(child.attempt) else {}
+        runs, retries = self.start.runs, child.job["resources"]["retries"]
+        if child.killed() and attempts_without_progress(runs, child.attempt.key) < retries:
+            return {"again": "killed by SIGKILL, and nothing shows that memory ran out; the same micro-batch again"}
+        return {}
+
+    def _hear_out(self, child: Child) -> None:
+        """Where a job has lost another process, wait for that one's task to say how it ended."""
+        until = time.monotonic() + WORD
+        while child.process.returncode == job_states.EXIT_RESUME and not child.told and not child.broken:
+            if self.start.tasks == 1 or time.monotonic() > until:
+                break
+            time.sleep(POLL)
+            child.hear()
+
+    def _end(self) -> int:
+        codes, waiting = list[int](), list[Child]()
+        for child in self.children:
+            codes.append(child.record())
+            if codes[-1] == job_states.EXIT_RESUME:
+                waiting.append(child)
+            else:
+                self.start.release(child.attempt.key)
+            if codes[-1] == 1:
+                self._failed(child)
+        resume = any(not child.superseded for child in waiting)
+        if resume:
+            self._again(waiting)
+        if resume or self._unstarted:
+            return job_states.EXIT_RESUME
+        if not codes or 0 in codes:
+            with suppress(OSError):  # those who do not hear it leave after a while
+                self.start.call((), over=True)
+            return 0
+        return codes[0]
+
+    def _failed(self, child: Child) -> None:
+        """Hold the rest of the array back when too many of its cells fail alike."""
+        seen, made = conclude_or_unknown(child.attempt), self.start.made
+        cause = count_failure(made.folder, self.start.index, seen.cause)
+        if cause and not is_memory(cause):
+            print(f"cells of this array fail alike ({cause}): the rest is held back")
+            array = self.start.job.partition("_")[0]
+            with suppress(SlurmError):  # where it fails, elements see the open breaker as they start
+                client.run("scancel", "--state=PENDING", f"--name={made.name}", array)
+
+    def _again(self, waiting: list[Child]) -> None:
+        """Have SLURM run this job once more, unless it is being cancelled; else the next `gpas run` submits it."""
+        runs, job = self.start.runs, self.start.job
+        hopeless = [
+            c for c in waiting if attempts_without_progress(runs, c.attempt.key) >= c.job["resources"]["retries"]
+        ]
+        faulty = next((child.faulty_node for child in waiting if child.faulty_node), "")
+        try:
+            if len(hopeless) == len(waiting):
+                print(f"not run again: {len(hopeless)} cells came no further in their last attempts")
+            elif self.asked == signal.SIGTERM and not self._preempted():
+                print("asked to end; not run again by itself")
+            elif faulty:
+                self._elsewhere(faulty)
+            elif self.asked:
+                client.run("scontrol", "requeue", job)
+                print(f"job {job} is queued again, to go on from the checkpoint")
+        except SlurmError as error:
+            print(f"{error}; the next `gpas run` submits what is left")
+
+    def _elsewhere(self, node: str) -> None:
+        """Queue this job again, and keep it and the waiting jobs of its array from a node that cannot run them."""
+        job, array = self.start.job, self.start.job.partition("_")[0]
+        client.run("scontrol", "requeue", job)  # first: SLURM changes only jobs that wait
+        nodes = avoided(self.start.made.folder, node, parsers.excluded(job))
+        print(f"job {job} is queued again, to run on another node than {','.join(nodes)}")
+        with suppress(SlurmError):  # it names every job of the array that runs already
+            client.run("scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}")
+
+    def _preempted(self) -> bool:
+        """Whether a job that was sent TERM is being preempted rather than cancelled: it still counts as running."""
+        told = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
+        return job_states.plain(told.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
+
+
+class PeerSupervisor(TaskSupervisor):
+    """A task of higher rank: it starts its processes as rank 0 calls for them, and always ends well.
+
+    Were it to end with an error, SLURM would kill rank 0 before that has recorded anything.
+    """
+
+    _over = False
+    _idle = 0.0
+
+    def _goes_on(self) -> bool:
+        while not self._over and (told := self.start.called()):
+            for attempt in told[0]:
+                for child in [child for child in self.children if child.attempt.key == attempt.key]:
+                    self._drop(child)
+                self._spawn(attempt, attempt.read_attempt())
+            self._over = told[1]
+        alive = [child.lives for child in self.children]
+        self._idle = 0.0 if any(alive) or not alive else self._idle or time.monotonic()
+        return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > LEFT))
+
+    def _look(self) -> None:
+        for child in [child for child in self.children if not child.lives]:
+            self._tell(child)
+
+    def _end(self) -> int:
+        for child in self.children:
+            self._tell(child)
+        return 0
+
+    def _drop(self, child: Child) -> None:
+        child.process.kill()
+        child.process.wait()
+        self.children.remove(child)
+
+    def _tell(self, child: Child) -> None:
+        """Leave word of how a process ended, if that was no good end."""
+        rank, code = self.start.rank, child.process.wait()
+        word = child.attempt.path / f"rank{rank}.json"
+        if code not in (0, job_states.EXIT_RESUME, EXIT_CANCELLED) and not word.exists():
+            ended = {
+                "code": None if code < 0 else code,
+                "signal": -code if code < 0 else None,
+                "memory": self.memory.evidence() if child.killed() else "",
+                "node": child.node if code == EXIT_NODE else "",
+            }
+            said = last_line(child.attempt.path / f"log-rank{rank}.txt")
+            with suppress(OSError):
+                write_json(word, {**ended, "error": f"rank {rank}: {said}"})
+
+
+def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
+    """Run this task of the submission in `place`; its exit code."""
+    try:
+        start = Start(place, environ)
+        return (PeerSupervisor if start.rank else RankZeroSupervisor)(start).run()
+    except OSError as error:
+        print(f"{error}; the next `gpas run` submits what is left")
+        return job_states.EXIT_RESUME
+
+
+def _die_with_parent() -> None:
+    """A supervisor that is killed takes its jobs along, rather than leaving them where SLURM does not see them."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    outlive_log()
+    sys.exit(main(Path(sys.argv[1]).absolute()))

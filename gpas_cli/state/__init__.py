@@ -1,0 +1,17 @@
+"""What is true of a stage, concluded from evidence in its run directory and from the scheduler that claims it.
+
+status       StageStatus and CellStatus: a state, its evidence and its age
+observe      run directories -> the status of each stage and cell
+attempt      one attempt -> its status: outcome, exit.json, alive.lock, age
+progress     the last events of a journal -> step, loss, ETA
+claims       claim.json: which submitter runs a stage next
+claim_set    taking and releasing claims, so that no stage runs twice
+submitters   which `gpas run` processes are alive
+locks        flock as evidence of a living process
+cancellation requests to cancel
+rerun        requests to run a stage again that has a result
+outputs      the checkpoints that a training stage left
+describe     the grid, name and kind of a stage, from its newest attempt or its claim
+
+Nothing here asks the database, and nothing here changes a run directory except claims and requests.
+"""

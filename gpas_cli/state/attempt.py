@@ -1,0 +1,210 @@
+"""The status of one attempt, from the files in its directory."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.permissions import explain
+from gpas_cli.state import cancellation, locks, rerun
+from gpas_cli.state.locks import Lock
+from gpas_cli.state.progress import Event, checkpoint_step, progress
+from gpas_cli.state.rerun import deciding
+from gpas_cli.state.status import (
+    EXIT_CANCELLED,
+    EXIT_INTERRUPTED,
+    EXIT_NODE,
+    RESULTS,
+    UNREADABLE,
+    StageStatus,
+)
+from gpas_cli.state.submitters import SILENCE
+from gpas_cli.store.files import open_regular
+from gpas_cli.store.journal import tail
+from gpas_cli.store.rundir import AttemptDir, read_json
+
+GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
+
+
+NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
+
+
+def conclude(attempt: AttemptDir) -> StageStatus:
+    """The state of one attempt by itself. Raises OSError or StoreError when its files cannot be read."""
+    events = tail(attempt.journal_path, GLANCE)
+    told = outcome(events)
+    if told is None:
+        events = tail(attempt.journal_path, LOOK, newest=NEWEST)
+        told = outcome(events)
+    found = _from_outcome(told) if told else _from_process(attempt, events)
+    if told is None and found.state != "running":
+        # The process may have told its outcome and ended after the journal was read and before the lock was.
+        events = tail(attempt.journal_path, LOOK, newest=NEWEST)
+        told = outcome(events)
+        found = _from_outcome(told) if told else found
+    made = None if found.state in RESULTS else attempt.read_attempt().get("slurm")
+    return replace(
+        found, progress=progress(events), age=_age(events, found.age), attempt=attempt.number, directory=attempt.path,
+        submission=str(made.get("submission", "")) if isinstance(made, Mapping) else "",
+    )  # fmt: skip
+
+
+def outcome(events: Sequence[Event]) -> Event | None:
+    """The outcome event that ends a journal. A warning may follow it; a new start takes it back."""
+    last = next((event for event in reversed(events) if event.get("kind") != "warning"), None)
+    return last if last is not None and last.get("kind") == "outcome" else None
+
+
+def resumable(runs: Path, key: str) -> int | None:
+    """The step of the newest checkpoint of the stage's attempts, None when there is none."""
+    for attempt in reversed(rerun.deciding(runs, key)):
+        step = checkpoint_step(tail(attempt.journal_path, 16 * LOOK))
+        if step is not None and attempt.checkpoints.is_dir():
+            return step
+    return None
+
+
+def conclude_or_unknown(attempt: AttemptDir) -> StageStatus:
+    """`conclude`, with what cannot be read as an unknown state."""
+    try:
+        return conclude(attempt)
+    except UNREADABLE as error:
+        evidence = f"unreadable: {explain(error)}"
+        return StageStatus(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
+
+
+def _from_outcome(event: Event) -> StageStatus:
+    state = str(event.get("outcome"))
+    if state not in ("done", "diverged", "failed", "cancelled", "interrupted"):
+        return StageStatus(
+            state="unknown", evidence=f"the journal ends in an outcome this version does not know: {state!r}"
+        )
+    metrics = event.get("metrics")
+    return StageStatus(
+        state=state,
+        outcome=state,
+        evidence="outcome in the journal",
+        source="outcome",
+        cause=str(event.get("cause") or ""),
+        metrics=metrics if isinstance(metrics, Mapping) else {},
+    )
+
+
+def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
+    if attempt.exit_path.exists():
+        return _from_exit(attempt, read_json(attempt.exit_path))
+    held = locks.probe(alive_path(attempt))
+    if held is Lock.HELD:
+        doing = "" if events else ", no event yet"
+        evidence = f"its process holds alive.lock{doing}"
+        return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(attempt))
+    here = host(attempt, events) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
+    if here and held is not Lock.UNKNOWABLE:
+        return _ended(attempt, "the process ended without an outcome; nobody saw how", "lock")
+    return _from_silence(attempt, events)
+
+
+def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> StageStatus:
+    """The process ended without telling an outcome: only an exit code of its own choice can say that it failed."""
+    code = seen.get("code")
+    signal = number if isinstance(number := seen.get("signal"), int) else None
+    how = f"signal {signal}" if signal else f"exit code {code}"
+    evidence = f"the process ended without an outcome ({how}, exit.json)"
+    if code == EXIT_NODE:
+        return replace(_ended(attempt, evidence, "exit"), cause=_said(attempt, seen))
+    if signal or code in (0, None, EXIT_INTERRUPTED):
+        return replace(_ended(attempt, evidence, "exit"), signal=signal)
+    if code == EXIT_CANCELLED:
+        return StageStatus(state="cancelled", evidence=evidence, source="exit")
+    return StageStatus(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")
+
+
+def _said(attempt: AttemptDir, seen: Mapping[str, Any]) -> str:
+    """What exit.json, or else the log, says of why a process ended."""
+    return str(seen.get("error") or "") or last_line(attempt.log_path)
+
+
+def _ended(attempt: AttemptDir, evidence: str, source: str) -> StageStatus:
+    if cancellation.request_path(attempt.path).exists():
+        return StageStatus(state="cancelled", evidence=f"{evidence}, after a request to cancel", source=source)
+    return StageStatus(state="interrupted", evidence=evidence, age=_since_created(attempt), source=source)
+
+
+def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
+    age = _age(events, _since_created(attempt)) or 0.0
+    where = host(attempt, events) or "a host that is not recorded"
+    state = "running" if age < SILENCE else "unknown"
+    evidence = f"events from {where}, whose locks are not seen here"
+    return StageStatus(state=state, evidence=evidence, age=age, source="silence")
+
+
+def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
+    """The host the attempt's process runs on, "" when nothing tells."""
+    started = [str(event["host"]) for event in events if event.get("kind") == "start" and event.get("host")]
+    submitter = attempt.read_attempt().get("submitter")
+    return started[-1] if started else str(submitter.get("host", "")) if isinstance(submitter, Mapping) else ""
+
+
+def _boot(attempt: AttemptDir) -> str:
+    """The boot of the kernel that the attempt's process runs under, "" where that is not recorded."""
+    try:
+        return str(read_json(process_path(attempt)).get("token", "")).rpartition("/")[0]
+    except (OSError, GpasError):
+        return ""
+
+
+def process_path(attempt: AttemptDir) -> Path:
+    """{host, pid, token} of the attempt's process; the token is BOOT/START where the kernel tells both."""
+    return attempt.path / "process.json"
+
+
+def alive_path(attempt: AttemptDir) -> Path:
+    return attempt.path / "alive.lock"
+
+
+def lives(attempt: AttemptDir) -> bool:
+    """Whether a process of the attempt holds its lock: the job, while it ends as well, or a child that outlived it."""
+    return locks.probe(alive_path(attempt)) is Lock.HELD
+
+
+def last_line(log: Path) -> str:
+    """The last line a job printed that is not blank: of a traceback, the error."""
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _age(events: Sequence[Event], otherwise: float | None) -> float | None:
+    times = [float(event["t"]) for event in events[-1:] if isinstance(event.get("t"), int | float)]
+    return max(0.0, time.time() - times[0]) if times else otherwise
+
+
+def _since_created(attempt: AttemptDir) -> float | None:
+    created = attempt.read_attempt().get("created")
+    return max(0.0, time.time() - created) if isinstance(created, int | float) else None
+
+
+def attempts_without_progress(runs: Path, key: str) -> int:
+    """How many of the stage's newest attempts in a row came no further than the ones before them."""
+    best, count = 0, 0
+    for attempt in deciding(runs, key):
+        reached = _reached(attempt)
+        count = 0 if reached > best else count + 1
+        best = max(best, reached)
+    return count
+
+
+def _reached(attempt: AttemptDir) -> int:
+    with suppress(OSError):
+        return checkpoint_step(tail(attempt.journal_path, LOOK)) or 0
+    return 0

@@ -1,0 +1,152 @@
+"""Taking and giving back claims: two `gpas run` that want the same stage agree on who runs it.
+
+Everything is decided under one short lock: observe, and claim only what nobody has and nothing has obtained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.permissions import explain
+from gpas_cli.state import locks, rerun
+from gpas_cli.state.cancellation import requested, withdraw
+from gpas_cli.state.claims import claim_path, read_claim, write_claim
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
+from gpas_cli.state.submitters import Submitter, claims_lock, sweep
+from gpas_cli.state.view import SchedulerView
+
+CLAIMABLE = frozenset({"missing", "interrupted"})
+RETRIABLE = frozenset({"failed", "cancelled", "unknown"})
+
+
+def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
+    """Ask that stages be run again which have a result. Returns those of `keys` that were asked for: of the others
+    somebody else has done so meanwhile, or their result is gone. Raises OSError when a request cannot be written.
+    """
+    asked = []
+    with locks.locked(claims_lock(runs)):
+        alive = SchedulerView(runs)
+        for key in keys:
+            if observe(runs, key, alive).state in RESULTS:
+                rerun.request(runs, key)
+                # A scheduler may still know the job that came to the present result; it is not the one asked for now.
+                claim_path(runs, key).unlink(missing_ok=True)
+                asked.append(key)
+    return asked
+
+
+def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
+    """Withdraw requests to run stages again that nobody is running. Returns those of `keys` that were withdrawn."""
+    withdrawn = []
+    with locks.locked(claims_lock(runs)):
+        alive = SchedulerView(runs)
+        for key in keys:
+            if observe(runs, key, alive).state not in ALIVE and rerun.withdraw(runs, key):
+                withdrawn.append(key)
+    return withdrawn
+
+
+class ClaimSet:
+    """The claims of this process, a context manager. Leaving gives back those still held.
+
+    `retry` names further states from which a stage is to be run again. Raises GpasError for a state that has none.
+    """
+
+    def __init__(self, runs: Path, retry: Collection[str] = ()):
+        for state in retry:
+            if state not in RETRIABLE:
+                raise GpasError(f"cannot retry '{state}' cells; {nearest(state, sorted(RETRIABLE))}")
+        self.runs = runs
+        self.wanted = CLAIMABLE | frozenset(retry)
+        self.held: set[str] = set()
+        self.submitter = Submitter(runs)
+
+    def take(self, keys: Iterable[str], states: Collection[str] | None = None) -> dict[str, StageStatus]:
+        """Claim those of `keys` that are in one of `states` (by default: what lacks a result) and nobody is at.
+
+        Returns what was seen of every key at that moment; `held` has the keys that are now this process's to run.
+        """
+        keys, states = list(keys), self.wanted if states is None else states
+        with locks.locked(claims_lock(self.runs)):
+            sweep(self.runs)
+            alive = SchedulerView(self.runs)
+            seen = {key: observe(self.runs, key, alive) for key in keys}
+            for key, status in seen.items():
+                if key in self.held:
+                    continue
+                if status.state in states and not self._barred(status, alive):
+                    seen[key] = self._claim(key, status)
+                else:
+                    self._remove_stale(key, status, alive)
+        return seen
+
+    def release(self, key: str) -> None:
+        """Give a claim back; nothing happens when it is not held."""
+        self._release([key] if key in self.held else [])
+
+    @contextmanager
+    def confirmed(self, key: str) -> Iterator[bool]:
+        """Whether a held stage may start; no other process can claim or start it within the block.
+
+        It may not where it was cancelled, or where `gpas retry` has claimed it after that: it is then no longer held.
+        """
+        with locks.locked(claims_lock(self.runs)):
+            mine = self._owns(key) and not requested(self.runs, key)
+            if not mine:
+                self._give_back(key)
+            yield mine
+
+    def close(self) -> None:
+        """Give back what is held and leave."""
+        self._release(list(self.held))
+        self.submitter.close()
+
+    def __enter__(self) -> ClaimSet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _claim(self, key: str, status: StageStatus) -> StageStatus:
+        try:
+            withdraw(self.runs, key)  # a cancelled stage is claimed only where the user asks to retry it
+            write_claim(self.runs, key, self.submitter)
+        except OSError as error:
+            return replace(status, state="unknown", evidence=f"cannot be claimed: {explain(error)}")
+        self.held.add(key)
+        return status
+
+    def _barred(self, status: StageStatus, alive: SchedulerView) -> bool:
+        """Whether a stage cannot be run as what it builds on has diverged, which is a result: its reason is kept."""
+        return bool(status.blocker) and observe(self.runs, status.blocker, alive).state == "diverged"
+
+    def _remove_stale(self, key: str, status: StageStatus, alive: SchedulerView) -> None:
+        """Remove the claim of a run that died on a stage that has ended, or of a SLURM job on one with a result."""
+        if status.state in RESULTS or status.state in RETRIABLE - {"unknown"}:
+            claim = read_claim(self.runs, key)
+            if claim is not None and (status.state in RESULTS if claim.submission else not alive(claim)):
+                with suppress(OSError):
+                    claim_path(self.runs, key).unlink(missing_ok=True)
+
+    def _release(self, keys: Collection[str]) -> None:
+        # A claim that cannot be removed now lapses when this process ends.
+        with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)) if keys else nullcontext():
+            for key in keys:
+                self._give_back(key)
+        self.held -= set(keys)
+
+    def _give_back(self, key: str) -> None:
+        """Call it with the lock of the claims held: another process may be taking over a stage that was cancelled."""
+        self.held.discard(key)
+        if self._owns(key):
+            claim_path(self.runs, key).unlink(missing_ok=True)
+
+    def _owns(self, key: str) -> bool:
+        found = read_claim(self.runs, key)
+        return found is not None and found.submitter == self.submitter.id and not found.submission

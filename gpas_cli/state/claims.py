@@ -1,0 +1,71 @@
+"""Claims on stages: `runs/<key[:2]>/<key>/claim.json` names who runs a stage next."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.errors import StoreError
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.rundir import read_json, stage_dir
+
+CLAIM = "claim.json"
+
+
+_NAME = re.compile(r"[^/\0]+")  # of a submitter, which is part of a file's name
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who is going to run a stage. `since` is unix time. `submission` names a SLURM job array, "" for a process;
+    `after` are the keys of the stages that its job waits for."""
+
+    submitter: str
+    host: str
+    pid: int
+    since: float
+    submission: str = ""
+    index: int = 0
+    after: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.submission:
+            return f"{self.submission} [{self.index}]"
+        return f"gpas run {self.pid} on {self.host}"
+
+
+def claim_path(runs: Path, key: str) -> Path:
+    return stage_dir(runs, key) / CLAIM
+
+
+def read_claim(runs: Path, key: str) -> Claim | None:
+    """The claim on a stage, whether or not its submitter lives; an unreadable one claims nothing."""
+    try:
+        found = read_json(claim_path(runs, key))
+        who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
+        after = tuple(map(str, found.get("after", ())))
+        if not _NAME.fullmatch(who[0]):
+            return None
+        return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)), after)
+    except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int | Sequence[str]) -> None:
+    """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway.
+
+    `more` is {submission, index, after} where a SLURM job is to run the stage: such a claim outlives its submitter.
+    """
+    path = claim_path(runs, key)
+    aside = path.with_name(f".{CLAIM}.{submitter.id}")
+    claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
+    try:
+        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,139 @@
+"""Evidence in the run directories -> the state of each stage and cell. Reads only; asks no database.
+
+What counts, strongest first:
+
+ 1. an outcome in the journal
+ 2. exit.json: somebody saw the process end
+ 3. alive.lock: the job's process holds it for exactly as long as it lives
+ 4. a claim whose submitter lives, or whose SLURM job the scheduler has (`schedule.slurm.state`)
+ 5. where locks tell nothing (another host, unless it is a container of this one), the age of the last event
+
+Absence of evidence never ends a stage: what cannot be told is `unknown`, with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.permissions import explain
+from gpas_cli.schedule.slurm.queue import FRESH, FRESH_LINE
+from gpas_cli.schedule.slurm.state import judge
+from gpas_cli.state import cancellation, rerun
+from gpas_cli.state.attempt import conclude_or_unknown, lives
+from gpas_cli.state.claims import CLAIM, Claim, read_claim
+from gpas_cli.state.status import (
+    ALIVE,
+    RESULTS,
+    UNREADABLE,
+    CellStatus,
+    StageStatus,
+)
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import AttemptDir, look_in
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+STATES = ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
+_CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel counts for a stage that is not under way
+
+
+def look(
+    runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, StageStatus] | None = None
+) -> list[CellStatus]:
+    """The state of each entry, in order. Every stage is read once, however many entries share it, and not at all where
+    `seen` has it.
+
+    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it, and
+    where jobs that wait stand in line.
+    """
+    seen = {} if seen is None else seen
+    alive = SchedulerView(runs, FRESH_LINE if jobs else FRESH, line=jobs)
+    states = [_cell_state(runs, entry, seen, alive) for entry in entries]
+    return [_with_job(runs, state, alive) for state in states] if jobs else states
+
+
+def _with_job(runs: Path, state: CellStatus, alive: SchedulerView) -> CellStatus:
+    if state.job is not None or state.state not in ALIVE:
+        return state
+    claim = read_claim(runs, state.key)
+    job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
+    return replace(state, job=job)
+
+
+def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
+    """Key -> what is known, for every stage of the entries."""
+    alive = SchedulerView(runs)
+    keys = dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages)
+    return {key: observe(runs, key, alive) for key in keys}
+
+
+def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: SchedulerView) -> CellStatus:
+    for stage in entry.cell.stages:
+        if stage.key not in seen:
+            seen[stage.key] = observe(runs, stage.key, alive)
+        if seen[stage.key].state != "done":
+            break
+    return CellStatus(entry=entry, stage=stage.kind, key=stage.key, **vars(seen[stage.key]))
+
+
+def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
+    """The state of the stage `key`. Never raises for what it finds: an unreadable directory is `unknown`."""
+    try:
+        return _observe(runs, key, alive or SchedulerView(runs))
+    except UNREADABLE as error:
+        return StageStatus(state="unknown", evidence=f"unreadable: {explain(error)}")
+
+
+def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
+    tries, files = look_in(runs, key)
+    result = None
+    if rerun.FILE in files:
+        after = rerun.superseded(runs, key)
+        result = _newest_result([t for t in tries if t.number <= after])
+        tries = [t for t in tries if t.number > after]
+    last = conclude_or_unknown(tries[-1]) if tries else StageStatus(state="missing", evidence="no attempt")
+    if not tries and rerun.FILE in files:
+        last = _asked_again(runs, key, result)
+    if last.state not in RESULTS:
+        # A result once obtained stands, whatever was tried after it.
+        last = _newest_result(tries[:-1]) or replace(last, stands=result.state if result else "")
+    if last.source in ("outcome", "exit") and last.state not in RESULTS and lives(tries[-1]):
+        evidence = f"{last.state}, but a process of attempt {last.attempt} still holds alive.lock"
+        last = replace(last, state="running", evidence=evidence, cause="", source="ending")
+    if last.state in RESULTS or (last.state in ALIVE and last.source != "silence"):
+        return last
+    claim = read_claim(runs, key) if CLAIM in files else None
+    if claim and claim.submission:
+        last = judge(runs, key, last, claim, alive)
+    elif last.state not in ALIVE and claim and alive(claim):
+        last = _claimed(last, claim)
+    return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
+
+
+def _newest_result(tries: Sequence[AttemptDir]) -> StageStatus | None:
+    return next((found for found in map(conclude_or_unknown, reversed(tries)) if found.state in RESULTS), None)
+
+
+def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatus:
+    """A stage that is to be run again and has not been started yet. The metrics are those that tables show."""
+    until = f"; the result of attempt {result.attempt} counts until then" if result else ""
+    metrics = result.metrics if result else {}
+    return StageStatus(state="missing", evidence=f"to be run again{until}", age=rerun.age(runs, key), metrics=metrics)
+
+
+def _cancelled(last: StageStatus) -> StageStatus:
+    before = f" again after attempt {last.attempt}" if last.attempt else ""
+    return replace(last, state="cancelled", evidence=f"cancelled before it started{before}", cause="", outcome="")
+
+
+def _claimed(last: StageStatus, claim: Claim) -> StageStatus:
+    if last.state == "unknown":  # a claim is given back when its job has ended
+        return replace(last, state="running", evidence=f"claimed by {claim}, which lives; {last.evidence}", claim=claim)
+    before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
+    age = max(0.0, time.time() - claim.since)
+    return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)

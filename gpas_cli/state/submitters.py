@@ -1,0 +1,87 @@
+"""Which `gpas run` processes live, and which stages they have claimed.
+
+runs/.submitters/<id>.lock   flock held for the life of the process; its time stamp is a heartbeat for other hosts
+runs/.submitters/<id>.json   {id, host, pid, time, boot}
+runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage;
+                                  with {submission, index, after} as well, that element of a SLURM job array is
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.state import locks
+from gpas_cli.state.locks import Lock
+from gpas_cli.store.rundir import read_json, write_json
+
+HEARTBEAT = 15.0  # seconds between two touches of the lock file
+SILENCE = 120.0  # seconds without a sign of life after which another host's process counts as gone
+
+
+class Submitter:
+    """This process as one that runs cells; a context manager. Dying in any way ends it, without cleaning up."""
+
+    def __init__(self, runs: Path):
+        self.host, self.pid, self.since = socket.gethostname(), os.getpid(), time.time()
+        self.id = f"{self.host}-{self.pid}-{secrets.token_hex(4)}"
+        self._stem = folder(runs) / self.id
+        with locks.locked(claims_lock(runs)):  # or `sweep` might take the file for one left over, before it is locked
+            self._fd = locks.hold(self._path("lock"))
+        self._beaten = time.monotonic()
+        about = {"id": self.id, "host": self.host, "pid": self.pid, "time": self.since, "boot": locks.boot_id()}
+        write_json(self._path("json"), about)
+
+    def beat(self) -> None:
+        """Show other hosts that this process lives; cheap to call often. Raises GpasError when it no longer can."""
+        if time.monotonic() - self._beaten >= HEARTBEAT:
+            try:
+                os.utime(self._path("lock"))
+            except FileNotFoundError as error:
+                what = "was removed, so other runs may start the same cells; run again to follow the jobs that go on"
+                raise GpasError(f"{error.filename} {what}") from error
+            self._beaten = time.monotonic()
+
+    def close(self) -> None:
+        """Leave: the files go, and with them the worth of any claim not given back."""
+        if self._fd >= 0:
+            for suffix in ("json", "lock"):
+                self._path(suffix).unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _path(self, suffix: str) -> Path:
+        return self._stem.parent / f"{self._stem.name}.{suffix}"
+
+
+def folder(runs: Path) -> Path:
+    """Where submitters are listed."""
+    return runs / ".submitters"
+
+
+def sweep(runs: Path) -> None:
+    """Remove what dead submitters of this host left; call it with `claims_lock` held."""
+    for lock in folder(runs).glob("*.lock"):
+        host = lock.name.rsplit("-", 2)[0]
+        if locks.probe(lock) is Lock.FREE and _of_here(lock, host):
+            lock.with_suffix(".json").unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+
+
+def _of_here(lock: Path, host: str) -> bool:
+    """Whether the free lock of a submitter of `host` proves that it is dead: it would be seen here to be held."""
+    if host == socket.gethostname():
+        return True
+    try:
+        return locks.seen_from_here(lock, str(read_json(lock.with_suffix(".json")).get("boot", "")))
+    except (OSError, StoreError):
+        return False
+
+
+def claims_lock(runs: Path) -> Path:
+    """Held for the moment in which claims are taken and submitters come and go."""
+    return runs / ".lock"

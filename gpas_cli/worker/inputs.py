@@ -1,0 +1,35 @@
+"""What an attempt of a training finds of the attempts before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.store.rundir import AttemptDir
+
+LONG_AGO = 3600.0
+
+
+def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
+    """Delete the checkpoints that earlier attempts had begun to write when they were killed.
+
+    Whatever a process may still be writing stays: an attempt whose lock is held or, where locks tell nothing, one whose
+    checkpoints have changed within LONG_AGO seconds.
+    """
+    from gpas_cli.train.shardfiles import discard
+
+    for attempt in earlier:
+        if _is_over(attempt):
+            discard(attempt.checkpoints)
+
+
+def _is_over(attempt: AttemptDir) -> bool:
+    lock = locks.probe(alive_path(attempt))
+    if lock in (locks.Lock.FREE, locks.Lock.HELD):
+        return lock is locks.Lock.FREE
+    try:
+        return time.time() - attempt.checkpoints.stat().st_mtime > LONG_AGO
+    except OSError:
+        return False

@@ -1,0 +1,269 @@
+"""The process that runs one attempt: `python -m gpas_cli.worker.job ATTEMPT_DIRECTORY [--rank]`.
+
+It reads `attempt.json`, appends to `journal.jsonl` (its only writer) and leaves with
+0 done or diverged, 1 failed, 75 interrupted (checkpointed, to be resumed), 76 interrupted (this machine does not have
+the GPUs that were asked for: to be resumed on another), 130 cancelled.
+
+An attempt of several processes starts as one process, which starts the others (`worker.ranks`). With --rank, srun or
+torchrun has started all of them, and the environment says which one this is (`worker.rendezvous`). Rank 0 writes the
+journal.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.spec import parse
+from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.spec.plugins import known_schemes, schemes_in
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.state.cancellation import request_path
+from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.state.rerun import deciding
+from gpas_cli.state.status import EXIT_NODE
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.worker import ranks
+from gpas_cli.worker.inputs import discard_unfinished
+from gpas_cli.worker.rendezvous import ALONE, RENDEZVOUS, RankEnv, place
+from gpas_cli.worker.stdio import outlive_log
+
+if TYPE_CHECKING:
+    from gpas_cli.train.events import Outcome
+    from gpas_cli.train.parallel import World
+
+EXIT_CODES = {"done": 0, "diverged": 0, "failed": 1, "interrupted": 75, "cancelled": 130}
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+
+
+class StopFlag:
+    """The one owner of signals: a signal only raises a flag, which is looked at between updates."""
+
+    def __init__(self, cancel_request: Path):
+        self.cancel_request = cancel_request
+        self.signal: int | None = None
+
+    def install(self) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._raise)
+
+    def raise_alone(self) -> None:
+        """Act as on SIGTERM: whoever started this process is gone."""
+        self.signal = signal.SIGTERM
+
+    def _raise(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = number
+
+    def __call__(self) -> str | None:
+        """None, or the outcome to leave with."""
+        if self.signal is None:
+            return None
+        return "cancelled" if self.cancel_request.exists() else "interrupted"
+
+
+def main(directory: Path, *, rank: bool = False) -> int:
+    """Run the attempt in `directory`, or this process's part of it; the exit code."""
+    if rank:
+        return run_attempt(directory, place(os.environ))
+    attempt = AttemptDir(directory).read_attempt()
+    processes = Resources(**attempt["resources"]).processes
+    if processes == 1:
+        return run_attempt(directory)
+    command = [sys.executable, "-P", "-m", "gpas_cli.worker.job", str(directory), "--rank"]
+    return ranks.run(AttemptDir(directory), processes, _threads(attempt, processes), command, STOP_SIGNALS)
+
+
+def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
+    """Run the attempt in `directory` to its outcome, as the process `here` of it; the exit code. Never raises."""
+    try:
+        run = Run(AttemptDir(directory), here)
+    except OSError as error:  # not even the journal can be opened: nothing has been done, and nothing can be told
+        print(f"not started: {error}", file=sys.stderr)
+        return EXIT_CODES["interrupted"]
+    run.flag.install()
+    if RENDEZVOUS in os.environ:
+        ranks.watch_parent(run.parent_died)
+    try:
+        outcome = _run_stage(run)
+    except GpasError as error:
+        outcome = {"outcome": "interrupted" if _no_disk(error.__cause__) else "failed", "cause": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        outcome = _blamed(run, error)
+    return run.leave(outcome)
+
+
+class Run:
+    """An attempt and this process's part in it. Only the first process has a journal."""
+
+    def __init__(self, directory: AttemptDir, here: RankEnv):
+        self.directory, self.place = directory, here
+        self.joined = False
+        self.attempt = directory.read_attempt()
+        self.flag = StopFlag(request_path(directory.path))
+        self._journal = Journal(directory.journal_path) if here.rank == 0 else None
+
+    def parent_died(self) -> None:
+        """Save and leave. A process that still waits for its peers leaves at once: they may never come."""
+        if not self.joined:
+            os._exit(EXIT_CODES["interrupted"])
+        self.flag.raise_alone()
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """One event into the journal, if this process writes it."""
+        if self._journal is not None:
+            self._journal(kind, **fields)
+
+    def leave(self, outcome: dict[str, Any]) -> int:
+        """Tell the outcome; the exit code for it."""
+        if self._journal is not None:
+            code = _leave(self._journal, outcome)
+        else:
+            code = EXIT_CODES[outcome["outcome"]]
+            if outcome["outcome"] == "failed":
+                ranks.tell_failure(self.directory, self.place.rank, outcome["cause"])
+        return EXIT_NODE if "node" in outcome else code
+
+
+def _blamed(run: Run, error: Exception) -> dict[str, Any]:
+    """The outcome after an exception: failed, or interrupted where it is another process that is gone."""
+    cause = f"{type(error).__name__}: {error}"
+    if _no_disk(error):
+        return {"outcome": "interrupted", "cause": cause}
+    if run.place.size == 1:
+        return {"outcome": "failed", "cause": cause}
+    from gpas_cli.train.parallel import lost_a_peer
+
+    if not lost_a_peer(error):
+        return {"outcome": "failed", "cause": cause}
+    if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=2)):
+        return {"outcome": "failed", "cause": told}
+    return {"outcome": "interrupted", "cause": ranks.LOST_PEER}
+
+
+def _no_disk(error: BaseException | None) -> bool:
+    """Whether a disk is full, read-only or failing: the machine's doing, so the job is to be run again."""
+    return isinstance(error, OSError) and error.errno in DISK
+
+
+def _threads(attempt: dict[str, Any], processes: int) -> int:
+    return max(1, int(attempt["threads"]) // processes)
+
+
+def recorded_cell(attempt: dict[str, Any]) -> Cell:
+    """The cell of an attempt.json. A plugin file that its scheme needs is run from the text recorded there.
+
+    Raises InvalidExperiments when the scheme is not to be had, or wires the layers in another way than recorded.
+    """
+    plugin = attempt.get("plugin") or {}
+    brought = schemes_in(plugin["name"], plugin["source"]) if plugin.get("source") else {}
+    return cell_from(attempt["cell"], Catalogue(schemes={**known_schemes(), **brought}))
+
+
+def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
+    journal("outcome", **{"step": 0, "cause": "", "metrics": {}, **outcome})
+    try:
+        journal.close()
+    except OSError as error:
+        # The outcome is not on disk, so it did not happen: the next attempt resumes from the last checkpoint.
+        print(f"the journal could not be written: {error}", file=sys.stderr)
+        return EXIT_CODES["interrupted"]
+    print(f"{outcome['outcome']}{': ' if outcome.get('cause') else ''}{outcome.get('cause', '')}")
+    return EXIT_CODES[outcome["outcome"]]
+
+
+def _run_stage(run: Run) -> dict[str, Any]:
+    if run.attempt["stage"] == TOKENISE:
+        from gpas_cli.worker.tokenise import tokenise
+
+        return tokenise(run.attempt, run.emit, run.flag)
+    from gpas_cli.train.parallel import World, joined
+    from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name
+
+    resources = Resources(**run.attempt["resources"])
+    gpus = resources.gpus_in_slurm if run.attempt.get("executor") == "slurm" else resources.gpus
+    if missing := missing_gpus(gpus):
+        print(missing, file=sys.stderr)
+        return {"outcome": "interrupted", "cause": missing, "node": node_name()}
+    cell, here = recorded_cell(run.attempt), run.place
+    make_deterministic(_threads(run.attempt, here.size))
+    with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
+        run.joined = True
+        run.emit("start", **_facts(run, cell))
+        return dict(parse.plain(STAGES[run.attempt["stage"]](run, cell, world)))
+
+
+def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
+    from gpas_cli.train.run import RunPaths, train
+    from gpas_cli.train.sinks import Subject, opened
+
+    here, attempt = run.directory, run.attempt
+    runs = here.path.parents[2]
+    earlier = [a for a in deciding(runs, attempt["key"]) if a.number < here.number]
+    if world.leads:
+        discard_unfinished(earlier)
+    teacher = cell.teacher()
+    paths = RunPaths(
+        checkpoints=here.checkpoints,
+        earlier=[a.checkpoints for a in earlier],
+        cache=Path(attempt["cache"]),
+        root=Path(attempt["root"]),
+        teacher=last_checkpoint(runs, teacher.trained.key, teacher.optim.steps) if teacher else None,
+        code=str(attempt.get("code") or ""),
+    )
+    cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
+    # Only the first process has a journal, and only it tells others.
+    watch = Monitoring(**attempt.get("watch", {}))
+    subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
+    with opened(watch, subject, paths.root, run.emit, leads=world.leads) as emit:
+        return train(
+            cell, paths, emit, cadence=cadence, stop=run.flag, resources=resources, world=world, watch=watch
+        )  # fmt: skip
+
+
+def _importance(run: Run, cell: Cell, world: World) -> Outcome:
+    from gpas_cli.evaluate.importance import measure
+
+    trained = last_checkpoint(run.directory.path.parents[2], cell.trained.key, cell.optim.steps)
+    cache, root = Path(run.attempt["cache"]), Path(run.attempt["root"])
+    return measure(cell, trained, cache, root, run.emit, run.flag, world)
+
+
+STAGES: dict[str, Callable[[Run, Cell, World], Outcome]] = {"pretrain": _pretrain, "importance": _importance}
+
+
+def _facts(run: Run, cell: Cell) -> dict[str, Any]:
+    import torch
+
+    from gpas_cli.model.llama import Llama
+    from gpas_cli.train.precision import choose_device
+    from gpas_cli.worker.environment import environment
+
+    attempt, device = run.attempt, choose_device()
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in Llama(cell.model).parameters())
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "stage": attempt["stage"], "key": attempt["key"], "host": socket.gethostname(), "pid": os.getpid(),
+        "device": device.type, "threads": torch.get_num_threads(), "precision": cell.precision,
+        "processes": run.place.size, "parameters": parameters, "code": attempt["code"], "git": attempt.get("git", {}),
+        "environment": {**environment(), "torch": torch.__version__, "gpu": gpu},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    outlive_log()
+    code = main(Path(sys.argv[1]).absolute(), rank="--rank" in sys.argv[2:])
+    sys.exit(code)

@@ -1,0 +1,140 @@
+"""The parent of a job's processes on this machine: starts them, passes signals on, ends all when one dies.
+
+It needs no torch and trains nothing. The first process is the only writer of the journal; the parent adds an outcome
+only when all are dead and none was told. Locks that this process has inherited (the attempt's, its slots') are
+inherited by every process in turn. When the parent dies its processes see their standard input end, save and leave.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.plan.machine import THREAD_VARIABLES
+from gpas_cli.state.attempt import outcome
+from gpas_cli.store.journal import Journal, tail
+from gpas_cli.store.rundir import AttemptDir, read_json, write_json
+from gpas_cli.worker.rendezvous import RENDEZVOUS
+
+GRACE = 20.0  # seconds between the end of the first process and the end of all
+POLL = 0.05
+LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
+
+
+def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], signals: Sequence[int]) -> int:
+    """Run `size` processes of `command` to their end; the exit code for all of them. `signals` are passed on.
+
+    Where they die of a signal and leave no outcome, so does this process.
+    """
+    for old in attempt.path.glob("failed-*.json"):
+        old.unlink()
+    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
+    children = list[subprocess.Popen[bytes]]()
+
+    def pass_on(number: int, _frame: object) -> None:
+        for child in children:
+            with suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    for number in signals:
+        signal.signal(number, pass_on)
+    try:
+        for rank in range(size):
+            children.append(_start(command, rank, size, threads, folder))
+        first = _wait(children)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+    return _conclude(attempt, [child.returncode for child in children], first)
+
+
+def failed_path(attempt: AttemptDir, rank: int) -> Path:
+    """Where a process other than the first says why it failed."""
+    return attempt.path / f"failed-{rank}.json"
+
+
+def tell_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
+    """Say why process `rank` fails, for the first process or the parent to journal."""
+    with suppress(OSError):
+        write_json(failed_path(attempt, rank), {"rank": rank, "cause": cause})
+
+
+def told_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
+    """What a process other than the first said of its failure, waiting up to `patience` seconds for it."""
+    until = time.monotonic() + patience
+    while True:
+        for path in sorted(attempt.path.glob("failed-*.json")):
+            told: dict[str, Any] = read_json(path)
+            return f"process {told['rank']}: {told['cause']}"
+        if time.monotonic() >= until:
+            return None
+        time.sleep(POLL)
+
+
+def watch_parent(act: Callable[[], None]) -> None:
+    """Call `act` in a thread once standard input ends, which the parent of this process holds open."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _start(command: Sequence[str], rank: int, size: int, threads: int, folder: Path) -> subprocess.Popen[bytes]:
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, RENDEZVOUS: f"file://{folder}/meeting"}
+    numbers = place | dict.fromkeys(THREAD_VARIABLES, threads)
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **{name: str(value) for name, value in numbers.items()}},
+        stdin=subprocess.PIPE,
+        close_fds=False,  # the locks go on; Python's own descriptors do not
+    )
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Until all have ended, or GRACE seconds after one has; the return code of the first that went wrong, or 0."""
+    first, until = 0, None
+    while True:
+        codes = [child.poll() for child in children]
+        first = first or next((code for code in codes if code), 0)
+        if until is None and any(code is not None for code in codes):
+            until = time.monotonic() + GRACE
+        if None not in codes or (until is not None and time.monotonic() > until):
+            return first
+        time.sleep(POLL)
+
+
+def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
+    """The exit code that fits what is journalled. `first`: what went wrong first; journalled, if nobody did."""
+    if codes[0] >= 0 and outcome(tail(attempt.journal_path)):
+        return codes[0]
+    cause = told_failure(attempt)
+    if not cause and first < 0:
+        _die_of(-first)
+    journal = Journal(attempt.journal_path)
+    told = cause or f"a process left with exit code {first}"
+    journal("outcome", outcome="failed", step=0, cause=told, metrics={})
+    journal.close()
+    return 1
+
+
+def _die_of(number: int) -> None:
+    """End this process as its child was ended: what watches it takes that for an interruption."""
+    print(f"a process of this job was ended by signal {number}", file=sys.stderr)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,89 @@
+"""The job that tokenises one corpus: `gpas data prepare` for one demand, as an attempt. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.data.prepare import Need, build, token_cache
+from gpas_cli.data.requirements import TextRequirement
+from gpas_cli.data.shards import Totals, sum_of
+from gpas_cli.spec.data import Data
+from gpas_cli.worker.environment import environment
+
+EVERY = 2.0  # seconds between two words about how far it has come
+WHOLE = 1000  # parts of a split, where its end is known
+
+Emit = Callable[..., None]
+Stop = Callable[[], str | None]
+
+
+def tokenise(attempt: Mapping[str, Any], emit: Emit, stop: Stop) -> dict[str, Any]:
+    """Tokenise what `attempt` (attempt.json) demands with as many processes as it has threads; the outcome.
+
+    Whole shards stay when it is stopped, and the next attempt goes on behind them. Raises DataError when the text
+    cannot be had.
+    """
+    emit("start", **_facts(attempt))
+    asked = attempt["demand"]
+    wanted = TextRequirement(Data(**asked["data"]), asked["vocab"], asked["rows"])
+    teller = _Teller(emit, stop)
+    try:
+        tokens = token_cache(
+            wanted.data, wanted.vocab, Path(attempt["cache"]), root=Path(attempt["root"]), notify=teller.notice
+        )
+        shards = build(
+            tokens, wanted.data, wanted.rows, notify=teller.notice, workers=attempt["threads"], watch=teller.watch
+        )
+    except _Stopped as stopped:
+        return {"outcome": str(stopped)}
+    found = {split: sum_of(made) for split, made in shards.items()}
+    return {"outcome": "done", "metrics": {f"{split}_tokens": totals.tokens for split, totals in found.items()}}
+
+
+class _Stopped(Exception):
+    """The job was asked to leave; the text is the outcome."""
+
+
+class _Teller:
+    """Journals how far the job has come, and hears that it shall leave."""
+
+    def __init__(self, emit: Emit, stop: Stop):
+        self._emit, self._stop = emit, stop
+        self._next = 0.0
+        self._made: dict[str, int] = {}
+
+    def notice(self, message: str) -> None:
+        """Something that takes time; into the log as well."""
+        print(message, flush=True)
+        self._emit("phase", name=message)
+        self._leave()
+
+    def watch(self, split: str, need: Need | None, totals: Totals) -> None:
+        """A `prepare.Watch`."""
+        self._leave()
+        begins, self._made[split] = split not in self._made, totals.documents
+        if begins:  # what earlier attempts have left: where that grows no more, the job is not run again for ever
+            self._emit("checkpoint", step=sum(self._made.values()))
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY
+        self._emit("phase", name=f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens")
+        if need is not None:
+            self._emit("step", step=min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split)
+
+    def _leave(self) -> None:
+        if wish := self._stop():
+            raise _Stopped(wish)
+
+
+def _facts(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "stage": attempt["stage"], "key": attempt["key"], "host": socket.gethostname(), "pid": os.getpid(),
+        "threads": attempt["threads"], "code": attempt["code"], "git": attempt.get("git", {}),
+        "environment": environment(),
+    }  # fmt: skip

@@ -1,0 +1,49 @@
+"""A stand-in for one of a job's processes, without torch: does what the file `acts` says for its rank.
+
+done, fail (says why), crash (exit code 3), die (SIGKILL itself), hang (ignores every polite signal), wait (until asked
+to leave, or left alone).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.worker import ranks
+
+here, rank = AttemptDir(Path(sys.argv[1])), int(os.environ["RANK"])
+act = json.loads((here.path / "acts.json").read_text())[rank]
+asked: list[int] = []
+signal.signal(signal.SIGTERM, signal.SIG_IGN if act == "hang" else lambda number, _: asked.append(number))
+(here.path / f"pid-{rank}").write_text(str(os.getpid()))
+(here.path / f"seen-{rank}.json").write_text(json.dumps(dict(os.environ)))
+journal = Journal(here.journal_path) if rank == 0 else None
+
+
+def leave(outcome: str, code: int) -> None:
+    if journal is not None:
+        journal("outcome", outcome=outcome, step=3, cause="", metrics={})
+        journal.close()
+    sys.exit(code)
+
+
+if act == "done":
+    leave("done", 0)
+if act == "fail":
+    ranks.tell_failure(here, rank, "no luck")
+    sys.exit(1)
+if act == "crash":
+    sys.exit(3)
+if act == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+if act == "wait":
+    ranks.watch_parent(lambda: asked.append(0))
+while not asked or act == "hang":
+    time.sleep(0.01)
+leave("interrupted", 75)

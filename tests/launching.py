@@ -1,0 +1,167 @@
+"""What the tests of launching share: small cells, a scheduler with fake jobs, other processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.grid import Entry
+from gpas_cli.plan.machine import Machine
+from gpas_cli.project import Project
+from gpas_cli.schedule.local.scheduler import LocalScheduler
+from gpas_cli.schedule.summary import RunSummary, Silent
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.rundir import read_json
+
+HERE = Path(__file__).parent
+COMMAND = (sys.executable, "-S", "-P", str(HERE / "fake_job.py"))
+FOUR_CORES = Machine(gpus=(), cores=(0, 1, 2, 3))
+
+
+def entry(act: str = "done", seed: int = 1, **more: Any) -> Entry:
+    """A cell of its own for each seed, whose fake job does `act`."""
+    cell = cell_from(
+        {
+            "size": "quickstart",
+            "data": "quickstart",
+            "seed": seed,
+            "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 2},
+            **more,
+        }
+    )
+    return Entry(cell=cell, grid="g", name=f"{act}-{seed}", axes={"act": act, "seed": seed})
+
+
+def key(cell: Entry) -> str:
+    return cell.cell.stages[0].key
+
+
+def scheduler(project: Project, *entries: Entry, **more: Any) -> LocalScheduler:
+    return LocalScheduler(project, entries, **{"command": COMMAND, "machine": FOUR_CORES, **more})
+
+
+def run(project: Project, *entries: Entry, **more: Any) -> RunSummary:
+    return scheduler(project, *entries, **more).run()
+
+
+class Background:
+    """A scheduler that runs in a thread of this process, so that a test can act meanwhile."""
+
+    def __init__(self, run: LocalScheduler):
+        self.scheduler = run
+        self.summary = RunSummary()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.summary = self.scheduler.run()
+
+    def result(self) -> RunSummary:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return self.summary
+
+
+class Notices(Silent):
+    """A reporter that keeps what the user should know."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def notice(self, message: str) -> None:
+        self.heard.append(message)
+
+
+def states(summary: RunSummary) -> dict[str, list[str]]:
+    """The names in each list of a summary, empty lists left out."""
+    lists = {name: [item.entry.name for item in items] for name, items in vars(summary).items()}
+    return {name: names for name, names in lists.items() if names}
+
+
+def ran(project: Project) -> list[str]:
+    """What started: "name attempt" of every fake job that got as far as its journal."""
+    path = project.config.parent / "ran.txt"
+    return [" ".join(line.split()[:2]) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """Wait for something to become true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def seen(project: Project, cell: Entry, state: str) -> Callable[[], StageStatus | None]:
+    """A condition: the cell's stage is in `state`."""
+
+    def look() -> StageStatus | None:
+        status = observe(project.runs, key(cell))
+        return status if status.state == state else None
+
+    return look
+
+
+def working(project: Project, cell: Entry) -> Callable[[], StageStatus | None]:
+    """A condition: the cell's job has journalled a step."""
+
+    def look() -> StageStatus | None:
+        status = observe(project.runs, key(cell))
+        return status if status.state == "running" and status.progress and status.progress.step else None
+
+    return look
+
+
+OTHER = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from pathlib import Path
+import launching
+from gpas_cli.schedule.local import scheduler as local
+from gpas_cli.schedule.scheduler import stop_on_signals
+from gpas_cli.project import Project
+local.POLL, local.TICK = 0.01, 0.05
+project = Project.find(Path(sys.argv[3]), environ={})
+entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[4:]]
+scheduler = launching.scheduler(project, *entries)
+with stop_on_signals(scheduler):
+    print(launching.states(scheduler.run()))
+"""
+
+
+@contextmanager
+def other_run(project: Project, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A `gpas run` in another process; words are act:seed."""
+    root = str(HERE.parent)
+    command = [sys.executable, "-c", OTHER, root, str(HERE), str(project.config), *words]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def job_pid(status: StageStatus) -> int:
+    assert status.directory is not None
+    return int(read_json(status.directory / "process.json")["pid"])
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def go(project: Project) -> None:
+    """Let the waiting fake jobs finish."""
+    (project.config.parent / "go").touch()

@@ -1,0 +1,248 @@
+"""The plan: what a run would do, each shared stage counted once, and an estimate with its basis."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import FOUR_CORES, entry, key
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid import Entry
+from gpas_cli.model.llama import build
+from gpas_cli.plan.estimate import equivalent_tokens, estimate, flops_per_token, makespan, measured_speeds
+from gpas_cli.plan.gpus import MEMORY, named_gpus
+from gpas_cli.plan.machine import Cluster, Machine
+from gpas_cli.plan.plan import Plan, plan
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.spec.flops import PEAKS, parameters
+from gpas_cli.spec.run import Resources
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.claims import write_claim
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir, create_attempt
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, device: str = "cpu") -> AttemptDir:
+    host = os.uname().nodename
+    facts = {"cell": cell.cell.to_mapping(), "submitter": {"host": host}, "created": time.time(), "devices": ["cpu-0"]}
+    made = create_attempt(runs, key(cell), facts)
+    journal = Journal(made.journal_path)
+    journal("start", host=host, device=device)
+    for step in (1, 2):
+        seconds = cell.cell.optim.batch * cell.cell.data.length / speed
+        journal("step", step=step, steps=3, loss=5.0, lr=0.1, seconds_per_step=seconds)
+    if outcome:
+        journal("outcome", outcome=outcome, step=2, cause="", metrics={})
+    journal.close()
+    return made
+
+
+def made_plan(runs: Path, *entries: Entry, machine: Machine = FOUR_CORES, retry: tuple[str, ...] = ()) -> Plan:
+    return plan(runs, entries, machine=machine, retry=retry)
+
+
+def test_every_state_has_its_action(runs: Path) -> None:
+    cells = {name: entry(seed=seed) for seed, name in enumerate(("new", "done", "diverged", "failed", "cancelled"))}
+    for outcome in ("done", "diverged", "failed", "cancelled"):
+        attempt(runs, cells[outcome], outcome)
+    cells["running"], cells["queued"], cells["interrupted"] = entry(seed=11), entry(seed=12), entry(seed=13)
+    fd = locks.hold(alive_path(attempt(runs, cells["running"])))
+    submitter = Submitter(runs)
+    write_claim(runs, key(cells["queued"]), submitter)
+    attempt(runs, cells["interrupted"])
+    found = made_plan(runs, *cells.values())
+    retried = made_plan(runs, *cells.values(), retry=("failed",))
+    os.close(fd)
+    submitter.close()
+    assert [row.action for row in found.rows] == list(cells)
+    assert [row.action for row in found.rows if row.will_run] == ["new", "interrupted"]
+    assert [row.action for row in retried.rows if row.will_run] == ["new", "failed", "interrupted"]
+    assert found.actions == dict.fromkeys(cells, 1)
+    assert len(found.jobs) == 2
+
+
+def test_planning_changes_nothing(runs: Path) -> None:
+    made_plan(runs, entry())
+    assert not runs.exists()
+
+
+def test_a_shared_stage_is_counted_once(runs: Path) -> None:
+    cell = entry(seed=1)
+    probed = entry(seed=1, importance={"eval_tokens": 10})
+    found = made_plan(runs, cell, replace(cell, grid="other"), probed)
+    assert (sum(found.stages.values()), found.uses) == (2, 4)
+    assert [job.kind for job in found.jobs] == ["pretrain", "importance"]
+    assert found.estimate.tokens == equivalent_tokens(found.jobs[0]) + equivalent_tokens(found.jobs[1])
+
+
+def test_a_teacher_is_planned_before_its_pupil(runs: Path) -> None:
+    pupil = entry(seed=1, gate={"learnable": False, "from_trained": True})
+    found = made_plan(runs, pupil)
+    assert [job.name for job in found.jobs] == [f"{pupil.name}.teacher", pupil.name]
+    teacher = found.jobs[0]
+    assert found.jobs[1].parents == (teacher.key,)
+    attempt(runs, replace(pupil, cell=teacher.cell), "diverged")
+    again = made_plan(runs, pupil)
+    assert (again.jobs, again.rows[0].will_run) == ((), False)
+    assert again.rows[0].detail == "what it builds on cannot be had"
+
+
+def test_an_interrupted_cell_tells_where_it_resumes_and_costs_only_the_rest(runs: Path) -> None:
+    cell = entry(seed=1)
+    whole = made_plan(runs, cell).estimate
+    made = attempt(runs, cell)
+    Journal(made.journal_path)("checkpoint", step=2, path="x", seconds=1)
+    made.checkpoints.mkdir()
+    found = made_plan(runs, cell)
+    assert found.rows[0].detail == "resumes at step 2 of 3"
+    assert whole.tokens - found.estimate.tokens == 2 * cell.cell.optim.batch * cell.cell.data.length
+
+
+def test_stages_this_version_cannot_run_are_named(runs: Path) -> None:
+    found = made_plan(runs, entry(finetune={}, downstream={}))
+    (row,) = found.rows
+    assert (row.action, row.will_run) == ("invalid", True)
+    assert row.detail == "this version does not run finetune, downstream"
+    assert [job.kind for job in found.jobs] == ["pretrain"]
+
+
+def test_a_cell_this_machine_cannot_run_is_invalid(runs: Path) -> None:
+    big = replace(entry(), resources=Resources(gpus=8))
+    (row,) = made_plan(runs, big).rows
+    assert (row.action, row.will_run) == ("invalid", False)
+    assert "asks for 8 GPUs" in row.detail
+    eight = Machine(gpus=tuple(str(i) for i in range(8)), cores=(0,))
+    assert made_plan(runs, big, machine=eight).rows[0].action == "new"
+
+
+def test_flops_count_the_head_the_layers_and_attention() -> None:
+    cell = entry().cell
+    size, length = cell.model.size, cell.data.length
+    d, f, v, layers = size.hidden, size.ffn, size.vocab, size.layers
+    matrices = v * d + layers * (4 * d * d + 3 * d * f)
+    assert flops_per_token(cell) == 6 * matrices + 6 * layers * length * d
+
+
+def test_a_measured_speed_replaces_the_assumed_one(runs: Path) -> None:
+    cell = entry(seed=1)
+    tokens = made_plan(runs, cell).estimate.tokens
+    assert "assumed 20 GFLOP/s per CPU thread" in made_plan(runs, cell).estimate.basis[0]
+    attempt(runs, entry(seed=2), "done", speed=50.0)
+    attempt(runs, entry(seed=3), "done", speed=70.0)
+    attempt(runs, entry(seed=4), "done", speed=900.0)
+    attempt(runs, entry(seed=5), "done", speed=1.0, device="cuda")
+    found = made_plan(runs, cell).estimate
+    assert found.core_hours == pytest.approx(tokens / 70 / 3600)
+    assert found.basis == ("1 of 1 jobs: the measured speed of that shape",)
+    assert found.gpu_hours == 0
+
+
+def test_damaged_attempts_do_not_stop_an_estimate(runs: Path) -> None:
+    attempt(runs, entry(seed=2), "done", speed=50.0)
+    attempt(runs, entry(seed=3), "done").attempt_path.write_text("{")
+    attempt(runs, entry(seed=4), "done").attempt_path.write_text('{"cell": []}')
+    assert list(measured_speeds(runs).values()) == [pytest.approx(50)]
+
+
+def test_gpus_are_assumed_by_precision(runs: Path) -> None:
+    two = Machine(gpus=("0", "1"), cores=(0,))
+    jobs = stage_jobs([entry(seed=1), entry(seed=2), entry(seed=3)]).values()
+    found = estimate(runs, jobs, two)
+    assert found.core_hours == 0
+    assert found.wall_hours == pytest.approx(found.gpu_hours * 2 / 3)
+    assert "assumed 20 TFLOP/s per GPU" in found.basis[0]
+
+
+def test_ranks_divide_the_time_and_occupy_as_much(runs: Path) -> None:
+    one, two = (replace(entry(seed=1), resources=Resources(cpus=cpus, ranks=cpus)) for cpus in (1, 2))
+    alone, together = (estimate(runs, stage_jobs([cell]).values(), Cluster()) for cell in (one, two))
+    assert together.core_hours == pytest.approx(alone.core_hours)
+    assert together.longest_hours == pytest.approx(alone.longest_hours / 2)
+    attempt(runs, two, "done", speed=100.0)  # on one core
+    measured = estimate(runs, stage_jobs([two]).values(), Cluster())
+    assert measured.longest_hours == pytest.approx(together.longest_hours)  # the speed of another shape
+
+
+def test_behind_a_scheduler_each_job_has_what_it_asks_for(runs: Path) -> None:
+    """GPUs and cores are counted apart; how long all takes is not known, the longest chain is."""
+    big = replace(entry(seed=1, importance={"eval_tokens": 10}), resources=Resources(gpus=4, nodes=2, cpus=8))
+    found = estimate(runs, stage_jobs([big, entry(seed=2)]).values(), Cluster())
+    first, second, third = (estimate(runs, [job], Cluster()) for job in stage_jobs([big, entry(seed=2)]).values())
+    assert (found.wall_hours, found.slots) == (None, 0)
+    assert first.gpu_hours == pytest.approx(4 * first.longest_hours)
+    assert second.gpu_hours == pytest.approx(second.longest_hours)
+    assert found.gpu_hours == pytest.approx(first.gpu_hours + second.gpu_hours)
+    assert found.core_hours == third.core_hours == third.longest_hours
+    assert found.longest_hours == pytest.approx(max(first.longest_hours + second.longest_hours, third.longest_hours))
+    assert "TFLOP/s per GPU and 20 GFLOP/s per CPU thread" in found.basis[0]
+
+
+def test_gpus_that_are_not_here_are_estimated_from_their_data_sheet(runs: Path) -> None:
+    """What was measured here does not count, and one GPU more makes the same work no cheaper."""
+    cells = [replace(entry(seed=seed, precision="bf16"), resources=Resources(gpus=2)) for seed in (1, 2)]
+    attempt(runs, replace(cells[0], cell=entry(seed=9, precision="bf16").cell), "done", speed=1.0, device="cuda")
+    found = made_plan(runs, *cells, machine=named_gpus("h100:2")).estimate
+    tokens = 2 * equivalent_tokens(stage_jobs(cells[:1])[key(cells[0])])
+    assert found.gpu_hours == pytest.approx(tokens * flops_per_token(cells[0].cell) / (0.4 * 989.5e12) / 3600)
+    assert found.wall_hours == pytest.approx(found.gpu_hours / 2)  # one job after the other, on two GPUs each
+    assert made_plan(runs, *cells, machine=named_gpus("H100", mfu=0.2)).estimate.wall_hours is None
+    assert "40 % of the peak of one H100, 989.5 TFLOP/s in bf16" in found.basis[0]
+    refused = made_plan(runs, *cells, machine=named_gpus("H100:1"))
+    assert (refused.jobs, dict(refused.refused)) == ((), {"the job asks for 2 GPUs, and --gpu names 1": 2})
+
+
+@pytest.mark.parametrize("words", ["H1000", "H100:0", "H100:x", "H100:", "", ":2", "H100:-1", "H100:²"])
+def test_other_words_for_gpus_are_refused(words: str) -> None:
+    with pytest.raises(GpasError, match="--gpu: "):
+        named_gpus(words)
+
+
+def test_every_gpu_has_a_memory_and_a_peak() -> None:
+    assert set(MEMORY) == set(PEAKS)
+    assert {named_gpus(word).name for word in ("rtx4090", "RTX 4090", "rtx-4090", "4090")} == {"RTX 4090"}
+
+
+def test_a_network_that_does_not_fit_is_named(runs: Path) -> None:
+    one = entry(size="7b", precision="bf16", optim={"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8})
+    (warning,) = made_plan(runs, one, machine=named_gpus("H100")).warnings
+    assert "take 108 GB, 108 GB on each of 1 GPU; a H100 has 80 GB" in warning
+    shared = replace(one, resources=Resources(gpus=2))
+    assert made_plan(runs, shared, machine=named_gpus("H100")).warnings == []
+    whole = replace(one, resources=Resources(gpus=2, strategy="ddp"))
+    assert "108 GB on each of 2 GPUs" in made_plan(runs, whole, machine=named_gpus("H100")).warnings[0]
+
+
+def test_sizes_show_what_a_cell_reads(runs: Path) -> None:
+    cells = [entry(seed=1), entry(seed=2), entry(seed=3, size="9m"), entry(seed=4)]
+    attempt(runs, cells[3], "done")
+    small, large = made_plan(runs, *cells).sizes
+    assert (small.size, small.cells, small.jobs, small.batch, small.tokens) == ("quickstart", 3, 2, 2, 3 * 2 * 64)
+    assert (large.size, large.cells, large.jobs) == ("9m", 1, 1)
+    assert small.core_hours + large.core_hours == pytest.approx(made_plan(runs, *cells).estimate.core_hours)
+
+
+@pytest.mark.parametrize("size", ["71m", "1b"])
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_parameters_are_those_of_the_network(size: str, family: str) -> None:
+    cell = entry(size=size, family=family).cell
+    built = sum(tensor.numel() for tensor in build(cell.model, device="meta").parameters())
+    assert parameters(cell) == pytest.approx(built, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("needs", "slots", "hours"),
+    [([], 2, 0), ([(1, 1), (1, 1), (1, 1)], 2, 2), ([(1, 2), (1, 2)], 2, 2), ([(3, 1), (1, 9)], 2, 4)],
+)
+def test_makespan(needs: list[tuple[float, int]], slots: int, hours: float) -> None:
+    assert makespan(needs, slots) == hours

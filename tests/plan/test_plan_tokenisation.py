@@ -1,0 +1,112 @@
+"""Jobs that tokenise: which are needed before which trainings, what they journal, and how they leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import entry
+
+from gpas_cli.data.corpora import UNSETTLED_SECONDS
+from gpas_cli.data.prepare import Need
+from gpas_cli.data.shards import Totals
+from gpas_cli.grid import Entry
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.plan.tokenisation import how_far, with_texts
+from gpas_cli.project import Project
+from gpas_cli.spec.run import Resources
+from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.state.progress import progress
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
+from gpas_cli.worker import tokenise
+
+NOTES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 50}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    (tmp_path / "text").mkdir()
+    for i in range(60):
+        (tmp_path / f"text/{i}.txt").write_text("gate norm layer stream scale " * 40 + str(i))
+    monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", -UNSETTLED_SECONDS)
+    return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
+
+
+def jobs(*entries: Entry) -> list[Any]:
+    return list(stage_jobs(entries).values())
+
+
+def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The outcome and the events of a text's job."""
+    events: list[dict[str, Any]] = []
+    about = {"cache": str(project.cache), "root": str(project.config.parent), "threads": 1, "code": "c0de"}
+    outcome = tokenise.tokenise(
+        {**job.facts(), **about}, lambda kind, **fields: events.append({"kind": kind, **fields}), stop
+    )
+    return outcome, events
+
+
+def test_each_corpus_has_one_job_on_which_the_first_stages_wait(project: Project) -> None:
+    asked = {"text_resources": Resources(cpus=8, mem="9G")}
+    cells = [replace(entry(seed=seed, data=NOTES, importance={"eval_tokens": 9}), **asked) for seed in (1, 2)]
+    other = entry(seed=3, data={**NOTES, "length": 32})
+    found = with_texts(project, jobs(*cells, other))
+    texts = [job for job in found if job.kind == TOKENISE]
+    assert len(texts) == 2
+    assert found[:2] == texts
+    assert (texts[0].name, texts[0].resources) == ("text/*.txt", Resources(cpus=8, mem="9G"))
+    waiting = {(job.kind, job.cell.seed): job.text for job in found[2:]}
+    assert waiting == {
+        ("pretrain", 1): texts[0].key, ("importance", 1): "", ("pretrain", 2): texts[0].key, ("importance", 2): "",
+        ("pretrain", 3): texts[1].key,
+    }  # fmt: skip
+
+
+def test_a_text_has_the_same_job_whoever_reads_how_much_of_it(project: Project) -> None:
+    short, long = (
+        entry(data=NOTES),
+        entry(seed=2, data={**NOTES, "eval_tokens": 99}, optim={"lr": 1e-3, "warmup": 1, "steps": 9, "batch": 2}),
+    )
+    keys = {with_texts(project, jobs(cell))[0].key for cell in (short, long)}
+    assert len(keys) == 1
+
+
+def test_what_is_tokenised_needs_no_job_and_what_was_lost_needs_another(project: Project) -> None:
+    cell = entry(data=NOTES)
+    job, training = with_texts(project, jobs(cell))
+    outcome, events = run(project, job)
+    assert outcome["outcome"] == "done"
+    assert outcome["metrics"]["train_tokens"] > 1000
+    assert [event["kind"] for event in events][:2] == ["start", "phase"]
+    assert with_texts(project, [training]) == jobs(cell)
+    attempt = create_attempt(project.runs, job.key, job.facts())
+    Journal(attempt.journal_path)("outcome", **outcome)
+    next((project.cache / "tokens").glob("*/train/00000.json")).unlink()
+    again, _ = with_texts(project, jobs(cell))
+    assert again.key != job.key
+    assert run(project, again)[0]["outcome"] == "done"
+
+
+def test_a_text_that_cannot_be_had_is_left_to_the_job_to_say(project: Project) -> None:
+    for path in (project.config.parent / "text").iterdir():
+        path.unlink()
+    assert len(with_texts(project, jobs(entry(data=NOTES)))) == 2
+
+
+def test_a_job_that_is_asked_to_leave_does_and_goes_on_later(project: Project) -> None:
+    job, _ = with_texts(project, jobs(entry(data=NOTES)))
+    assert run(project, job, stop=lambda: "interrupted")[0] == {"outcome": "interrupted"}
+    assert run(project, job)[0]["outcome"] == "done"
+
+
+def test_how_far_it_is() -> None:
+    events: list[dict[str, Any]] = []
+    teller = tokenise._Teller(lambda kind, **fields: events.append({"kind": kind, **fields}), lambda: None)
+    teller.watch("train", Need("tokens", 1000), Totals(7, 345))
+    seen = StageStatus(state="running", evidence="its lock", progress=progress(events))
+    assert how_far(seen) == "running 34 % (train: 7 documents, 345 tokens)"
+    assert how_far(StageStatus(state="failed", evidence="x", cause="no file")) == "failed: no file"

@@ -1,0 +1,87 @@
+"""What attempts took, and when what runs and waits will be over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import entry, key
+
+from gpas_cli.grid import Entry
+from gpas_cli.plan.usage import UsageMeter
+from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.state.progress import Progress
+from gpas_cli.state.status import CellStatus
+from gpas_cli.store.journal import encode
+from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+
+HOUR = 3600.0
+
+
+def attempt(runs: Path, cell: Entry, hours: float, *devices: str, ago: float = 10.0, seen: bool = True) -> AttemptDir:
+    """An attempt that began `ago` hours ago and took `hours`; where nobody saw its end, its last event tells it."""
+    began = time.time() - ago * HOUR
+    facts = {"created": began, "devices": list(devices), "submitter": {"host": "here"}}
+    made = create_attempt(runs, key(cell), facts)
+    if seen:
+        write_json(made.exit_path, {"code": 0, "signal": None, "t": began + hours * HOUR})
+    made.journal_path.write_bytes(encode({"n": 0, "t": began + hours * HOUR, "kind": "step", "step": 1}))
+    return made
+
+
+def state(cell: Entry, word: str, made: AttemptDir | None = None, eta: float | None = None, job: Job | None = None):
+    progress = Progress(step=1, steps=2, eta=eta) if eta is not None else None
+    return CellStatus(
+        entry=cell, stage="pretrain", key=key(cell), state=word, evidence="", progress=progress, job=job,
+        directory=made.path if made else None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cells() -> list[Entry]:
+    return [replace(entry(seed=seed), axes={"size": "toy"}) for seed in range(1, 5)]
+
+
+def test_hours_count_every_attempt_and_device(tmp_path: Path, cells: list[Entry]) -> None:
+    attempt(tmp_path, cells[0], 1.5, "gpu-0", "gpu-1")
+    attempt(tmp_path, cells[0], 0.5, "gpu-0", "gpu-1", seen=False)
+    attempt(tmp_path, cells[1], 3.0, "cpu-0", "cpu-1")
+    room = UsageMeter(tmp_path).room([state(cells[0], "done"), state(cells[1], "failed")])
+    assert room.total.spent.gpu_hours == pytest.approx(4.0)
+    assert room.total.spent.core_hours == pytest.approx(6.0)
+    assert room.total.left == 1
+    assert (room.total.to_go, room.total.ends) == (None, None)  # nothing runs
+
+
+def test_a_running_attempt_goes_on_costing(tmp_path: Path, cells: list[Entry]) -> None:
+    made = attempt(tmp_path, cells[0], 0.1, "gpu-0", ago=2.0, seen=False)
+    meter = UsageMeter(tmp_path)
+    (run,) = meter.room([state(cells[0], "running", made)]).running
+    assert run.spent.gpu_hours == pytest.approx(2.0, abs=0.01)
+    assert (run.node, run.devices) == ("here", ("gpu-0",))
+    assert meter.room([state(cells[0], "interrupted", made)]).total.spent.gpu_hours == pytest.approx(0.1)
+
+
+def test_the_end_rests_on_what_runs_and_on_what_its_like_took(tmp_path: Path, cells: list[Entry]) -> None:
+    attempt(tmp_path, cells[0], 2.0, "gpu-0")
+    made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
+    states = [state(cells[0], "done"), state(cells[1], "running", made, eta=HOUR), state(cells[2], "queued")]
+    room = UsageMeter(tmp_path).room([*states, state(cells[3], "queued")])
+    assert room.total.ends == pytest.approx(5 * HOUR, rel=0.01)  # one hour, and two cells of two hours after it
+    assert room.total.to_go is not None
+    assert room.total.to_go.gpu_hours == pytest.approx(5.0, rel=0.01)
+
+
+def test_cells_that_grids_share_cost_once_in_all(tmp_path: Path, cells: list[Entry]) -> None:
+    attempt(tmp_path, cells[0], 2.0, "gpu-0")
+    room = UsageMeter(tmp_path).room([state(cells[0], "done"), state(replace(cells[0], grid="other"), "done")])
+    assert [use.spent.gpu_hours for use in room.grids] == pytest.approx([2.0, 2.0])
+    assert room.total.spent.gpu_hours == pytest.approx(2.0)
+
+
+def test_the_queue_is_in_the_order_of_its_line(tmp_path: Path, cells: list[Entry]) -> None:
+    places = {0: 7, 1: 0, 2: 3}
+    queued = [state(cells[i], "queued", job=Job(f"1_{i}", "PENDING", place=n)) for i, n in places.items()]
+    assert [s.job.place for s in UsageMeter(tmp_path).room(queued).queued if s.job] == [3, 7, 0]

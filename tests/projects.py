@@ -1,0 +1,28 @@
+"""Fixtures for tests that start jobs: import them in a room's conftest.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.project import Project
+from gpas_cli.schedule.local import scheduler
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll often: the fake jobs take no time."""
+    monkeypatch.setattr(scheduler, "POLL", 0.01)
+    monkeypatch.setattr(scheduler, "TICK", 0.05)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """An empty project in a folder with an awkward name. Afterwards no fake job is left waiting."""
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    (folder / "experiments.yaml").write_text("grids: {}\n")
+    yield Project.find(folder / "experiments.yaml", environ={})
+    (folder / "go").touch()

@@ -1,0 +1,5 @@
+"""Fixtures of tests that start fake jobs."""
+
+from projects import _quick, project
+
+__all__ = ["_quick", "project"]

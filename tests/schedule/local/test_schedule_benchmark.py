@@ -1,0 +1,110 @@
+"""gpas bench: one real measurement of a shape, on a slot of its own, which plan then estimates from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.plan import bench_cost
+from gpas_cli.plan.machine import Machine, machine
+from gpas_cli.plan.plan import plan
+from gpas_cli.plan.speed import measured
+from gpas_cli.project import Project
+from gpas_cli.schedule.local import benchmark as room
+from gpas_cli.schedule.local.benchmark import bench
+from gpas_cli.schedule.local.slots import Slots
+from gpas_cli.spec.run import Resources
+
+GRID = """
+version: 1
+default: tiny
+grids:
+  tiny:
+    base:
+      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
+      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pad, length: 64}
+      optim: {lr: 1e-3, warmup: 1, steps: 30, batch: 8}
+    axes: {gate: [none, gpas], seed: [1, 2]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    for name in ("GPAS_CONFIG", "GPAS_RUNS_DIR", "GPAS_CACHE", "GPAS_DB"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "experiments.yaml").write_text(GRID)
+    return Project.find(tmp_path / "experiments.yaml")
+
+
+def chosen(here: Project) -> list[Entry]:
+    return expand(load(here.config), ["tiny"])
+
+
+def test_every_shape_is_measured_once_and_plan_believes_it(here: Project) -> None:
+    (found,) = bench(here, chosen(here), 0.1)
+    facts = found.facts
+    assert (found.cells, found.job.id, facts["device"]) == (4, "tiny/s1", "cpu")
+    assert facts["steps"] >= 3
+    # Padding is part of a position, not of a token.
+    assert 0 < facts["tokens_per_second"] < facts["positions_per_second"]
+    assert list(measured(here.runs).values()) == [facts["positions_per_second"]]
+    estimate = plan(here.runs, chosen(here)).estimate
+    assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
+    assert estimate.core_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
+
+
+def test_beside_a_running_job_nothing_is_measured(here: Project) -> None:
+    cores = machine()
+    lease = Slots(here.runs, cores).take(Resources(cpus=len(cores.cores)))
+    assert lease is not None
+    with pytest.raises(GpasError, match="every slot of this machine is busy"):
+        list(bench(here, chosen(here), 0.1))
+    lease.close()
+    assert not measured(here.runs)
+
+
+def test_a_cell_of_several_processes_is_refused(here: Project) -> None:
+    here.config.write_text(GRID.replace("axes:", "resources: {ranks: 2}\n    axes:"))
+    with pytest.raises(GpasError, match="trains in 2 processes"):
+        list(bench(here, chosen(here), 0.1))
+
+
+def test_what_goes_wrong_in_the_process_is_said(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
+    with pytest.raises(GpasError, match=r"tiny/s1 could not be measured: no memory left"):
+        list(bench(here, chosen(here), 0.1))
+
+
+def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
+    monkeypatch.setattr(room, "machine", lambda: Machine(gpus=(), cores=(0, 1)))
+    here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
+    slow = chosen(here)
+    with pytest.raises(GpasError, match=r"tiny/s1: 1,339M parameters, 1 row of each update, about .* s and .* GB"):
+        list(bench(here, slow, 0.1))
+    monkeypatch.setattr(bench_cost.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    with pytest.raises(GpasError, match=r"1\.0 GB are free\n.*--force"):
+        list(bench(here, slow, 10_000))
+    with pytest.raises(GpasError, match="it began"):
+        list(bench(here, slow, 10_000, force=True))
+
+
+def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_cost, "THREAD_FLOPS", 2e6)  # so slow that two of the eight rows fit the time
+    told: list[str] = []
+    (found,) = bench(here, chosen(here), 1, force=True, tell=told.append)
+    assert 1 <= found.facts["rows"] < 8
+    assert found.facts["micro_batch"] == found.facts["rows"]
+    assert told[0].startswith("tiny/s1: 0M parameters")
+    assert any("update 2" in line for line in told)
+    (speed,) = measured(here.runs).values()
+    assert speed == found.facts["positions_per_second"] == 8 * 64 / found.facts["seconds_per_step"]

@@ -1,0 +1,214 @@
+"""Jobs and schedulers that are stopped or killed, and two runs at once: nothing is lost and nothing runs twice."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+from launching import (
+    Background,
+    Notices,
+    entry,
+    go,
+    job_pid,
+    key,
+    kill,
+    other_run,
+    ran,
+    run,
+    scheduler,
+    seen,
+    states,
+    until,
+    working,
+)  # fmt: skip
+
+from gpas_cli.grid import Entry
+from gpas_cli.plan.machine import Machine
+from gpas_cli.project import Project
+from gpas_cli.schedule.summary import exit_code
+from gpas_cli.state import locks, submitters
+from gpas_cli.state.observe import observe
+from gpas_cli.state.submitters import SILENCE
+
+
+def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None:
+    cell, notices = entry("wait", 1), Notices()
+    first = Background(scheduler(project, cell, reporter=notices))
+    kill(job_pid(until(working(project, cell))))
+    until(lambda: ran(project) == ["wait-1 1", "wait-1 2"])
+    go(project)
+    assert states(first.result()) == {"done": ["wait-1"]}
+    assert notices.heard == ["g/wait-1: attempt 1 was killed (signal 9); it starts again"]
+
+
+def test_a_job_that_is_killed_again_and_again_is_interrupted(project: Project) -> None:
+    """As many attempts as `retries` allows, each of which comes no further than the one before."""
+    killed = entry("killed", 1)
+    cells = [replace(killed, resources=replace(killed.resources, retries=2)), entry("done", 2)]
+    summary = run(project, *cells)
+    assert states(summary) == {"interrupted": ["killed-1"], "done": ["done-2"]}
+    assert summary.interrupted[0].reason.startswith("2 attempts in a row came no further; ")
+    assert "signal 9, exit.json" in summary.interrupted[0].reason
+    assert summary.interrupted[0].status.signal == 9
+    assert exit_code(summary) == 3
+    assert [line for line in ran(project) if "killed" in line] == ["killed-1 1", "killed-1 2"]
+
+
+def test_a_job_that_is_killed_after_each_checkpoint_gets_to_its_end(project: Project) -> None:
+    cell = entry("progressing", 1)
+    cell = replace(cell, resources=replace(cell.resources, retries=1))
+    assert states(run(project, cell)) == {"done": ["progressing-1"]}
+    assert ran(project) == [f"progressing-1 {number}" for number in (1, 2, 3)]
+
+
+def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
+    cells = [entry("wait", 1), entry("wait", 2)]
+    first = Background(scheduler(project, *cells, limit=1))
+    until(working(project, cells[0]))
+    first.scheduler.stop()
+    summary = first.result()
+    assert states(summary) == {"interrupted": ["wait-1"], "skipped": ["wait-2"]}
+    assert summary.skipped[0].reason == "stopped before it started"
+    assert observe(project.runs, key(cells[0])).outcome == "interrupted"
+    go(project)
+    assert states(run(project, *cells)) == {"done": ["wait-1", "wait-2"]}
+
+
+def test_a_second_stop_kills(project: Project) -> None:
+    cell = entry("stubborn", 1)
+    first = Background(scheduler(project, cell))
+    until(working(project, cell))
+    first.scheduler.stop()
+    time.sleep(0.4)
+    assert observe(project.runs, key(cell)).state == "running"
+    first.scheduler.stop()
+    assert "signal 9" in first.result().interrupted[0].reason
+
+
+def test_ctrl_c_of_the_process_reaches_its_jobs_as_sigterm(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1") as other:
+        until(working(project, cell))
+        other.send_signal(signal.SIGINT)
+        output, _ = other.communicate(timeout=10)
+    assert "{'interrupted': ['wait-1']}" in output
+    assert observe(project.runs, key(cell)).outcome == "interrupted"
+
+
+def test_two_racing_runs_start_each_stage_once(project: Project) -> None:
+    seeds = range(1, 9)
+    words = [f"done:{seed}" for seed in seeds]
+    with other_run(project, *words) as one, other_run(project, *words) as two:
+        outputs = [run.communicate(timeout=20)[0] for run in (one, two)]
+    everything = [f"done-{seed}" for seed in seeds]
+    assert outputs == [f"{ ({'done': everything}) }\n"] * 2
+    assert sorted(ran(project)) == [f"{name} 1" for name in everything]
+
+
+def test_jobs_outlive_a_killed_scheduler_and_are_followed(project: Project) -> None:
+    cells = [entry("wait", 1), entry("wait", 2)]
+    with other_run(project, "wait:1", "wait:2") as other:
+        for cell in cells:
+            until(working(project, cell))
+        kill(other.pid)
+        other.wait()
+    assert [observe(project.runs, key(cell)).state for cell in cells] == ["running", "running"]
+    second = scheduler(project, *cells)
+    assert second.submit() == {"followed": 2}
+    go(project)
+    assert states(second.follow()) == {"done": ["wait-1", "wait-2"]}
+    assert sorted(ran(project)) == ["wait-1 1", "wait-2 1"]
+
+
+def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> None:
+    cells = [entry("wait", 1), entry("done", 2)]
+    with other_run(project, "wait:1") as other:
+        until(working(project, cells[0]))
+        kill(other.pid)
+        other.wait()
+    one_slot = Machine(gpus=(), cores=(0,))
+    second = Background(scheduler(project, *cells, machine=one_slot))
+    until(seen(project, cells[1], "queued"))
+    time.sleep(0.5)
+    assert observe(project.runs, key(cells[1])).state == "queued"
+    go(project)
+    assert states(second.result()) == {"done": ["wait-1", "done-2"]}
+    assert ran(project) == ["wait-1 1", "done-2 1"]
+
+
+def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1") as other:
+        status = until(working(project, cell))
+        kill(other.pid)
+        kill(job_pid(status))
+        other.wait()
+    found = until(seen(project, cell, "interrupted"))
+    assert "nobody saw how" in found.evidence
+    go(project)
+    assert states(run(project, cell)) == {"done": ["wait-1"]}
+    assert ran(project) == ["wait-1 1", "wait-1 2"]
+
+
+@pytest.fixture
+def local_disk(project: Project) -> None:
+    if locks._file_system(project.config) not in locks.LOCAL_FILE_SYSTEMS or not locks.boot_id():
+        pytest.skip("the folder for tests is on a file system that may be shared, or there is no boot id")
+
+
+def killed_with_its_run(project: Project, cell: Entry) -> None:
+    """Leave what a container leaves that is killed with a `gpas run` and its job in it."""
+    with other_run(project, "wait:1") as other:
+        status = until(working(project, cell))
+        kill(other.pid)
+        kill(job_pid(status))
+        other.wait()
+    until(seen(project, cell, "interrupted"))
+
+
+@pytest.mark.usefixtures("local_disk")
+def test_the_dead_are_known_in_a_container_with_another_host_name(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = entry("wait", 1)
+    killed_with_its_run(project, cell)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
+    assert observe(project.runs, key(cell)).state == "interrupted"
+    go(project)
+    began = time.monotonic()
+    assert states(run(project, cell)) == {"done": ["wait-1"]}
+    assert time.monotonic() - began < SILENCE / 4
+    assert not list(submitters.folder(project.runs).iterdir())
+
+
+@pytest.mark.parametrize("elsewhere", ["another kernel", "a shared file system"])
+def test_a_free_lock_proves_nothing_about_another_host(
+    project: Project, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    cell = entry("wait", 1)
+    killed_with_its_run(project, cell)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    if elsewhere == "another kernel":
+        monkeypatch.setattr(locks, "boot_id", lambda: "another-boot")
+    else:
+        monkeypatch.setattr(locks, "_file_system", lambda _path: "nfs4")
+    assert observe(project.runs, key(cell)).source == "silence"
+
+
+def test_a_queue_whose_owner_dies_is_taken_over(project: Project) -> None:
+    """The other run has one job running and more in its queue; this run follows, and finishes after its death."""
+    seeds = (1, 2, 3, 4, 5, 6)
+    cells = [entry("wait", seed) for seed in seeds]
+    with other_run(project, *[f"wait:{seed}" for seed in seeds]) as other:
+        until(lambda: sum(observe(project.runs, key(cell)).state == "running" for cell in cells) == 4)
+        second = scheduler(project, *cells)
+        assert second.submit() == {"followed": 6}
+        kill(other.pid)
+        other.wait()
+    go(project)
+    assert states(second.follow()) == {"done": [cell.name for cell in cells]}
+    assert sorted(ran(project)) == [f"wait-{seed} 1" for seed in seeds]

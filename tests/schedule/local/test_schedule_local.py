@@ -1,0 +1,254 @@
+"""The local scheduler with real processes: outcomes, records, order, slots, and what fails alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import (
+    COMMAND,
+    Background,
+    Notices,
+    entry,
+    go,
+    job_pid,
+    key,
+    kill,
+    ran,
+    run,
+    scheduler,
+    states,
+    until,
+    working,
+)
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.schedule.cancel import cancel
+from gpas_cli.schedule.summary import RunSnapshot, exit_code
+from gpas_cli.spec.run import Resources
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.observe import look, observe
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json
+
+
+def test_every_outcome_and_one_failure_fails_alone(project: Project) -> None:
+    cells = [entry("done", 1), entry("fail", 2), entry("crash", 3), entry("diverged", 4), entry("exit", 5)]
+    summary = run(project, *cells)
+    assert states(summary) == {
+        "done": ["done-1"],
+        "failed": ["fail-2", "crash-3"],
+        "diverged": ["diverged-4"],
+        "interrupted": ["exit-5"],
+    }
+    assert [item.reason for item in summary.failed] == ["no luck", "RuntimeError: the fake job fell over"]
+    assert exit_code(summary) == 4
+
+
+def test_a_second_run_starts_nothing(project: Project) -> None:
+    cells = [entry("done", 1), entry("diverged", 2)]
+    assert exit_code(run(project, *cells)) == 0
+    summary = run(project, *cells)
+    assert states(summary) == {"done": ["done-1"], "diverged": ["diverged-2"]}
+    assert summary.done[0].reason == "already done in attempt 1"
+    assert len(ran(project)) == 2
+
+
+def test_what_failed_runs_again_only_when_asked(project: Project) -> None:
+    cell = entry("fail", 1)
+    run(project, cell)
+    again = run(project, cell)
+    assert again.failed[0].reason == "already failed in attempt 1: no luck"
+    run(project, cell, retry=["failed"])
+    assert ran(project) == ["fail-1 1", "fail-1 2"]
+    with pytest.raises(GpasError, match="cannot retry 'done'"):
+        run(project, cell, retry=["done"])
+
+
+def test_two_cells_with_one_stage_run_it_once(project: Project) -> None:
+    cell = entry("done", 1)
+    twin = replace(cell, grid="h", name="twin")
+    assert states(run(project, cell, twin)) == {"done": ["done-1", "twin"]}
+    assert ran(project) == ["done-1 1"]
+
+
+def test_the_record_of_an_attempt(project: Project) -> None:
+    cell = entry("done", 1)
+    run(project, cell)
+    (attempt,) = attempts(project.runs, key(cell))
+    facts = attempt.read_attempt()
+    assert facts["cell"] == cell.cell.to_mapping()
+    assert (facts["stage"], facts["number"], facts["grid"], facts["name"]) == ("pretrain", 1, "g", "done-1")
+    assert (facts["threads"], facts["executor"], facts["parents"]) == (1, "local", [])
+    assert (project.runs / ".code" / facts["code"] / "gpas_cli" / "spec" / "cell.py").is_file()
+    assert read_json(attempt.exit_path)["code"] == 0
+    assert not list(project.runs.rglob("claim.json"))
+    assert not list((project.runs / ".submitters").iterdir())
+
+
+def test_the_job_gets_the_snapshot_its_slot_and_the_project(project: Project) -> None:
+    tell = "import os, sys; print(os.getcwd(), os.environ['PYTHONPATH'], sys.argv[-1], os.environ['GPAS_RUNS_DIR']);"
+    tell += "print({n: os.environ[n] for n in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES')})"
+    command = (COMMAND[0], "-c", tell)
+    cell = replace(entry("done", 1), resources=Resources(gpus=2, cpus=3))
+    machine = Machine(gpus=("4", "GPU-5a"), cores=(0, 1, 2))
+    run(project, cell, command=command, machine=machine)
+    (attempt,) = attempts(project.runs, key(cell))
+    log = attempt.log_path.read_text()
+    assert f"{project.config.parent} {project.runs / '.code'}" in log
+    assert str(attempt.path) in log
+    assert "{'OMP_NUM_THREADS': '3', 'MKL_NUM_THREADS': '3', 'CUDA_VISIBLE_DEVICES': '4,GPU-5a'}" in log
+
+
+def test_a_command_that_cannot_be_started_fails_its_cell(project: Project) -> None:
+    cell = entry("done", 1)
+    summary = run(project, cell, command=["/nowhere/python"])
+    assert "could not be started" in summary.failed[0].reason
+    found = observe(project.runs, key(cell))
+    assert (found.state, "/nowhere/python" in found.cause) == ("failed", True)
+
+
+def test_no_more_jobs_at_once_than_slots(project: Project) -> None:
+    most: list[int] = []
+    waited: list[int] = []
+
+    class Count:
+        def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
+        def finished(self, job: StageJob, status: StageStatus) -> None: ...
+        def notice(self, message: str) -> None: ...
+        def tick(self, board: RunSnapshot) -> None:
+            most.append(len(board.running))
+            if board.starved and len(board.running) == 2:
+                waited.append(len(board.waiting))
+                go(project)
+
+    cells = [entry("wait", seed) for seed in (1, 2, 3)]
+    summary = run(project, *cells, machine=Machine(gpus=(), cores=(0, 1)), reporter=Count())
+    assert len(summary.done) == 3
+    assert max(most) == 2
+    assert waited[0] == 1
+
+
+def test_a_job_that_no_machine_here_can_run_is_refused_before_anything_starts(project: Project) -> None:
+    big = replace(entry("done", 2), resources=Resources(gpus=8))
+    with pytest.raises(GpasError, match=r"g/done-2 asks for 8 GPUs, and none can be seen"):
+        run(project, entry("done", 1), big)
+    assert not ran(project)
+    assert states(run(project, entry("done", 1))) == {"done": ["done-1"]}
+
+
+def test_stages_wait_for_their_parents(project: Project) -> None:
+    cell = entry("done", 1, importance={"eval_tokens": 10})
+    pupil = entry("done", 1, gate={"learnable": False, "from_trained": True})
+    assert states(run(project, cell, replace(pupil, name="pupil"))) == {"done": ["done-1", "pupil"]}
+    text = (project.config.parent / "ran.txt").read_text()
+    order = [tuple(line.split()[:3:2]) for line in text.splitlines()]
+    assert order.index(("done-1", "pretrain")) < order.index(("done-1", "importance"))
+    assert order.index(("pupil.teacher", "pretrain")) < order.index(("pupil", "pretrain"))
+
+
+def test_a_failed_parent_cancels_its_child(project: Project) -> None:
+    pupil = entry("fail", 1, gate={"learnable": False, "from_trained": True})
+    teacher = replace(entry("fail", 1, gate="gpas"), name="teacher")
+    summary = run(project, teacher, replace(pupil, name="pupil"))
+    assert states(summary) == {"failed": ["teacher"], "cancelled": ["pupil"]}
+    assert summary.cancelled[0].reason == "needs pretrain of g/teacher, which is failed"
+
+
+def test_a_stage_that_has_no_job_yet_is_skipped_with_the_reason(project: Project) -> None:
+    cell = entry("done", 1, finetune={}, importance={})
+    summary = run(project, cell)
+    assert summary.skipped[0].reason == "this version does not run finetune, importance"
+    assert ran(project) == ["done-1 1"]
+    assert exit_code(summary) == 3
+
+
+def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:
+    cell = replace(entry("wait", 1), resources=Resources(retries=1))
+    first = Background(scheduler(project, cell))
+    kill(job_pid(until(working(project, cell))))
+    first.result()
+    (attempt,) = attempts(project.runs, key(cell))
+    attempt.exit_path.unlink()
+    attempt.attempt_path.write_text("{")
+    go(project)
+    summary = run(project, cell, entry("done", 2))
+    assert states(summary) == {"skipped": ["wait-1"], "done": ["done-2"]}
+    assert "attempt.json" in summary.skipped[0].reason
+    assert states(run(project, cell, retry=["unknown"])) == {"done": ["wait-1"]}
+
+
+@pytest.mark.parametrize("answer", ["", "the database is locked"])
+def test_the_store_is_asked_and_its_trouble_only_noticed(project: Project, answer: str) -> None:
+    asked: list[int] = []
+    notices = Notices()
+
+    def ingest() -> str:
+        asked.append(1)
+        return answer
+
+    assert exit_code(run(project, entry("done", 1), ingest=ingest, reporter=notices)) == 0
+    assert asked
+    assert set(notices.heard) == ({answer} if answer else set())
+
+
+def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpas_cli.schedule.local import process
+
+    create: Callable[..., AttemptDir] = process.create_attempt
+
+    def full(runs: Path, stage: str, facts: dict[str, object]) -> AttemptDir:
+        if facts["name"] == "done-1":
+            raise OSError(28, "No space left on device")
+        return create(runs, stage, facts)
+
+    monkeypatch.setattr(process, "create_attempt", full)
+    summary = run(project, entry("done", 1), entry("done", 2))
+    assert states(summary) == {"failed": ["done-1"], "done": ["done-2"]}
+    assert "No space left" in summary.failed[0].reason
+
+
+def test_an_attempt_waits_for_the_process_of_the_one_before(project: Project) -> None:
+    cell = entry("done", 1)
+    before = create_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    journal = Journal(before.journal_path)
+    journal("outcome", outcome="interrupted", step=1, cause="", metrics={})
+    journal.close()
+    ending = locks.hold(alive_path(before))
+    other = scheduler(project, cell)
+    assert other.submit() == {"followed": 1}
+    background = Background(scheduler(project, cell))
+    assert cancel(project.runs, look(project.runs, [cell]))[0].asked
+    time.sleep(0.5)
+    assert len(attempts(project.runs, key(cell))) == 1
+    os.close(ending)
+    assert states(background.result()) == {"cancelled": ["done-1"]}
+    assert states(other.follow()) == {"cancelled": ["done-1"]}
+    assert states(run(project, cell, retry=["cancelled"])) == {"done": ["done-1"]}
+
+
+def test_a_job_that_was_killed_starts_again_only_when_its_children_have_gone(project: Project) -> None:
+    cell = entry("done", 1)
+    again = scheduler(project, cell)
+    assert again.submit() == {"waiting": 1}
+    before = create_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    orphan = locks.hold(alive_path(before))
+    background = threading.Thread(target=again.follow)
+    background.start()
+    time.sleep(0.5)
+    assert len(attempts(project.runs, key(cell))) == 1
+    os.close(orphan)
+    background.join(10)
+    assert observe(project.runs, key(cell)).attempt == 2

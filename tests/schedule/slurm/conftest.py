@@ -1,0 +1,73 @@
+"""A real SLURM cluster for the tests of this folder; they are skipped, with the reason, where it cannot be had."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, lacking
+from face import Face
+from fake_slurm import Programs, Site, programs_alone
+from slurm_toy import SlurmToy
+
+
+def _cluster(kind: str) -> Iterator[Cluster]:
+    if reason := lacking(kind):
+        pytest.skip(f"needs a {kind} SLURM cluster: {reason}")
+    folder = Path(tempfile.mkdtemp(prefix="gpas-slurm-", dir="/tmp"))  # pytest's own are too long for unix sockets
+    folder.chmod(0o755)  # munged wants its socket where everyone can reach it
+    made = Cluster(folder / kind, kind, max_array=51, min_job_age=300 if kind == "light" else 5)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def light_cluster() -> Iterator[Cluster]:
+    yield from _cluster("light")
+
+
+@pytest.fixture(scope="session")
+def full_cluster() -> Iterator[Cluster]:
+    yield from _cluster("full")
+
+
+@pytest.fixture
+def cluster(light_cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster without accounting, every daemon up and its queue empty; repaired and emptied afterwards."""
+    light_cluster.up()
+    yield light_cluster
+    light_cluster.tidy()
+
+
+@pytest.fixture
+def accounted(full_cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster with accounting, every daemon up and its queue empty."""
+    full_cluster.up()
+    yield full_cluster
+    full_cluster.tidy()
+
+
+@pytest.fixture
+def toy(cluster: Cluster, tmp_path: Path) -> SlurmToy:
+    """A project of two short cells on the cluster, in a folder with an awkward name."""
+    return SlurmToy(tmp_path / "50%j of 'a' project", cluster)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """SLURM's programs to be made up, and none else on the PATH."""
+    return programs_alone(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+    """A project, the `gpas` command in it, and a cluster that takes every job and starts none."""
+    face = Face(tmp_path / "project", monkeypatch, capsys)
+    return Site(face, programs_alone(tmp_path, monkeypatch))

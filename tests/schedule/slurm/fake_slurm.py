@@ -1,0 +1,91 @@
+"""SLURM's programs as small scripts on the PATH, for what needs no cluster."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from face import Face, Said
+
+from gpas_cli.schedule.slurm import parsers
+
+NAME = "gpas-many-0123456789ab"
+
+
+@dataclass
+class Programs:
+    """SLURM programs on the PATH that print what they are given and count their calls."""
+
+    folder: Path
+
+    def put(self, program: str, says: str, *, code: int = 0) -> None:
+        (self.folder / f"{program}.says").write_text(says)
+        self.script(program, f"cat $0.says >&{1 if code == 0 else 2}\nexit {code}")
+
+    def script(self, program: str, text: str) -> None:
+        """A program that does what `text` says in shell."""
+        path = self.folder / program
+        path.write_text(f"#!/bin/sh\necho $@ >> $0.calls\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    def calls(self, program: str) -> list[str]:
+        path = self.folder / f"{program}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def programs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """No program on the PATH but those that are put there, and the few that their scripts need."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("cat", "env", "sed", "sleep"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(folder))
+    return Programs(folder)
+
+
+@dataclass
+class Site:
+    """A project and a cluster that is made up: sbatch hands out the job ids 7, 8, ... and nothing ever starts."""
+
+    gpas: Face
+    programs: Programs
+
+    def __post_init__(self) -> None:
+        self.programs.put("squeue", "")
+        self.programs.put("scontrol", "MaxArraySize = 1001")
+        self.sbatch("echo $id")
+
+    def sbatch(self, text: str) -> None:
+        """What sbatch does with its $n-th job, in shell: $id is the id that is due, $name what the job is called.
+
+        Its environment is kept.
+        """
+        count = "n=1; while [ -e $0.env.$n ]; do n=$((n + 1)); done; env > $0.env.$n; id=$((n + 6))"
+        version = '[ "$1" = --version ] && echo slurm 22.05.8 && exit 0'
+        name = 'for word in "$@"; do case "$word" in --job-name=*) name="${word#*=}";; esac; done'
+        self.programs.script("sbatch", "\n".join((version, count, name, text)))
+
+    def environment(self, call: int) -> dict[str, str]:
+        """The environment of a call of sbatch, the first being 1."""
+        lines = (self.programs.folder / f"sbatch.env.{call}").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def submit(self, *words: str, expect: int | None = 0) -> Said:
+        return self.gpas("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect)
+
+    def names(self) -> list[str]:
+        """The names of all submissions, oldest first."""
+        found = sorted(self.gpas.runs.glob(".slurm/gpas-*/submission.sh"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.parent.name for path in found]
+
+
+def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
+    """A line of squeue's."""
+    usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
+             "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
+             "RestartCnt": "0"}  # fmt: skip
+    words = {**usual, **more}
+    return "".join(words.get(column, "").ljust(width) for column, width in parsers.COLUMNS.items()) + "\n"

@@ -1,0 +1,172 @@
+"""What `gpas` says and does about jobs that users, SLURM or other people have treated unusually; SLURM is made up."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from face import end
+from fake_slurm import Programs, Site, row
+
+from gpas_cli.schedule.slurm import follow, job_states, parsers
+from gpas_cli.store.rundir import write_json
+
+
+def states_of(site: Site) -> dict[str, str]:
+    return {cell["name"]: cell["state"] for cell in site.gpas("status", "small", "--json").json["cells"]}
+
+
+def trainings(site: Site, state: str, **more: str) -> str:
+    """squeue's lines for the array of the trainings, of which there are eight, and the job that tokenises."""
+    text, array = site.names()
+    lines = (row(array, state, ArrayJobID="8", ArrayTaskID=str(i), **more) for i in range(8))
+    return row(text, "RUNNING") + "".join(lines)
+
+
+def test_jobs_of_another_user_that_slurm_hides_are_not_submitted_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.submit()
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    cells = site.gpas("status", "small", "--json").json["cells"]
+    assert {cell["state"] for cell in cells} == {"unknown"}
+    assert "SLURM does not show you this job" in cells[0]["evidence"]
+    said = site.submit("--where", "gate=none").out
+    assert "0 jobs submitted" in said
+    assert len(site.programs.calls("sbatch")) == 2
+
+
+def test_jobs_are_asked_about_by_name_and_each_user_for_himself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    site.gpas("status")
+    before = len(site.programs.calls("squeue"))
+    site.gpas("status")
+    assert len(site.programs.calls("squeue")) == before
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert set(states_of(site).values()) == {"queued"}
+    assert len(site.programs.calls("squeue")) == before + 1
+    assert not any(word in ("-u", "--me") for call in site.programs.calls("squeue")[1:] for word in call.split())
+
+
+def test_what_was_cancelled_while_it_waited_for_another_stays_cancelled(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "CANCELLED", Reason="Dependency"))
+    assert set(states_of(site).values()) == {"cancelled"}
+    assert "0 jobs submitted" in site.submit().out
+    site.programs.put("squeue", trainings(site, "CANCELLED", Reason="DependencyNeverSatisfied"))
+    (site.gpas.runs / f".slurm/.queue-{os.getuid()}.json").unlink()
+    assert set(states_of(site).values()) == {"missing"}
+
+
+def test_accounting_tells_a_user_who_cancels_from_a_job_that_could_never_start(programs: Programs) -> None:
+    programs.put(
+        "sacct",
+        "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
+        "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n",
+    )
+    told = {job.id: (index, job.reason) for _, index, job in parsers.sacct({"a": 1.0})}
+    assert told == {"7_0": (0, ""), "7_1": (1, job_states.NEVER), "7_2": (2, ""), "8": (parsers.WHOLE, "")}
+    assert "-a " in programs.calls("sacct")[0]
+
+
+def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING", Reason="launch_failed_requeued_held"))
+    said = site.submit().out
+    assert "small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` lets it go)" in said
+    assert "and 3 more jobs are held" in said
+    assert "scontrol release 8_0" in site.gpas("status", "small").out
+
+
+def test_waiting_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "EVERY", 0.1)
+    width = parsers.COLUMNS["Name"]
+    line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
+    site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
+    site.programs.put("squeue", "")
+    site.programs.script(
+        "squeue",
+        'echo >> $0.asked\nif [ "$(sed -n \'$=\' $0.asked)" -gt 2 ]; then sed "s/PENDING  /CANCELLED/" $0.says; '
+        "else cat $0.says; fi",
+    )
+    site.gpas.declare((site.gpas.folder / "experiments.yaml").read_text().replace("seed: [1, 2]", "seed: [1]"))
+    said = site.submit("--wait", "--where", "norm=pre", "--where", "gate=none", expect=None).out
+    assert said.count("small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` lets it go)") == 1
+
+
+def test_a_cell_that_is_not_declared_any_more_is_cancelled_by_its_key(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    site.programs.put("scancel", "")
+    key = site.gpas.entry("post-gpas-s2").key
+    text = (site.gpas.folder / "experiments.yaml").read_text()
+    site.gpas.declare(text.replace("      norm: [pre, post]", "      norm: [pre]"))
+    assert "no cell 'post-gpas-s2'" in site.gpas("cancel", "post-gpas-s2", expect=2).err
+    said = site.gpas("cancel", key[:8]).out
+    assert "small/post-gpas-s2: taken out of the queue (SLURM 8_7)" in said
+    assert site.programs.calls("scancel") == ["8_7"]
+    assert "no cell 'ffff'" in site.gpas("cancel", "ffff", expect=2).err
+
+
+NOISE = """\
+srun: error: n1: task 0: Exited with exit code 127
+srun: launch/slurm: _step_signal: Terminating StepId=8.0
+slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***
+"""
+
+
+@pytest.mark.parametrize(
+    "cause", ["sh: 1: exec: python9: not found", "srun: error: Unable to create step for job 8: Memory required"]
+)
+def test_a_failure_before_the_first_attempt_shows_its_cause(site: Site, cause: str) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "FAILED", Reason="NonZeroExitCode", exit_code=str(127 << 8)))
+    log = site.gpas.runs / ".slurm" / site.names()[1] / "8_0_0_log.out"
+    log.write_text(f"{cause}\n{NOISE}")
+    cell = next(cell for cell in site.gpas("status", "small", "--json").json["cells"] if cell["name"] == "pre-s1")
+    assert (cell["state"], cell["cause"]) == ("failed", f"failed with exit 127:0: {cause} ({log})")
+    for words in ((), ("-f",)):
+        said = site.gpas("logs", "pre-s1", *words).out
+        assert "small/pre-s1 has no attempt; it is failed" in said
+        assert f"==> its SLURM job: {log}\n| {cause}\n" in said
+    assert "==>" not in site.gpas("logs", "pre-s1", "--events").out
+
+
+def test_logs_of_a_queued_cell_say_what_it_waits_for(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING", Reason="Priority"))
+    assert "it is queued (SLURM 8_0 PENDING (Priority))" in site.gpas("logs", "pre-s1").out
+
+
+def test_an_answer_from_before_an_attempt_ended_is_not_believed(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "RUNNING", NodeList="n1"))
+    assert set(states_of(site).values()) == {"running"}
+    attempt = site.gpas.attempt("pre-s1", ("outcome", end("interrupted")))
+    made = {"submission": site.names()[1], "index": 0}
+    write_json(attempt.attempt_path, {**attempt.read_attempt(), "slurm": made})
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    assert states_of(site)["pre-s1"] == "queued"
+
+
+def test_what_builds_on_a_diverged_cell_keeps_its_reason_after_a_retry(site: Site) -> None:
+    text = (site.gpas.folder / "experiments.yaml").read_text()
+    fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
+    site.gpas.declare(
+        text.replace("gate: [none, gpas]", f"gate: [none, gpas, {fixed}]").replace("seed: [1, 2]", "seed: [1]")
+    )
+    site.submit("--where", "norm=pre")
+    site.gpas.ended("pre-gpas-s1", "diverged", cause="loss is nan")
+    pupils = site.names()[2]
+    site.programs.put("squeue", row(pupils, "CANCELLED", ArrayJobID="9", Reason="DependencyNeverSatisfied"))
+
+    def reason() -> tuple[str, str]:
+        cells = site.gpas("status", "small", "--json").json["cells"]
+        return next((cell["state"], cell["cause"]) for cell in cells if cell["name"] == "pre-fixed-s1")
+
+    before = reason()
+    assert before == ("cancelled", "its training small/pre-gpas-s1 diverged (loss is nan)")
+    said = site.gpas("retry", "--where", "norm=pre", "--executor", "slurm", "--yes", expect=None)
+    assert "1 job submitted" not in said.out
+    assert reason() == before

@@ -1,0 +1,101 @@
+"""`gpas doctor --nodes`: each profile of resources is tried, and nothing is left in the queue; SLURM is made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_slurm import Site
+
+from gpas_cli.doctor import nodes
+
+ANSWER = {"host": "n7", "time": 0.0, "shared": True, "lock": "held", "scontrol": True, "python": "3.12.1",
+          "torch": "2.9", "gpus": 0}  # fmt: skip
+PROFILES = """\
+    resources: {partition: gpu, gpus: 2, python: /opt/python9, setup: [module load cuda], environment: [A=b c],
+                sbatch: [--mail-type=END, --reservation=night]}
+"""
+
+
+@pytest.fixture
+def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A project of two profiles; the job of the first, which is small's, is the first that sbatch sees."""
+    text = (site.gpas.folder / "experiments.yaml").read_text()
+    site.gpas.declare(text.replace("    title: Small\n", f"    title: Small\n{PROFILES}"))
+    monkeypatch.setattr(nodes, "EVERY", 0.05)
+    monkeypatch.setattr(nodes, "LATE", 0.0)
+    site.programs.put("scancel", "")
+    return site
+
+
+def findings(site: Site) -> dict[str, str]:
+    """What each finding says of nodes, problems and notes with a mark."""
+    found = site.gpas("doctor", "--nodes", "--json", expect=None).json["findings"]
+    return {
+        f"{each['what']}": f"{each['status']}: {each['detail']}"
+        for each in found
+        if "node" in each["detail"] + each["what"]
+    }
+
+
+def keep(site: Site, then: str) -> None:
+    """Let sbatch keep a copy of the script as script.N, and do `then`, with the log's path in $log."""
+    site.sbatch(
+        'for path in "$@"; do :; done; cat "$path" > $0.script.$n; log="${path%.sh}.out"\n' + then + "\necho $id"
+    )
+
+
+def test_each_profile_is_asked_with_its_own_partition_python_and_setup(asked: Site) -> None:
+    keep(asked, f"echo 'Loading cuda'  > $log; echo '{json.dumps(ANSWER)}' >> $log")
+    told = findings(asked)
+    first, second = ((asked.programs.folder / f"sbatch.script.{n}").read_text() for n in (1, 2))
+    for line in ("#SBATCH --partition=gpu\n", "#SBATCH --reservation=night\n", "#SBATCH --gpus-per-node=1\n",
+                 "#SBATCH --nodes=1\n", "\nmodule load cuda\n", "export A='b c'\n", "exec /opt/python9 "):  # fmt: skip
+        assert line in first
+        assert line not in second or line == "#SBATCH --nodes=1\n"
+    assert "mail-type" not in first
+    assert "#SBATCH --array" not in first
+    assert told["GPUs on nodes"] == (
+        "problem: node n7 for small/pre-s1 and 11 more: the job asked for a GPU, and torch sees none"
+    )
+    assert sorted(asked.programs.calls("scancel")) == sorted(
+        f"--name={call.split('--job-name=')[1].split()[0]}" for call in asked.programs.calls("sbatch")
+        if "--job-name" in call
+    )  # fmt: skip
+
+
+def test_a_python_that_is_not_there_is_a_problem_with_its_message(asked: Site) -> None:
+    keep(
+        asked,
+        "echo 'sh: 1: exec: /opt/python9: not found' > $log\n"
+        "echo 'srun: error: n1: task 0: Exited with exit code 127' >> $log",
+    )
+    told = findings(asked)
+    assert told["SLURM node for small/pre-s1 and 11 more"] == (
+        "problem: its job ended without an answer: sh: 1: exec: /opt/python9: not found"
+    )
+
+
+def test_a_job_that_cannot_start_is_not_waited_for_and_not_left_behind(asked: Site) -> None:
+    keep(
+        asked,
+        'echo "$name|PENDING|PartitionDown" >> ${0%sbatch}squeue.says',
+    )
+    told = findings(asked)
+    assert told["SLURM node for small/pre-s1 and 11 more"] == "problem: its job cannot start: PartitionDown"
+    assert len(asked.programs.calls("scancel")) == 2
+
+
+def test_the_wait_for_a_node_is_bounded(asked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes.ask, "__defaults__", (0.2,))
+    keep(
+        asked,
+        'echo "$name|PENDING|Priority" >> ${0%sbatch}squeue.says',
+    )
+    assert findings(asked)["SLURM node for small/pre-s1 and 11 more"] == "problem: no node within 0 s (Priority)"
+    assert len(asked.programs.calls("scancel")) == 2
+
+
+def test_a_profile_that_is_refused_says_why(asked: Site) -> None:
+    asked.sbatch("[ $n = 1 ] && echo 'sbatch: error: invalid partition specified: gpu' >&2 && exit 1\necho $id")
+    assert "invalid partition specified: gpu" in findings(asked)["SLURM node for small/pre-s1 and 11 more"]

@@ -1,0 +1,81 @@
+"""How long jobs have to save, by what a site says of itself; needs no cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.doctor import preemption
+from gpas_cli.doctor.finding import Finding
+from gpas_cli.errors import GpasError
+from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
+
+PARTITIONS = """\
+PartitionName=long GraceTime=600 PreemptMode=REQUEUE PriorityTier=5
+PartitionName=scavenge GraceTime=0 PreemptMode=REQUEUE PriorityTier=1
+PartitionName=fixed GraceTime=0 PreemptMode=OFF PriorityTier=1
+PartitionName=high GraceTime=0 PreemptMode=REQUEUE PriorityTier=10
+"""
+QOS = "normal|00:01:30|\nlow|00:00:10|\nurgent|00:00:00|normal,low\n"
+
+
+@pytest.fixture(autouse=True)
+def site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "run", lambda *words, **_: QOS if words[0] == "sacctmgr" else PARTITIONS)
+
+
+def saved(runs: Path, seconds: float) -> None:
+    """An attempt that wrote a checkpoint in so many seconds, after updates of half a second."""
+    journal = Journal(create_attempt(runs, "0123456789abcdef", {}).journal_path)
+    journal("step", step=1, seconds_per_step=0.5)
+    journal("checkpoint", step=1, seconds=seconds)
+    journal.close()
+
+
+def told(runs: Path, **config: str) -> list[Finding]:
+    return list(preemption.findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
+
+
+def test_partitions_differ_in_the_time_they_give(tmp_path: Path) -> None:
+    saved(tmp_path, 3.0)
+    saved(tmp_path, 40.0)
+    preemption, limits = told(tmp_path, PreemptType="preempt/partition_prio")
+    assert "warned by TERM at once, jobs have 630 s in long, 30 s in scavenge; " in preemption.detail
+    assert "up to 40.5 s" in preemption.detail
+    assert preemption.status == "problem"
+    assert "jobs in scavenge cannot save" in preemption.remedy
+    assert "a GraceTime of 85 s" in preemption.remedy
+    assert "20 to 120 s before their time limit" in limits.detail
+    assert (limits.status, limits.remedy) == ("problem", "set resources.notice to at least 85")
+
+
+def test_qualities_of_service_have_grace_times_of_their_own(tmp_path: Path) -> None:
+    saved(tmp_path, 3.0)
+    config = {"PreemptType": "preempt/qos", "SlurmctldParameters": "preempt_send_user_signal,idle_on_node_suspend"}
+    preemption, limits = told(tmp_path, **config)
+    assert "warned by USR2 at once, jobs have 120 s in normal, 40 s in low; " in preemption.detail
+    assert {preemption.status, limits.status} == {"ok"}
+
+
+def test_without_a_measurement_or_an_answer_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preemption, limits = told(tmp_path, PreemptType="preempt/none")
+    assert preemption.detail == "none"
+    assert "no checkpoint measured yet" in limits.detail
+    assert limits.status == "ok"
+
+    def refuse(*_: str) -> str:
+        raise SlurmError("scontrol: no", answered=True)
+
+    monkeypatch.setattr(client, "run", refuse)
+    assert told(tmp_path, PreemptType="preempt/qos")[0].status == "note"
+
+
+def test_times_are_read_in_all_of_slurms_forms() -> None:
+    words = ("15", "5 sec", "01:30", "00:01:30", "1-00:00:01")
+    assert [preemption.seconds(word) for word in words] == [15, 5, 90, 90, 86401]
+    with pytest.raises(GpasError, match="UNLIMITED"):
+        preemption.seconds("UNLIMITED")

@@ -1,0 +1,322 @@
+"""The parts of submitting that need no cluster: sbatch text, arrays, SLURM's words, and the judgement over them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.schedule.slurm import client, job_states, parsers, queue, retry
+from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
+from gpas_cli.schedule.slurm.queue import Queue
+from gpas_cli.schedule.slurm.script import parameters, text
+from gpas_cli.schedule.slurm.state import judge
+from gpas_cli.spec.cell import cell_from
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.state.claims import Claim
+from gpas_cli.state.status import StageStatus
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt
+from gpas_cli.store.snapshot import Snapshot
+
+CELL = cell_from(
+    {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8}}
+)
+KEY = "0123456789abcdef"
+
+
+def job(key: int, *parents: int, kind: str = "pretrain", **resources: Any) -> StageJob:
+    return StageJob(
+        kind=kind, key=f"{key:016x}", parents=tuple(f"{p:016x}" for p in parents), cell=CELL, grid="g", name=f"c{key}",
+        axes={}, cadence=Cadence(), watch=Monitoring(), resources=Resources(**resources),
+    )  # fmt: skip
+
+
+def sbatch_text(tmp_path: Path, **resources: Any) -> str:
+    project = Project(tmp_path / "a b/experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
+    code = Snapshot("c0de", tmp_path / "code", {})
+    return text(project, tmp_path / "runs/.slurm/gpas-g-1", code, parameters(Resources(**resources)), "0-3%2")
+
+
+def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
+    made = sbatch_text(
+        tmp_path, gpus=4, nodes=2, cpus=32, mem="64G", time="1-00:00:00", partition="gpu", account="acc", qos="long",
+        constraint="a100", notice=180, sbatch=("--mail-type=END", "--exclusive"), setup=("module load cuda",),
+        environment=("NCCL_DEBUG=a b",), python="apptainer exec x.sif python",
+    )  # fmt: skip
+    for line in (
+        "--partition=gpu", "--account=acc", "--qos=long", "--constraint=a100", "--mem=64G", "--time=1-00:00:00",
+        "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=8", "--signal=USR2@180",
+        "--array=0-3%2", "--requeue", "--exclusive", "--mail-type=END", "--job-name=gpas-g-1",
+    ):  # fmt: skip
+        assert f"#SBATCH {line}\n" in made
+    assert "wckey" not in made
+    assert made.index("module load cuda") < made.index("export NCCL_DEBUG='a b'") < made.index("export PYTHONPATH=")
+    assert "srun " in made
+    assert "--cpus-per-task=8 --kill-on-bad-exit=1" in made
+    assert "exec apptainer exec x.sif python -u -P -m" in made
+
+
+def test_what_is_not_asked_for_is_left_to_the_scheduler(tmp_path: Path) -> None:
+    made = sbatch_text(tmp_path)
+    assert not {"--time", "--mem", "--partition", "--gpus"} & {line.split("=")[0][8:] for line in made.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"sbatch": ("--array=0-3",)}, "resources.at_once"),
+        ({"sbatch": ("--signal=USR1@5",)}, "resources.notice"),
+        ({"sbatch": ("-p gpu",)}, "write it as --name=value"),
+        ({"sbatch": ("--x; rm -rf /",)}, "write it as --name=value"),
+        ({"gpus": 3, "nodes": 2}, "3 processes cannot be spread evenly over 2 nodes"),
+        ({"gpus": 1, "nodes": 2}, "1 processes cannot be spread evenly over 2 nodes"),
+        ({"environment": ("A B=1",)}, "is not NAME=VALUE"),
+    ],
+)
+def test_a_wrong_profile_is_refused_before_anything_is_submitted(
+    tmp_path: Path, resources: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GpasError, match=message):
+        sbatch_text(tmp_path, **resources)
+
+
+def test_a_step_has_the_jobs_environment_whatever_sbatch_passes_on(tmp_path: Path) -> None:
+    (step,) = [line for line in sbatch_text(tmp_path, sbatch=("--export=NONE",)).splitlines() if "srun " in line]
+    assert step.startswith("srun --unbuffered --output=")
+    assert " --export=ALL " in step
+
+
+def test_percent_signs_of_a_folder_are_no_pattern(tmp_path: Path) -> None:
+    made = sbatch_text(tmp_path / "50%j_%t")
+    logs = tmp_path / "50%%j_%%t/runs/.slurm/gpas-g-1"
+    assert f"#SBATCH --output={logs}/%A_%a_0_log.out\n" in made
+    assert f"--output={logs}/%A_%a_%t_log.out " in made
+    assert f"{tmp_path}/50%j_%t/a b" in made
+
+
+def test_values_reach_no_shell_unquoted(tmp_path: Path) -> None:
+    made = sbatch_text(tmp_path, partition="a; touch x", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
+    assert "#SBATCH --partition='a; touch x'" in made
+    assert "export A='$(touch x)'" in made
+    assert "#SBATCH --comment='`touch x`'" in made
+
+
+def test_one_array_per_profile_within_the_limit() -> None:
+    jobs = [job(i, gpus=i % 2, cpus=4) for i in range(1, 12)]
+    made = arrays(jobs, {}, largest=4)
+    assert sorted(len(array.elements) for array in made) == [1, 2, 4, 4]
+    assert all(len({stage.resources.gpus for stage in array.jobs}) == 1 for array in made)
+    assert all(array.indices == list(range(len(array.elements))) for array in made)
+    packed = arrays([job(i, pack=3) for i in range(1, 9)], {}, largest=100)
+    assert [len(element) for element in packed[0].elements] == [3, 3, 2]
+
+
+def test_children_wait_for_their_parents_in_slurm() -> None:
+    parents, children = [job(i) for i in (1, 2, 3)], [job(10 + i, i, kind="importance") for i in (1, 3)]
+    assert [[j.key for j in level] for level in levels([*parents, *children])] == [
+        [j.key for j in parents], [j.key for j in children],
+    ]  # fmt: skip
+    placed = {parent.key: ArrayIndex("7", i) for i, parent in enumerate(parents)}
+    (array,) = arrays(children, placed, 100)
+    assert array.dependency == "aftercorr:7"
+    assert array.spec(0) == "0,2"
+    pupils = [job(20, 1), job(21, 1)]
+    (shared,) = arrays(pupils, placed, 100)
+    assert (shared.dependency, shared.spec(1)) == ("afterok:7_0", "0-1%1")
+
+
+def test_trainings_wait_for_their_text_and_pupils_for_their_teachers_alone() -> None:
+    text = job(1, kind="tokenise")
+    teachers = [replace(job(i, pack=2), text=text.key) for i in (2, 3, 4)]
+    pupil = job(5, 2)
+    assert [[j.key for j in level] for level in levels([text, *teachers, pupil])] == [
+        [text.key], [j.key for j in teachers], [pupil.key],
+    ]  # fmt: skip
+    (array,) = arrays(teachers, {text.key: ArrayIndex("7", 0)}, 100)
+    assert array.dependency == "afterok:7_0"
+    assert [len(element) for element in array.elements] == [2, 1]
+
+
+def test_an_array_that_is_too_large_is_halved_and_waits_all_the_same() -> None:
+    elements = tuple((job(i),) if i != 3 else () for i in range(1, 7))
+    first, second = Array(elements, "afterok:7_0").halves()
+    assert (first.spec(0), second.spec(0), second.dependency) == ("0-1", "0-2", "afterok:7_0")
+    first, second = Array(elements, "aftercorr:7").halves()
+    assert {i: first.elements[i] for i in first.indices} | {i: second.elements[i] for i in second.indices} == {
+        i: element for i, element in enumerate(elements) if element
+    }
+
+
+def test_index_lists_are_as_sbatch_takes_them() -> None:
+    some, none = (job(1),), ()
+    assert Array((some, some, none, some, none, some, some)).spec(2) == "0-1,3,5-6%2"
+    assert Array((some,)).spec(4) == "0"
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
+)
+def test_sacct_names_of_elements(word: str, wanted: list[int]) -> None:
+    assert list(parsers.indices(word)) == wanted
+
+
+@pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
+def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) -> None:
+    assert job_states.exit_words(code) == wanted
+
+
+def test_what_was_not_answered_is_not_a_refusal() -> None:
+    assert client.failure("sbatch", "sbatch: error: Invalid partition name specified").answered
+    for said in ("", "sbatch: error: Socket timed out on send/recv operation", "Unable to contact slurm controller"):
+        assert not client.failure("sbatch", said).answered
+
+
+class Asked(SchedulerView):
+    """A scheduler that has given one answer, and a submitter that is dead."""
+
+    def __init__(self, runs: Path, answer: Queue):
+        super().__init__(runs)
+        self.__dict__["queue"] = answer
+
+    def queue_after(self, claim: Claim) -> Queue:
+        return self.queue
+
+
+def judged(
+    tmp_path: Path, last: StageStatus, found: Job | None, after: tuple[str, ...] = (), **more: Any
+) -> StageStatus:
+    place = tmp_path / ".slurm/gpas-g-1"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "submission.json").write_text(json.dumps({"time": time.time() - 60, "keys": [[KEY]]}))
+    answer = Queue(time=time.time(), jobs={"gpas-g-1": {0: found}} if found else {}, **more)
+    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0, after)
+    return judge(tmp_path, KEY, last, claim, Asked(tmp_path, answer))
+
+
+def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(tmp_path: Path) -> None:
+    parent = create_attempt(tmp_path, "f" * 16, {"stage": "pretrain", "grid": "g", "name": "c"})
+    journal = Journal(parent.journal_path)
+    removed = Job("8_0", "CANCELLED", "DependencyNeverSatisfied")
+    for outcome, wanted, cause in (
+        ("failed", "cancelled", "its training g/c failed (no luck)"),
+        ("diverged", "cancelled", "its training g/c diverged (no luck)"),
+        ("cancelled", "cancelled", "its training g/c was cancelled (no luck)"),
+        ("interrupted", "missing", "taken out of the queue: what it waited for did not end well"),
+        ("done", "missing", "taken out of the queue: what it waited for did not end well"),
+    ):
+        journal("outcome", outcome=outcome, step=0, cause="no luck", metrics={})
+        found = judged(tmp_path, MISSING, removed, after=("f" * 16,))
+        assert (found.state, found.cause) == (wanted, cause)
+        assert bool(found.blocker) == (wanted == "cancelled")
+        forgotten = judged(tmp_path, MISSING, None, after=("f" * 16,))
+        assert forgotten.state == wanted
+        waiting = judged(tmp_path, MISSING, Job("8_0", "PENDING", "Dependency"), after=("f" * 16,))
+        assert waiting.state == "queued"
+
+
+MISSING = StageStatus(state="missing", evidence="no attempt")
+OWN = StageStatus(state="interrupted", evidence="its lock is free", source="lock", attempt=1, submission="gpas-g-1")
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        *((state, "queued") for state in sorted(job_states.WAITING)),
+        *((state, "running") for state in sorted(job_states.AT_WORK)),
+        *((state, "interrupted") for state in sorted(job_states.INTERRUPTED)),
+        ("OUT_OF_MEMORY", "interrupted"), ("CANCELLED", "cancelled"), ("FAILED", "failed"), ("DEADLINE", "failed"),
+        ("A_STATE_OF_TOMORROW", "running"),
+    ],
+)  # fmt: skip
+def test_every_state_of_slurm_has_one_of_ours(tmp_path: Path, state: str, wanted: str) -> None:
+    found = Job("7_0", state, nodes="n1", end=time.time() - 1000, exit="1:0")
+    assert judged(tmp_path, OWN, found).state == wanted
+    without = judged(tmp_path, MISSING, found).state
+    assert without == ("missing" if wanted == "interrupted" else wanted)
+
+
+def test_what_a_job_said_itself_stands_whatever_slurm_says(tmp_path: Path) -> None:
+    failed = replace(OWN, state="failed", outcome="failed", source="outcome")
+    assert judged(tmp_path, failed, Job("7_0", "NODE_FAIL")).state == "failed"
+    saved = replace(OWN, outcome="interrupted", source="outcome")
+    assert judged(tmp_path, saved, Job("7_0", "FAILED", exit="75:0")).state == "interrupted"
+    assert judged(tmp_path, saved, Job("7_0", "PENDING")).state == "queued"
+    assert judged(tmp_path, saved, Job("7_0", "CANCELLED")).state == "cancelled"
+
+
+def test_an_earlier_jobs_failure_does_not_end_a_later_one(tmp_path: Path) -> None:
+    earlier = replace(OWN, state="failed", outcome="failed", source="outcome", submission="gpas-g-0")
+    assert judged(tmp_path, earlier, Job("8_0", "PENDING", "Priority")).state == "queued"
+
+
+def test_a_completed_job_is_given_time_to_show_its_outcome(tmp_path: Path) -> None:
+    late = Job("7_0", "COMPLETED", end=time.time() - 5)
+    assert judged(tmp_path, OWN, late).state == "running"
+    assert judged(tmp_path, OWN, replace(late, end=time.time() - 500)).state == "interrupted"
+
+
+def test_a_scheduler_that_does_not_answer_ends_nothing(tmp_path: Path) -> None:
+    assert judged(tmp_path, MISSING, None, error="down").state == "queued"
+    assert judged(tmp_path, MISSING, None).state == "missing"
+    told = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
+    assert (told.state, "since then: down" in told.evidence) == ("running", True)
+
+
+def test_memory_is_told_from_other_failures() -> None:
+    for cause in ("OutOfMemoryError: CUDA out of memory", "slurmstepd: error: Detected 1 oom_kill event",
+                  "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
+        assert retry.is_memory(cause)
+    assert not retry.is_memory("DataError: no such file: memory.txt")
+
+
+@pytest.mark.parametrize(
+    ("asked", "took", "wanted"), [(0, 6, 3), (8, 8, 4), (0, 1, 0), (1, None, 0), (4, None, 2), (0, None, 0)]
+)
+def test_half_the_rows_that_an_attempt_took(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
+    made = create_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
+    journal = Journal(made.journal_path)
+    journal("phase", name="tokenising")
+    if took is not None:
+        journal("phase", name="training", micro_batch=took)
+    journal.close()
+    assert retry.halved_micro_batch(made) == wanted
+
+
+def test_causes_are_alike_but_for_numbers_and_paths(tmp_path: Path) -> None:
+    causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
+    assert len({retry.same(cause) for cause in causes}) == 1
+    assert [bool(retry.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [False, False, True]
+    assert "failed alike" in retry.breaker(tmp_path)
+
+
+def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".slurm").mkdir()
+    asked: list[str] = []
+
+    def down(*words: str, **_more: object) -> str:
+        asked.append(words[0])
+        raise client.SlurmError("down", answered=False)
+
+    monkeypatch.setattr(client, "run", down)
+    monkeypatch.setattr(client, "present", lambda _name: True)  # also where SLURM is not installed
+    assert queue.current(tmp_path).error == "down"
+    assert queue.current(tmp_path).error == "down"
+    assert asked == ["squeue"]
+    monkeypatch.setattr(queue, "BACK_OFF", 0.0)
+    monkeypatch.setattr(client, "run", lambda *words, **_more: asked.append(words[0]) or "")
+    assert queue.current(tmp_path).error == ""
+    assert queue.current(tmp_path).error == ""
+    assert asked == ["squeue", "squeue"]

@@ -1,0 +1,167 @@
+"""Asking the scheduler: once for everybody's jobs, from the next source where the first is missing, held jobs named."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from fake_slurm import NAME, Programs, row
+
+from gpas_cli.schedule.slurm import queue
+from gpas_cli.schedule.slurm.array_task import Job, ordinal
+from gpas_cli.state.claims import write_claim
+from gpas_cli.state.observe import look, observe
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.rundir import write_json
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A submission of three elements."""
+    (tmp_path / "runs/.slurm" / NAME).mkdir(parents=True)
+    write_json(tmp_path / "runs/.slurm" / NAME / "submission.json", {"time": 1.0, "keys": [["a"], ["b"], ["c"]]})
+    return tmp_path / "runs"
+
+
+def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.load import load
+
+    seeds = ", ".join(map(str, range(1000)))
+    (tmp_path / "experiments.yaml").write_text(
+        "version: 1\ngrids: {many: {base: {size: quickstart, data: quickstart, "
+        f"optim: {{lr: 1e-3, warmup: 1, steps: 3, batch: 8}}}}, axes: {{seed: [{seeds}]}}}}}}\n"
+    )
+    entries = expand(load(tmp_path / "experiments.yaml"))
+    runs = tmp_path / "runs"
+    submitter = Submitter(runs)
+    for i, entry in enumerate(entries):
+        write_claim(runs, entry.key, submitter, submission=NAME, index=i)
+    submitter.close()
+    (runs / ".slurm" / NAME).mkdir(parents=True)
+    keys = [[entry.key] for entry in entries]
+    write_json(runs / ".slurm" / NAME / "submission.json", {"time": 1.0, "keys": keys})
+    programs.put("squeue", "".join(row(ArrayTaskID=str(i)) for i in range(1000)))
+    for jobs in (False, True):
+        states = look(runs, entries, jobs=jobs)
+        assert [state.state for state in states] == ["queued"] * 1000
+        assert states[-1].job is not None
+        assert states[-1].job.id == "7_999"
+    assert states[-1].job.in_line == "1000th of 1000 in low"
+    assert len(programs.calls("squeue")) == 2  # one for each look; the second wanted places in line
+    assert f"--name={NAME}" in programs.calls("squeue")[0]
+    assert f"--name={NAME}" not in programs.calls("squeue")[1]
+    assert not programs.calls("sacct")
+
+
+def test_places_count_everybody_who_waits_for_a_machine(programs: Programs, runs: Path) -> None:
+    programs.put(
+        "squeue",
+        row("theirs", PriorityLong="90", ArrayJobID="3", ArrayTaskID="N/A")
+        + row("theirs", PriorityLong="10", ArrayJobID="9", ArrayTaskID="N/A")
+        + row("theirs", PriorityLong="99", ArrayJobID="4", Partition="high")
+        + row("theirs", PriorityLong="99", ArrayJobID="5", Reason="Dependency")
+        + row("theirs", PriorityLong="0", ArrayJobID="6", Reason="JobHeldUser")
+        + row("theirs", "RUNNING", PriorityLong="99", ArrayJobID="2")
+        + row(ArrayTaskID="0")
+        + row(ArrayTaskID="1", Partition="low,high")
+        + row(ArrayTaskID="2", Reason="JobHeldUser", PriorityLong="0"),
+    )
+    found = queue.current(runs, line=True)
+    places = [(job.place, job.waiting) for i in range(3) if (job := found.find(NAME, i))]
+    assert places == [(2, 4), (3, 4), (0, 0)]
+    assert str(found.find(NAME, 2)) == "SLURM 7_2 PENDING (held; `scontrol release 7_2` lets it go)"
+    assert list(found.jobs) == [NAME]
+    assert queue.current(runs, 100).find(NAME, 0) == found.find(NAME, 0)  # what is kept is what was told
+
+
+@pytest.mark.parametrize("squeue", ["missing", "refused"])
+def test_scontrol_tells_where_squeue_does_not(programs: Programs, runs: Path, squeue: str) -> None:
+    if squeue == "refused":
+        programs.put("squeue", "squeue: error: Access/permission denied", code=1)
+    told = (
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1-2%4 JobName={} UserId=me(1) Priority=10 JobState=PENDING Reason=Priority "
+        "Restarts=0 ExitCode=0:0 StartTime=Unknown EndTime=Unknown Partition=low NodeList= TRES=cpu=1 \n"
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName={} UserId=me(1) Priority=10 JobState=RUNNING Reason=None "
+        "Restarts=2 ExitCode=0:0 StartTime=1700000000 EndTime=1700000300 "
+        "Partition=low NodeList=n1 TRES=cpu=1,gres/gpu=2 \n"
+        "JobId=9 JobName=theirs JobState=RUNNING Partition=low NodeList=n2\n"
+    ).replace("{}", NAME)
+    programs.put("scontrol", told)
+    found = queue.current(runs)
+    assert not found.error
+    assert found.jobs == {
+        NAME: {
+            0: Job("7_0", "RUNNING", "None", "n1", 1.7e9, 1.7e9 + 300, restarts=2, partition="low"),
+            1: Job("7_1", "PENDING", "Priority", partition="low"),
+            2: Job("7_2", "PENDING", "Priority", partition="low"),
+        }
+    }
+
+
+def test_a_controller_that_is_not_reached_is_not_asked_twice(programs: Programs, runs: Path) -> None:
+    programs.put("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", code=1)
+    programs.put("scontrol", "")
+    assert "Unable to contact" in queue.current(runs).error
+    assert not programs.calls("scontrol")
+
+
+def test_what_accounting_calls_waiting_is_not_believed(programs: Programs, runs: Path) -> None:
+    programs.put("squeue", row(ArrayTaskID="0"))
+    programs.put("sacct", f"7_1|{NAME}|COMPLETED|0:0|n1|100|200\n7_2|{NAME}|PENDING|0:0||Unknown|Unknown\n")
+    found = queue.current(runs)
+    assert {index: job.state for index, job in found.jobs[NAME].items()} == {0: "PENDING", 1: "COMPLETED"}
+    assert len(programs.calls("sacct")) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "wanted"),
+    [
+        ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` lets it go"),
+        ("PENDING", "JobHeldAdmin", "held until an administrator releases it"),
+        ("PENDING", "launch_failed_requeued_held", "held; `scontrol release 7_0` lets it go"),
+        ("PENDING", "job requeued in held state", "held; `scontrol release 7_0` lets it go"),
+        ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` lets it go"),
+        ("PENDING", "Priority", ""),
+        ("CANCELLED", "JobHeldUser", ""),
+    ],
+)
+def test_held_jobs_are_named_with_their_remedy(state: str, reason: str, wanted: str) -> None:
+    assert Job("7_0", state, reason).held == wanted
+
+
+def test_a_held_job_has_no_expected_start(programs: Programs, runs: Path) -> None:
+    programs.put(
+        "squeue", row(StartTime="1900000000") + row(StartTime="1900000000", ArrayTaskID="1", Reason="JobHeldUser")
+    )
+    found = queue.current(runs)
+    assert [job.start for i in (0, 1) if (job := found.find(NAME, i))] == [1.9e9, 0.0]
+
+
+def test_ordinals() -> None:
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == [
+        "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th",
+    ]  # fmt: skip
+
+
+def test_answers_are_kept_as_json_that_older_versions_of_the_file_do_not_break(runs: Path) -> None:
+    path = queue._path(runs)
+    path.write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": {"id": "7_0", "state": "RUNNING", "odd": 1}}}}))
+    assert queue._load(runs) == queue.Queue()
+
+
+@pytest.mark.parametrize("ahead", [2.0, 3600.0])
+def test_an_answer_kept_by_a_clock_that_is_ahead_hides_no_job(programs: Programs, runs: Path, ahead: float) -> None:
+    """Another host, or the same one before its clock was put right, has kept an answer from before the submission."""
+    key = "a" * 16
+    submitter = Submitter(runs)
+    write_claim(runs, key, submitter, submission=NAME, index=0)
+    submitter.close()
+    write_json(runs / ".slurm" / NAME / "submission.json", {"time": 1.0, "keys": [[key]]})
+    queue._save(runs, queue.Queue(time=time.time() + ahead))
+    programs.put("squeue", row(ArrayTaskID="0"))
+    assert observe(runs, key).state == "queued"
+    queue._save(runs, queue.Queue(error="down", failures=1, tried=time.time() + ahead))
+    assert queue.current(runs).error == ""

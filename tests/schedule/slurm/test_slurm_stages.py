@@ -1,0 +1,223 @@
+"""Jobs that wait for other jobs, on a real controller: the text before the training, later stages after it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, until
+from slurm_toy import SlurmToy, wait
+from test_slurm_run import INSTANTS, die_at
+
+from gpas_cli.plan import stage_jobs
+from gpas_cli.state.observe import observe
+
+
+def names(toy: SlurmToy) -> dict[str, str]:
+    """Kind of stage -> SLURM's dependency of each array that is queued."""
+    found = {}
+    for path in toy.runs.glob(".slurm/gpas-*/elements.jsonl"):
+        kind = json.loads(path.read_text().splitlines()[0])[0]["stage"]
+        text = path.with_name("submission.sh").read_text()
+        found[kind] = next((line for line in text.splitlines() if "--dependency" in line), "")
+    return found
+
+
+def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    plan = toy.gpas("plan").stdout
+    assert "tokenising text/*.txt comes first" in plan
+    preview = toy.submit("--dry-run")
+    assert "afterok:<job id of gpas-small-" in preview
+    assert not toy.runs.exists()
+    rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(2)]
+    assert [rival.wait(60) for rival in rivals] == [0, 0]
+    assert len([fact for fact in toy.recorded() if fact["stage"] == "tokenise"]) == 1
+    assert "afterok" in names(toy)["pretrain"]
+    toy.finish()
+    assert sorted(fact["stage"] for fact in toy.facts()) == ["pretrain", "pretrain", "tokenise"]
+    trained = [path for path in toy.attempts() if "pretrain" in (path / "attempt.json").read_text()]
+    log = toy.gpas("logs", "pre-s1").stdout
+    assert log.index("==> tokenise ") < log.index("==> pretrain "), "the text's log comes first"
+    assert not any('"detail"' in (path / "journal.jsonl").read_text() for path in trained)  # nobody else tokenised
+    assert "no job to start" in toy.submit()
+
+
+def test_cancelling_cells_says_that_their_text_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    toy.edit("grids:", "resources:\n  tokenise: {sbatch: [--hold]}\ngrids:")
+    toy.submit()
+    (text,) = json.loads(toy.gpas("status", "--json").stdout)["texts"]
+    assert text["job"] in cluster.run("squeue", "-h", "-r", "-o", "%i %r")
+    said = toy.gpas("cancel", "pre-s1", "pre-gpas-s1").stdout
+    assert f"tokenising text/*.txt continues, because other cells may use it; `scancel {text['job']}` stops it" in said
+
+
+@pytest.mark.long
+def test_text_that_is_lost_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    toy.submit()
+    toy.finish()
+    shutil.rmtree(toy.folder / "cache")
+    toy.edit("seed: [1]", "seed: [1, 2]")
+    assert "tokenising text/*.txt comes first" in toy.submit()
+    toy.finish()
+    toy.trained_once(texts=2)
+
+
+@pytest.mark.long
+def test_text_that_cannot_be_had_cancels_what_waits_for_it(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    text = toy.folder / "text"
+    text.rename(tmp_path / "away")
+    assert "3 jobs submitted" in toy.submit()
+    toy.until(lambda states: set(states.values()) == {"cancelled"}, 60, ("queued", "cancelled"))
+    for cell in toy.status().values():
+        assert cell["cause"].startswith("tokenising text/*.txt failed (")
+        assert Path(cell["cause"].rpartition("; ")[2]).is_file()
+    assert "tokenising text/*.txt: failed" in toy.gpas("status").stdout
+    until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
+    assert "no job to start" in toy.submit()
+    (tmp_path / "away").rename(text)
+    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy.finish()
+    assert sorted(fact["stage"] for fact in toy.facts()) == ["pretrain", "pretrain", "tokenise", "tokenise"]
+
+
+@pytest.mark.long
+def test_submitters_killed_over_a_text_leave_one_job_for_it(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False, seeds="1, 2, 3, 4, 5, 6")
+    for seed, instant in enumerate(INSTANTS[::2], start=1):
+        die_at(instant, toy, "--where", f"seed={seed}")
+        assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
+    toy.submit()
+    toy.finish(240)
+    toy.trained_once(texts=1)
+
+
+@pytest.mark.long
+def test_a_failed_training_cancels_those_that_build_on_it_and_retry_brings_them_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="setup: ['exit 3']")
+    fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
+    toy.edit("gate: [none, gpas]", f"gate: [none, gpas, {fixed}]")
+    toy.submit()
+    over = {"pre-s1": "failed", "pre-gpas-s1": "failed", "pre-fixed-s1": "cancelled"}
+    toy.until(lambda states: states == over, 60, ("queued", "running", "failed", "cancelled"))
+    cause = toy.status()["pre-fixed-s1"]["cause"]
+    assert cause.startswith("its training small/pre-gpas-s1 failed (failed with exit 3:0")
+    until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
+    assert "no job to start" in toy.submit()
+    toy.edit("setup: ['exit 3']", "setup: []")
+    toy.gpas("retry", "pre-gpas-s1", "--executor", "slurm", "--yes")
+    done = {"pre-s1": "failed", "pre-gpas-s1": "done", "pre-fixed-s1": "done"}
+    toy.until(lambda states: states == done, 120)
+    assert len(toy.attempts()) == 2
+
+
+NEW_KIND = """
+def _toy(run: Run, cell: Cell, world: World) -> Outcome:
+    from gpas_cli.train.events import Outcome
+
+    if (Path(run.attempt["root"]) / f"fail-{run.attempt['stage']}").exists():
+        raise GpasError("as asked")
+    return Outcome("done", 1, metrics={"accuracy": 0.5})
+
+
+STAGES |= {"finetune": _toy, "downstream": _toy}
+
+
+def _facts("""
+
+
+@pytest.mark.long
+def test_another_kind_of_stage_needs_nothing_but_to_be_runnable(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program with two more kinds in RUNNABLE, and what they compute: a training, A after it, B after A."""
+    source, other = Path(stage_jobs.__file__).parents[2], tmp_path / "program"
+    for name in ("gpas_cli", "migrations"):
+        shutil.copytree(source / name, other / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in (
+        ("plan/stage_jobs", '{"pretrain", "importance"}', '{"pretrain", "importance", "finetune", "downstream"}'),
+        ("worker/job", "\ndef _facts(", NEW_KIND),
+    ):
+        path = other / f"gpas_cli/{name}.py"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+    toy = SlurmToy(tmp_path / "toy", cluster)
+    toy.edit("data: notes}", "data: notes, finetune: {}, downstream: {}}")
+    environment = {**toy.environment(), "PYTHONPATH": str(other)}
+    toy.environment = lambda: environment  # type: ignore[method-assign]
+    (toy.folder / "fail-finetune").touch()
+    assert "6 jobs submitted" in toy.submit()
+    assert {kind for kind, after in names(toy).items() if "after" in after} == {"finetune", "downstream"}
+    toy.until(lambda states: set(states.values()) == {"failed"}, 120, ("queued", "running", "failed"))
+    until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    for fact in [fact for fact in toy.recorded() if fact["stage"] == "downstream"]:
+        # What SLURM answered is used for some seconds.
+        until(lambda key=fact["key"]: observe(toy.runs, key).state == "cancelled", 30, "a new answer of SLURM")
+        seen = observe(toy.runs, fact["key"])
+        assert seen.cause == f"its finetune of {fact['grid']}/{fact['name']} failed (as asked)"
+    (toy.folder / "fail-finetune").unlink()
+    assert "4 jobs submitted" in toy.gpas("retry", "--executor", "slurm", "--yes").stdout
+    toy.finish()
+    kinds = Counter(fact["stage"] for fact in toy.facts())
+    assert kinds == {"pretrain": 2, "finetune": 4, "downstream": 2}
+
+
+@pytest.mark.long
+def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluster, tmp_path: Path) -> None:
+    # The nodes of this cluster have names that nobody resolves.
+    two = SlurmToy(
+        tmp_path / "two", cluster, resources="ranks: 2, nodes: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
+    )
+    one = SlurmToy(tmp_path / "one", cluster)
+    for toy in (two, one):
+        toy.edit("data: notes}", "data: notes, importance: {eval_tokens: 200}}")
+    assert one.start("run", "grid", "--executor", "local", "--yes").wait(120) == 0
+    two.submit()
+    two.finish()
+    found = {toy: {cell: facts["metrics"] for cell, facts in toy.status().items()} for toy in (one, two)}
+    for cell, metrics in found[one].items():
+        assert found[two][cell]["mean_importance"] == pytest.approx(metrics["mean_importance"], abs=1e-5)
+        assert found[two][cell]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    started = {event["stage"]: event["processes"] for event in two.events() if event["kind"] == "start"}
+    assert started == {"pretrain": 2, "importance": 1}
+
+
+@pytest.mark.long
+def test_what_waits_goes_on_waiting_for_a_job_that_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    """A parent that is warned, saves and is requeued has not failed: its child stays, and is submitted once."""
+    toy = SlurmToy(tmp_path / "toy", cluster, steps=800, checkpoint_every=10**6)
+    toy.edit("gate: [none, gpas]", "gate: [gpas]")
+    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    toy.edit("data: notes}", "data: notes, importance: {eval_tokens: 200}}")
+    toy.submit()
+    wait(toy.training)
+    parent = next(job for job, state in toy.queue().items() if state == "RUNNING")
+    cluster.run("scancel", "--signal=USR2", parent)
+    wait(lambda: len(toy.attempts()) == 2)
+    assert "PENDING" in toy.queue().values()
+    assert "0 jobs submitted, 2 already queued or running" in toy.submit()
+    toy.finish()
+    assert [fact["stage"] for fact in toy.facts()].count("pretrain") == 2
+    assert [fact["stage"] for fact in toy.facts()].count("importance") == 1
+
+
+@pytest.mark.long
+def test_staying_until_the_end_sees_the_text_through_as_well(cluster: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
+    said = toy.submit("--wait")
+    assert "tokenising text/*.txt comes first" in said
+    assert "2 done" in said
+    toy = SlurmToy(tmp_path / "lost", cluster, tokenised=False)
+    (toy.folder / "text").rename(tmp_path / "away")
+    said = toy.submit("--wait", expect=3)
+    assert "cancelled: small/pre-s1, small/pre-gpas-s1: tokenising text/*.txt failed" in said

@@ -1,0 +1,154 @@
+"""What the supervisor of an array element does when its job ends: real processes, and SLURM's programs made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import Programs
+
+from gpas_cli.schedule.slurm import memory
+from gpas_cli.schedule.slurm.memory import MemoryWatch, limit
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.run import Resources
+from gpas_cli.state.claims import write_claim
+from gpas_cli.state.observe import observe
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.rundir import attempts, read_json, write_json
+
+KEY, NAME = "0123456789abcdef", "gpas-g-0123456789ab"
+JOB = Path(__file__).with_name("supervised_job.py")
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from gpas_cli.schedule.slurm import memory, supervisor
+supervisor.JOB = (sys.executable, "-S", sys.argv[2])
+if len(sys.argv) > 3:  # the kernel's count of kills goes up each time that it is read
+    counts = iter(range(1000))
+    memory.kernel_kills = lambda: next(counts)
+sys.exit(supervisor.main(Path(sys.argv[1])))
+"""
+
+
+def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subprocess.CompletedProcess[str]:
+    """Run the only element of a submission on the node n1, as SLURM would."""
+    runs = tmp_path / "runs"
+    place = runs / ".slurm" / NAME
+    place.mkdir(parents=True)
+    project = {"config": str(tmp_path / "experiments.yaml"), "cache": str(tmp_path), "database": ""}
+    about = {"time": time.time(), "code": "c", "git": {}, "project": project, "keys": [[KEY]]}
+    write_json(place / "submission.json", about)
+    job = {"stage": "pretrain", "key": KEY, "parents": [], "grid": "g", "name": "c", "axes": {"act": act}, "threads": 1,
+           "resources": plain(Resources(**resources))}  # fmt: skip
+    (place / "elements.jsonl").write_text(json.dumps([job]) + "\n")
+    submitter = Submitter(runs)
+    write_claim(runs, KEY, submitter, submission=NAME, index=0)
+    submitter.close()
+    slurm = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    root = str(Path(__file__).parents[3])
+    env = {**os.environ, **slurm, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+    command = [sys.executable, "-S", "-c", SUPERVISOR, str(place), str(JOB), *more]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def facts(tmp_path: Path) -> list[dict[str, Any]]:
+    return [attempt.read_attempt() for attempt in attempts(tmp_path / "runs", KEY)]
+
+
+def test_a_killed_job_runs_again_as_it_was_where_nothing_shows_that_memory_ran_out(tmp_path: Path) -> None:
+    done = supervise(tmp_path, "killed", micro_batch=8)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = facts(tmp_path)
+    assert second["resources"]["micro_batch"] == 8
+    assert second["retry"]["of"] == 1
+    assert second["retry"]["why"].startswith("killed by SIGKILL, and nothing shows that memory ran out")
+    assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["signal"] == 9
+    assert "retry" not in first
+
+
+def test_a_job_that_is_killed_each_time_is_not_run_for_ever(tmp_path: Path) -> None:
+    done = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
+    assert done.returncode == 75
+    assert [fact["resources"]["micro_batch"] for fact in facts(tmp_path)] == [8, 8]
+    assert "came no further" in done.stdout
+
+
+def test_a_job_that_the_kernel_killed_for_memory_takes_half_the_rows(tmp_path: Path) -> None:
+    assert supervise(tmp_path, "killed", "kernel", micro_batch=8).returncode == 0
+    second = facts(tmp_path)[1]
+    assert second["resources"]["micro_batch"] == 4
+    assert second["retry"]["why"] == (
+        "out of memory (the kernel's out-of-memory killer ended a process of the job); now 4 rows at a time"
+    )
+
+
+def test_a_node_without_the_gpus_asked_for_is_left_for_another(tmp_path: Path, programs: Programs) -> None:
+    told = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
+    programs.put("scontrol", told)
+    done = supervise(tmp_path, "no-gpus", gpus=1)
+    assert done.returncode == 75, done.stderr
+    assert [call for call in programs.calls("scontrol") if "show" not in call] == [
+        "requeue 7_0", "update JobId=7 ExcNodeList=n1,n9,n[5-6]",
+    ]  # fmt: skip
+    seen = observe(tmp_path / "runs", KEY)
+    assert seen.attempt == 1
+    assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["node"] == "n1"
+
+
+def test_nodes_are_not_left_for_ever(tmp_path: Path, programs: Programs) -> None:
+    programs.put("scontrol", "")
+    supervise(tmp_path, "no-gpus", gpus=1, retries=1)
+    assert programs.calls("scontrol") == []
+    programs.put("squeue", "")
+    seen = observe(tmp_path / "runs", KEY)
+    assert seen.state == "failed"
+    assert seen.cause == "1 attempts in a row came no further; the job asked for 1 GPU, and none is visible on n1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"SLURM_MEM_PER_NODE": "1000"}, 1000 << 20),
+        ({"SLURM_MEM_PER_CPU": "100", "SLURM_CPUS_ON_NODE": "4"}, 400 << 20),
+        ({"SLURM_MEM_PER_NODE": "0"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -> None:
+    assert limit(environ) == wanted
+
+
+def test_memory_that_was_nearly_all_taken_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
+    monkeypatch.setattr(memory, "resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
+    watch.look([1])
+    assert watch.evidence() == ""
+    watch.look([1, 2])
+    watch.look([3])  # both have ended
+    assert watch.evidence() == "it took 92 MiB of 100 MiB"
+    watch.begin()
+    assert watch.evidence() == ""
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "text"),
+    [
+        ("0::/slurm/job_7\n", "slurm/job_7/memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n"),
+        ("5:devices:/x\n4:cpu,memory:/a/b\n0::/\n", "cpu,memory/a/b/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+        ("4:memory:/gone\n0::/c\n", "c/memory.events", "oom_kill 2\n"),
+    ],
+)
+def test_the_kernels_count_of_kills(tmp_path: Path, groups: str, file: str, text: str) -> None:
+    (tmp_path / "groups").write_text(groups)
+    place = tmp_path / "mount" / file
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    assert memory.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
+    place.unlink()
+    assert memory.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0

@@ -1,0 +1,212 @@
+"""Cancelling queued and running stages, and whom a signal may be sent to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import (
+    Background,
+    entry,
+    go,
+    job_pid,
+    key,
+    kill,
+    other_run,
+    ran,
+    run,
+    scheduler,
+    seen,
+    states,
+    until,
+    working,
+)
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid import Entry
+from gpas_cli.project import Project
+from gpas_cli.schedule.cancel import Cancelling, cancel
+from gpas_cli.schedule.process import token
+from gpas_cli.schedule.scheduler import choose
+from gpas_cli.state.attempt import process_path
+from gpas_cli.state.observe import look, observe
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+
+
+def cancel_now(project: Project, *cells: Entry) -> list[Cancelling]:
+    return cancel(project.runs, look(project.runs, cells))
+
+
+def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project: Project) -> None:
+    cells = [entry("wait", 1), entry("wait", 2), entry("wait", 3)]
+    first = scheduler(project, *cells, limit=1)
+    summaries = []
+    thread = threading.Thread(target=lambda: summaries.append(first.run()))
+    thread.start()
+    until(working(project, cells[0]))
+    until(seen(project, cells[1], "queued"))
+    told = cancel_now(project, *cells[:2])
+    assert [answer.asked for answer in told] == [True, True]
+    assert "was asked to stop" in told[0].what
+    until(seen(project, cells[0], "cancelled"))
+    go(project)
+    thread.join(10)
+    assert states(summaries[0]) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
+    assert summaries[0].cancelled[1].reason == "cancelled before it started"
+    assert sorted(ran(project)) == ["wait-1 1", "wait-3 1"]
+    # Only a retry runs them again, whether they had started or not.
+    assert states(run(project, *cells)) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
+    assert [state.state for state in look(project.runs, cells)] == ["cancelled", "cancelled", "done"]
+    assert states(run(project, *cells, retry=["cancelled"])) == {"done": ["wait-1", "wait-2", "wait-3"]}
+    assert sorted(ran(project)) == ["wait-1 1", "wait-1 2", "wait-2 1", "wait-3 1"]
+
+
+def test_the_clock_of_the_host_that_cancels_does_not_matter(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [entry("wait", 1), entry("wait", 2)]
+    first = Background(scheduler(project, *cells, limit=1))
+    until(working(project, cells[0]))
+    until(seen(project, cells[1], "queued"))
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 1000.0)
+        assert cancel_now(project, cells[1])[0].asked
+    go(project)
+    assert states(first.result()) == {"done": ["wait-1"], "cancelled": ["wait-2"]}
+
+
+def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(project: Project) -> None:
+    """The first run has it in its queue and has not noticed yet: the retry takes it over."""
+    cells = [entry("wait", 1), entry("done", 2)]
+    first = scheduler(project, *cells, limit=1)
+    assert first.submit() == {"waiting": 2}
+    assert cancel_now(project, cells[1])[0].asked
+    second = scheduler(project, cells[1], retry=["cancelled"])
+    assert second.submit() == {"waiting": 1}
+    go(project)
+    assert states(second.follow()) == {"done": ["done-2"]}
+    assert states(first.follow()) == {"done": ["wait-1", "done-2"]}
+    assert sorted(ran(project)) == ["done-2 1", "wait-1 1"]
+
+
+def test_a_follower_does_not_run_what_was_cancelled_in_the_others_queue(project: Project) -> None:
+    words = [f"wait:{seed}" for seed in range(1, 6)]
+    cells = [entry("wait", seed) for seed in range(1, 6)]
+    with other_run(project, *words):
+        until(lambda: sum(observe(project.runs, key(cell)).state == "running" for cell in cells) == 4)
+        second = scheduler(project, *cells)
+        assert second.submit() == {"followed": 5}
+        assert all(answer.asked for answer in cancel_now(project, cells[4]))
+        until(seen(project, cells[4], "cancelled"))
+        go(project)
+        summary = second.follow()
+    assert states(summary) == {"done": [cell.name for cell in cells[:4]], "cancelled": ["wait-5"]}
+    assert len(ran(project)) == 4
+
+
+def test_a_job_without_its_scheduler_can_be_cancelled(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1") as other:
+        until(working(project, cell))
+        kill(other.pid)
+        other.wait()
+    assert cancel_now(project, cell)[0].asked
+    assert until(seen(project, cell, "cancelled")).outcome == "cancelled"
+
+
+def test_one_request_for_a_shared_stage(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1"):
+        until(working(project, cell))
+        told = cancel_now(project, cell, replace(cell, name="twin"))
+        assert [answer.what for answer in told] == [told[0].what] * 2
+        assert told[1].state.entry.name == "twin"
+        until(seen(project, cell, "cancelled"))
+
+
+def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Project) -> None:
+    """The id in process.json is given to a stranger: the request is left to the scheduler, which knows its child."""
+    cell = entry("wait", 1)
+    stranger = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE)
+    with other_run(project, "wait:1"):
+        status = until(working(project, cell))
+        assert status.directory is not None
+        path = process_path(AttemptDir(status.directory))
+        write_json(path, {**read_json(path), "pid": stranger.pid})
+        (answer,) = cancel_now(project, cell)
+        assert answer.asked
+        assert "will stop it" in answer.what
+        until(seen(project, cell, "cancelled"))
+    assert stranger.poll() is None
+    stranger.communicate(b"\n")
+
+
+def test_a_process_nobody_here_can_reach_is_said_so(project: Project) -> None:
+    cell = entry("wait", 1)
+    with other_run(project, "wait:1") as other:
+        pid = job_pid(until(working(project, cell)))
+        kill(other.pid)
+        other.wait()
+    (attempt,) = attempts(project.runs, key(cell))
+    write_json(process_path(attempt), {"host": "elsewhere", "pid": pid, "token": token(pid)})
+    (answer,) = cancel_now(project, cell)
+    os.kill(pid, signal.SIGKILL)
+    assert not answer.asked
+    assert "cannot be reached from here" in answer.what
+
+
+def test_what_has_ended_or_never_began_is_not_cancelled(project: Project) -> None:
+    run(project, entry("done", 1))
+    told = cancel_now(project, entry("done", 1), entry("done", 2))
+    assert [answer.what for answer in told] == [
+        "is done: there is nothing to cancel",
+        "is missing: there is nothing to cancel",
+    ]
+    assert not any(answer.asked for answer in told)
+    assert not list(project.runs.rglob("cancel.json"))
+
+
+def test_a_token_names_one_process() -> None:
+    assert token(os.getpid()) == token(os.getpid()) != ""
+    child = subprocess.Popen([sys.executable, "-Sc", ""])
+    time.sleep(0.02)
+    assert token(child.pid) not in ("", token(os.getpid()))
+    child.wait()
+    assert token(child.pid) == ""
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path) -> dict[str, str]:
+    """A PATH with an sbatch."""
+    program = tmp_path / "sbatch"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return {"PATH": str(tmp_path)}
+
+
+def test_the_executor_is_local_and_says_why(sbatch: dict[str, str]) -> None:
+    assert choose("auto", {"PATH": ""}).note == ""
+    assert choose("local", sbatch).note == ""
+    assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).note == ""
+    assert choose("auto", sbatch).name == "local"
+    assert "no SLURM controller answers" in choose("auto", sbatch).note
+
+
+def test_where_a_controller_answers_the_executor_is_slurm(sbatch: dict[str, str]) -> None:
+    program = Path(sbatch["PATH"]) / "scontrol"
+    program.write_text("#!/bin/sh\necho 'Slurmctld(primary) at here is UP'\n")
+    program.chmod(0o755)
+    assert choose("auto", sbatch).name == "slurm"
+    assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).name == "local"
+    assert choose("local", sbatch).name == "local"
+
+
+@pytest.mark.parametrize(("word", "message"), [("slurm", "--executor local"), ("slrum", "did you mean 'slurm'")])
+def test_an_executor_that_cannot_be_had_is_refused(word: str, message: str) -> None:
+    with pytest.raises(GpasError, match=message):
+        choose(word, {"PATH": ""})

@@ -1,0 +1,231 @@
+"""ClaimSet, submitters and the locks under them, with rivals in other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import entry, key, kill, until
+
+from gpas_cli.errors import GpasError
+from gpas_cli.state import cancellation, locks, submitters
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.claim_set import ClaimSet
+from gpas_cli.state.claims import Claim, claim_path, read_claim, write_claim
+from gpas_cli.state.locks import Lock
+from gpas_cli.state.observe import observe
+from gpas_cli.state.submitters import SILENCE, Submitter
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import create_attempt, stage_dir
+
+ROOT = Path(__file__).parents[2]
+KEYS = [key(entry(seed=seed)) for seed in range(40)]
+
+TAKER = """
+import sys, time
+from pathlib import Path
+from gpas_cli.state.claim_set import ClaimSet
+claims = ClaimSet(Path(sys.argv[1]))
+claims.take(sys.argv[2:])
+print(*sorted(claims.held), flush=True)
+sys.stdin.read()
+"""
+
+
+def taker(runs: Path, *keys: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TAKER, str(runs), *keys]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.communicate()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def test_racing_processes_share_the_keys_without_overlap(runs: Path) -> None:
+    rivals = [taker(runs, *KEYS) for _ in range(3)]
+    held = []
+    for rival in rivals:
+        assert rival.stdout is not None
+        held.append(rival.stdout.readline().split())
+    for rival in rivals:
+        end(rival)
+    assert sorted(one for many in held for one in many) == sorted(KEYS)
+
+
+def test_claims_of_the_living_stand_and_those_of_the_dead_are_taken_over(runs: Path) -> None:
+    rival = taker(runs, *KEYS[:2])
+    assert rival.stdout is not None
+    assert len(rival.stdout.readline().split()) == 2
+    with ClaimSet(runs) as claims:
+        seen = claims.take(KEYS[:3])
+        assert claims.held == {KEYS[2]}
+        assert [seen[one].state for one in KEYS[:3]] == ["queued", "queued", "missing"]
+        assert f"gpas run {rival.pid}" in seen[KEYS[0]].evidence
+        kill(rival.pid)
+        end(rival)
+        claims.take(KEYS[:3])
+        assert claims.held == set(KEYS[:3])
+        assert len(list(submitters.folder(runs).glob("*.lock"))) == 1  # what the dead one left is gone
+
+
+def test_leaving_gives_everything_back(runs: Path) -> None:
+    with ClaimSet(runs) as claims:
+        claims.take(KEYS[:3])
+        claims.release(KEYS[0])
+        assert not claim_path(runs, KEYS[0]).exists()
+        assert claims.held == set(KEYS[1:3])
+    assert not list(runs.rglob("claim.json"))
+    assert not list(submitters.folder(runs).iterdir())
+
+
+@pytest.mark.parametrize("submission", ["", "gpas-x-1"])
+@pytest.mark.parametrize("outcome", ["done", "failed", ""])
+def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome: str, submission: str) -> None:
+    with ClaimSet(runs) as dead:
+        write_claim(runs, KEYS[0], dead.submitter, **({"submission": submission} if submission else {}))
+        made = create_attempt(runs, KEYS[0], {"submitter": {"host": socket.gethostname()}})
+        alive = locks.hold(alive_path(made))
+        if outcome:
+            with contextlib.closing(Journal(made.journal_path)) as journal:
+                journal("outcome", outcome=outcome, step=1, cause="", metrics={})
+            os.close(alive)
+        with ClaimSet(runs) as living:
+            living.take(KEYS[:1])
+            assert claim_path(runs, KEYS[0]).exists() == (not submission or outcome != "done")
+    with ClaimSet(runs) as later:
+        later.take(KEYS[:1])
+        # What SLURM is to run stands until there is a result; a running stage keeps its claim.
+        assert claim_path(runs, KEYS[0]).exists() == (not outcome or (submission != "" and outcome == "failed"))
+    if not outcome:
+        os.close(alive)
+
+
+def test_a_claim_taken_over_is_not_given_back_by_its_first_owner(runs: Path) -> None:
+    with ClaimSet(runs) as first, ClaimSet(runs) as second:
+        first.take(KEYS[:1])
+        write_claim(runs, KEYS[0], second.submitter)
+        first.release(KEYS[0])
+        found = read_claim(runs, KEYS[0])
+        assert found is not None
+        assert found.submitter == second.submitter.id
+
+
+def test_a_stage_that_cannot_be_claimed_costs_only_itself(runs: Path) -> None:
+    stage_dir(runs, KEYS[0]).parent.mkdir(parents=True)
+    stage_dir(runs, KEYS[0]).write_text("a file where a folder should be")
+    with ClaimSet(runs) as claims:
+        seen = claims.take(KEYS[:2])
+        assert claims.held == {KEYS[1]}
+    assert seen[KEYS[0]].state == "unknown"
+    assert "cannot be claimed" in seen[KEYS[0]].evidence
+
+
+def test_a_request_to_cancel_stands_until_a_retry(runs: Path) -> None:
+    stage_dir(runs, KEYS[0]).mkdir(parents=True)
+    cancellation.request(stage_dir(runs, KEYS[0]))
+    with ClaimSet(runs) as claims:
+        assert claims.take(KEYS[:1])[KEYS[0]].state == "cancelled"
+        assert not claims.held
+    with ClaimSet(runs, retry=["cancelled"]) as claims:
+        claims.take(KEYS[:1])
+        assert claims.held == {KEYS[0]}
+        assert not cancellation.requested(runs, KEYS[0])
+
+
+def test_a_stage_starts_only_while_its_claim_is_held(runs: Path) -> None:
+    with ClaimSet(runs) as claims, ClaimSet(runs, retry=["cancelled"]) as other:
+        claims.take(KEYS[:2])
+        with claims.confirmed(KEYS[0]) as mine:
+            assert mine
+        for key in KEYS[:2]:
+            cancellation.request(stage_dir(runs, key))
+        with claims.confirmed(KEYS[0]) as mine:
+            assert not mine
+        other.take(KEYS[1:2])  # cancelled, and claimed again before its first owner looked
+        with claims.confirmed(KEYS[1]) as mine:
+            assert not mine
+        assert not claims.held
+        found = read_claim(runs, KEYS[1])
+        assert found is not None
+        assert found.submitter == other.submitter.id
+
+
+def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = submitters.folder(runs) / "far-1-ab.lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    claim = Claim("far-1-ab", "far", 1, time.time())
+    assert SchedulerView(runs)(claim)
+    os.utime(path, (time.time(), time.time() - SILENCE - 1))
+    assert not SchedulerView(runs)(claim)
+    submitters.sweep(runs)
+    assert path.exists()  # not ours to judge
+    assert not SchedulerView(runs)(Claim("far-2-cd", "far", 2, time.time()))
+
+
+def test_a_submitter_beats(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitters, "HEARTBEAT", 0.0)
+    submitter = Submitter(runs)
+    path = submitters.folder(runs) / f"{submitter.id}.lock"
+    os.utime(path, (0, 0))
+    submitter.beat()
+    assert time.time() - path.stat().st_mtime < 10
+    path.unlink()
+    with pytest.raises(GpasError, match="was removed"):
+        submitter.beat()
+    submitter.close()
+    submitter.close()
+
+
+def test_the_lock_goes_with_the_last_copy_of_its_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    assert locks.probe(path) is Lock.ABSENT
+    fd = locks.hold(path)
+    child = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE, pass_fds=[fd])
+    os.close(fd)
+    assert locks.probe(path) is Lock.HELD
+    assert locks.try_hold(path) is None
+    child.communicate(b"\n")
+    until(lambda: locks.probe(path) is Lock.FREE)
+
+
+def test_a_holder_that_does_not_let_go_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with locks.locked(path), pytest.raises(GpasError, match="locked by another process"):
+        locks.hold(path, patience=0.05)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_fd: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(GpasError, match="GPAS_RUNS_DIR"):
+        ClaimSet(tmp_path / "runs")
+    (tmp_path / "x.lock").touch()
+    assert locks.probe(tmp_path / "x.lock") is Lock.UNKNOWABLE
+
+
+def test_probing_all_the_time_stops_nobody_from_claiming(runs: Path) -> None:
+    with ClaimSet(runs) as claims:
+        claims.take(KEYS[:1])
+        with ClaimSet(runs) as other:
+            other.take(KEYS[:2])
+            assert other.held == {KEYS[1]}
+            assert observe(runs, KEYS[0]).state == "queued"

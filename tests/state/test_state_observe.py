@@ -1,0 +1,385 @@
+"""Evidence -> state, on directories made by hand: each kind of evidence, and what wins over what."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import entry, key
+
+from gpas_cli.checkpoints import path_of
+from gpas_cli.cli.progress_view import result
+from gpas_cli.errors import GpasError
+from gpas_cli.state import cancellation, locks
+from gpas_cli.state.attempt import alive_path, resumable
+from gpas_cli.state.claims import write_claim
+from gpas_cli.state.observe import look, observe
+from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.state.progress import progress as read_progress
+from gpas_cli.state.status import CellStatus
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.journal import Journal, encode
+from gpas_cli.store.rundir import AttemptDir, create_attempt, stage_dir, write_json
+
+CELL = entry()
+KEY = key(CELL)
+
+
+def attempt(runs: Path, *events: tuple[str, dict[str, Any]], host: str = "", created: float = 0.0) -> AttemptDir:
+    facts = {"submitter": {"host": host or socket.gethostname(), "pid": 1}, "created": created or time.time()}
+    made = create_attempt(runs, KEY, facts)
+    journal = Journal(made.journal_path)
+    for kind, fields in events:
+        journal(kind, **fields)
+    journal.close()
+    return made
+
+
+def ended(outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "outcome", {"outcome": outcome, "step": 3, "cause": "", "metrics": {}, **fields}
+
+
+def step(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "step", {"step": number, "steps": 100, "loss": 5.0, "lr": 1e-3, "tokens_per_second": 1e3, **fields}
+
+
+def write_at(made: AttemptDir, seconds_ago: float, kind: str = "step", **fields: Any) -> None:
+    event = {"n": 0, "t": time.time() - seconds_ago, "kind": kind, **fields}
+    made.journal_path.write_bytes(encode(event))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def test_nothing_is_missing(runs: Path) -> None:
+    assert observe(runs, KEY).state == "missing"
+
+
+@pytest.mark.parametrize("outcome", ["done", "diverged", "failed", "cancelled", "interrupted"])
+def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> None:
+    made = attempt(runs, step(3), ended(outcome, cause="because", metrics={"perplexity": 7.0}))
+    seen = observe(runs, KEY)
+    assert (seen.state, seen.outcome, seen.cause, seen.attempt) == (outcome, outcome, "because", 1)
+    assert seen.directory == made.path
+    assert seen.metrics == {"perplexity": 7.0}
+    assert seen.age is not None
+    assert seen.age < 60
+
+
+def test_an_outcome_longer_than_a_glance_is_found(runs: Path) -> None:
+    attempt(runs, *[step(i) for i in range(50)], ended("failed", cause="x" * 20_000))
+    assert observe(runs, KEY).state == "failed"
+
+
+def test_a_warning_after_the_outcome_does_not_hide_it(runs: Path) -> None:
+    attempt(runs, ended("done"), ("warning", {"message": "2 events were lost"}))
+    assert observe(runs, KEY).state == "done"
+
+
+def test_a_start_after_an_outcome_takes_it_back(runs: Path) -> None:
+    made = attempt(runs, ended("interrupted"), ("start", {"host": socket.gethostname()}))
+    fd = locks.hold(alive_path(made))
+    assert observe(runs, KEY).state == "running"
+    os.close(fd)
+
+
+def test_a_torn_tail_after_the_outcome_is_passed_over(runs: Path) -> None:
+    made = attempt(runs, ended("done"))
+    with made.journal_path.open("ab") as file:
+        file.write(b'deadbeef {"n":9')
+    assert observe(runs, KEY).state == "done"
+
+
+def test_an_outcome_of_a_later_version_is_unknown(runs: Path) -> None:
+    attempt(runs, ended("sublimated"))
+    seen = observe(runs, KEY)
+    assert seen.state == "unknown"
+    assert "sublimated" in seen.evidence
+
+
+@pytest.mark.parametrize("result", ["done", "diverged"])
+@pytest.mark.parametrize("later", ["failed", "interrupted", "cancelled"])
+def test_an_earlier_result_wins(runs: Path, result: str, later: str) -> None:
+    attempt(runs, ended("failed"))
+    attempt(runs, ended(result))
+    attempt(runs, ended(later))
+    seen = observe(runs, KEY)
+    assert (seen.state, seen.attempt) == (result, 2)
+
+
+def test_the_last_attempt_decides_without_a_result(runs: Path) -> None:
+    attempt(runs, ended("failed"))
+    attempt(runs, ended("interrupted"))
+    assert (observe(runs, KEY).state, observe(runs, KEY).attempt) == ("interrupted", 2)
+
+
+def test_a_held_lock_is_running(runs: Path) -> None:
+    made = attempt(runs, ("phase", {"name": "training"}), step(10), step(20))
+    fd = locks.hold(alive_path(made))
+    seen = observe(runs, KEY)
+    os.close(fd)
+    assert seen.state == "running"
+    assert seen.progress is not None
+    assert (seen.progress.step, seen.progress.steps, seen.progress.phase) == (20, 100, "training")
+    assert observe(runs, KEY).state == "interrupted"
+
+
+def test_an_outcome_told_between_two_looks_is_not_missed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ends after its journal was read and before its lock was: reading it as interrupted would run it twice."""
+    made = attempt(runs, step(10))
+    alive_path(made).touch()
+    probe = locks.probe
+
+    def late(path: Path) -> locks.Lock:
+        journal = Journal(made.journal_path)
+        journal("outcome", outcome="done", step=10, cause="", metrics={})
+        journal.close()
+        return probe(path)
+
+    monkeypatch.setattr(locks, "probe", late)
+    assert observe(runs, KEY).state == "done"
+
+
+def test_a_held_lock_is_running_also_from_another_host_and_in_silence(runs: Path) -> None:
+    made = attempt(runs, host="elsewhere")
+    write_at(made, 9999)
+    fd = locks.hold(alive_path(made))
+    assert observe(runs, KEY).state == "running"
+    os.close(fd)
+
+
+def test_a_free_lock_is_interrupted(runs: Path) -> None:
+    made = attempt(runs, step(10))
+    alive_path(made).touch()
+    seen = observe(runs, KEY)
+    assert seen.state == "interrupted"
+    assert "nobody saw how" in seen.evidence
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "word"),
+    [
+        ({"code": None, "signal": 9}, "interrupted", "signal 9"),
+        ({"code": 0, "signal": None}, "interrupted", "exit code 0"),
+        ({"code": 75, "signal": None}, "interrupted", "exit code 75"),
+        ({"code": 130, "signal": None}, "cancelled", "exit code 130"),
+        ({"code": 1, "signal": None}, "failed", "exit code 1"),
+    ],
+)
+def test_exit_json_tells_how_a_process_without_outcome_ended(
+    runs: Path, seen: dict[str, Any], state: str, word: str
+) -> None:
+    made = attempt(runs, step(10))
+    write_json(made.exit_path, seen)
+    made.log_path.write_text("Traceback\nValueError: no\n\n")
+    found = observe(runs, KEY)
+    assert (found.state, found.outcome) == (state, "")
+    assert word in found.evidence
+    assert found.cause == ("ValueError: no" if state == "failed" else "")
+
+
+@pytest.mark.parametrize("word", ["interrupted", "failed", "cancelled"])
+def test_a_process_that_is_ending_is_running_until_it_has_gone(runs: Path, word: str) -> None:
+    """It may take seconds to leave memory, and a device, to the next attempt."""
+    made = attempt(runs, step(10), ended(word))
+    fd = locks.hold(alive_path(made))
+    seen = observe(runs, KEY)
+    os.close(fd)
+    assert (seen.state, seen.source) == ("running", "ending")
+    assert seen.evidence == f"{word}, but a process of attempt 1 still holds alive.lock"
+    assert observe(runs, KEY).state == word
+
+
+def test_a_result_stands_while_its_process_ends(runs: Path) -> None:
+    made = attempt(runs, step(10), ended("done"))
+    fd = locks.hold(alive_path(made))
+    assert observe(runs, KEY).state == "done"
+    os.close(fd)
+
+
+def test_a_child_that_outlives_a_killed_job_is_running(runs: Path) -> None:
+    made = attempt(runs, step(10))
+    write_json(made.exit_path, {"code": None, "signal": 9})
+    fd = locks.hold(alive_path(made))
+    assert observe(runs, KEY).state == "running"
+    os.close(fd)
+    assert observe(runs, KEY).state == "interrupted"
+
+
+def test_killed_after_a_request_to_cancel_is_cancelled(runs: Path) -> None:
+    made = attempt(runs, step(10))
+    cancellation.request(made.path)
+    write_json(made.exit_path, {"code": None, "signal": 9})
+    assert observe(runs, KEY).state == "cancelled"
+
+
+@pytest.mark.parametrize(("silence", "state"), [(10, "running"), (500, "unknown")])
+def test_another_host_goes_by_the_last_event(runs: Path, silence: float, state: str) -> None:
+    made = attempt(runs, host="elsewhere")
+    alive_path(made).touch()  # free as seen from here, which says nothing of there
+    write_at(made, silence)
+    seen = observe(runs, KEY)
+    assert seen.state == state
+    assert seen.age == pytest.approx(silence, abs=5)
+    assert "elsewhere" in seen.evidence
+
+
+def test_another_host_that_said_nothing_yet_goes_by_its_creation(runs: Path) -> None:
+    attempt(runs, host="elsewhere", created=time.time() - 1000)
+    assert observe(runs, KEY).state == "unknown"
+
+
+@pytest.mark.parametrize("damage", ["attempt.json", "journal.jsonl", "exit.json"])
+def test_what_cannot_be_read_is_unknown(runs: Path, damage: str) -> None:
+    made = attempt(runs, step(1))
+    path = made.path / damage
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    seen = observe(runs, KEY)
+    assert seen.state == "unknown"
+    assert damage in seen.evidence
+    assert seen.directory == made.path
+
+
+def test_half_an_attempt_json_is_unknown(runs: Path) -> None:
+    made = attempt(runs, step(1))
+    made.attempt_path.write_text('{"stage": "pre')
+    assert observe(runs, KEY).state == "unknown"
+
+
+def test_a_live_claim_is_queued_and_a_dead_one_nothing(runs: Path) -> None:
+    submitter = Submitter(runs)
+    write_claim(runs, KEY, submitter)
+    seen = observe(runs, KEY)
+    assert seen.state == "queued"
+    assert str(os.getpid()) in seen.evidence
+    submitter.close()
+    assert observe(runs, KEY).state == "missing"
+
+
+def test_a_claim_on_an_interrupted_stage_is_queued(runs: Path) -> None:
+    attempt(runs, ended("interrupted"))
+    submitter = Submitter(runs)
+    write_claim(runs, KEY, submitter)
+    seen = observe(runs, KEY)
+    submitter.close()
+    assert seen.state == "queued"
+    assert "attempt 1 (interrupted)" in seen.evidence
+
+
+def test_a_live_claim_speaks_for_a_job_that_cannot_be_seen(runs: Path) -> None:
+    made = attempt(runs, host="elsewhere")
+    write_at(made, 500)
+    submitter = Submitter(runs)
+    write_claim(runs, KEY, submitter)
+    assert observe(runs, KEY).state == "running"
+    submitter.close()
+    assert observe(runs, KEY).state == "unknown"
+
+
+def test_a_damaged_claim_claims_nothing(runs: Path) -> None:
+    stage_dir(runs, KEY).mkdir(parents=True)
+    (stage_dir(runs, KEY) / "claim.json").write_text('{"submitter": 3}')
+    assert observe(runs, KEY).state == "missing"
+
+
+def test_progress_tells_losses_and_time_left(runs: Path) -> None:
+    made = attempt(runs)
+    now = time.time()
+    events = [{"n": i, "t": now - 100 + 10 * i, "kind": "step", **step(i, loss=5 - i)[1]} for i in range(1, 4)]
+    events.append({"n": 4, "t": now, "kind": "step", **step(5, loss="nan")[1]})
+    made.journal_path.write_bytes(b"".join(encode(event) for event in events))
+    fd = locks.hold(alive_path(made))
+    progress = observe(runs, KEY).progress
+    os.close(fd)
+    assert progress is not None
+    assert progress.losses[:3] == (4, 3, 2)
+    assert str(progress.loss) == "nan"
+    assert progress.eta == pytest.approx(95 * 90 / 4, rel=0.01)
+
+
+def test_progress_tells_speed_and_recent_spikes(runs: Path) -> None:
+    events = [
+        ("step", {"step": 10, "steps": 99, "loss": 3.0, "grad_norm": 0.5, "mfu": 0.41}),
+        ("spike", {"step": 14, "of": "loss", "value": 9.0, "usual": 3.0}),
+        ("spike", {"step": 14, "of": "grad_norm", "value": 9.0, "usual": 1.0}),
+    ]
+    found = read_progress([{"n": i, "t": float(i), "kind": kind, **fields} for i, (kind, fields) in enumerate(events)])
+    assert found is not None
+    assert (found.grad_norm, found.mfu, found.spikes) == (0.5, 0.41, 2)
+
+
+def test_progress_counts_from_the_last_start(runs: Path) -> None:
+    made = attempt(runs, step(50), ("start", {"host": socket.gethostname()}), ("phase", {"name": "tokenising"}))
+    fd = locks.hold(alive_path(made))
+    progress = observe(runs, KEY).progress
+    os.close(fd)
+    assert progress is not None
+    assert (progress.phase, progress.step) == ("tokenising", None)
+
+
+def test_the_newest_checkpoint_of_any_attempt_can_be_resumed(runs: Path) -> None:
+    assert resumable(runs, KEY) is None
+    first = attempt(runs, ("checkpoint", {"step": 20, "path": "x"}), ("checkpoint", {"step": 40, "path": "y"}))
+    first.checkpoints.mkdir()
+    attempt(runs, ended("interrupted"))
+    assert resumable(runs, KEY) == 40
+
+
+def test_what_builds_on_a_training_needs_its_last_checkpoint(runs: Path) -> None:
+    with pytest.raises(GpasError, match=r"after update 40 .* is not there .found: none.; to train it again, move"):
+        last_checkpoint(runs, KEY, 40)
+    made = attempt(runs, ended("done"))
+    path_of(made.checkpoints, 20).mkdir(parents=True)
+    with pytest.raises(GpasError, match=r"found: .*step-00000020, and no later one"):
+        last_checkpoint(runs, KEY, 40)
+    path_of(made.checkpoints, 40).mkdir()
+    assert last_checkpoint(runs, KEY, 40) == path_of(made.checkpoints, 40)
+
+
+def test_what_was_saved_last_is_told(runs: Path) -> None:
+    attempt(runs, step(40), ("checkpoint", {"step": 47, "path": "x"}), ended("interrupted"))
+    seen = observe(runs, KEY)
+    assert seen.progress is not None
+    assert (seen.progress.step, seen.progress.saved) == (40, 47)
+    assert result(seen) == ": saved at update 47"
+    attempt(runs, ("phase", {"name": "training"}), ended("interrupted"))
+    assert result(observe(runs, KEY)) == ": nothing to save yet"
+
+
+def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) -> None:
+    cell = entry(importance={"eval_tokens": 100})
+    (state,) = look(runs, [cell])
+    assert isinstance(state, CellStatus)
+    assert (state.stage, state.state, state.entry) == ("pretrain", "missing", cell)
+    attempt(runs, ended("done"))
+    (state,) = look(runs, [cell])
+    assert (state.stage, state.state, state.key) == ("importance", "missing", cell.cell.key)
+    assert look(runs, [CELL])[0].state == "done"
+
+
+def test_a_thousand_finished_cells_are_looked_at_at_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [replace(CELL, cell=replace(CELL.cell, seed=seed)) for seed in range(1000)]
+    journal = b"".join(
+        encode({"n": i, "t": time.time(), "kind": kind, **fields})
+        for i, (kind, fields) in enumerate([*[step(i) for i in range(1, 300)], ended("done", metrics={"loss": 4.0})])
+    )
+    for cell in cells:
+        folder = stage_dir(runs, key(cell)) / "001"
+        folder.mkdir(parents=True)
+        (folder / "attempt.json").write_text(json.dumps({"cell": cell.cell.to_mapping()}))
+        (folder / "journal.jsonl").write_bytes(journal)
+    began = time.perf_counter()
+    states = look(runs, cells)
+    took = time.perf_counter() - began
+    with capsys.disabled():
+        print(f"\n1,000 finished cells looked at in {took:.3f} s")
+    assert {state.state for state in states} == {"done"}

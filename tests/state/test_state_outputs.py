@@ -1,0 +1,47 @@
+"""What earlier attempts left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.outputs import checkpoint_code
+from gpas_cli.store.rundir import AttemptDir, create_attempt
+from gpas_cli.worker.inputs import discard_unfinished
+
+KEY = "0123456789abcdef"
+
+
+def interrupted(runs: Path, code: str = "c0de") -> AttemptDir:
+    """An attempt that was killed while it wrote its second checkpoint."""
+    attempt = create_attempt(runs, KEY, {"code": code})
+    (attempt.checkpoints / "step-00000005").mkdir(parents=True)
+    (attempt.checkpoints / ".writing-step-00000010").mkdir()
+    (attempt.checkpoints / ".writing-step-00000010/00000.safetensors").write_bytes(b"half")
+    return attempt
+
+
+def left(attempt: AttemptDir) -> list[str]:
+    return sorted(path.name for path in attempt.checkpoints.iterdir())
+
+
+def test_half_checkpoints_of_killed_attempts_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    killed, living, elsewhere, old = (interrupted(tmp_path) for _ in range(4))
+    os.close(locks.hold(alive_path(killed)))
+    held = locks.hold(alive_path(living))
+    os.utime(old.checkpoints, (time.time() - 10_000,) * 2)
+    discard_unfinished([killed, living, elsewhere, old])
+    os.close(held)
+    assert left(killed) == left(old) == ["step-00000005"]
+    assert left(living) == left(elsewhere) == [".writing-step-00000010", "step-00000005"]
+
+
+def test_the_code_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint_code(tmp_path, KEY) == ""
+    interrupted(tmp_path, code="old")
+    newer = interrupted(tmp_path, code="new")
+    (newer.checkpoints / "step-00000008").mkdir()
+    assert checkpoint_code(tmp_path, KEY) == "new"

@@ -1,0 +1,115 @@
+"""The copy of the code, and the facts recorded with an attempt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpas_cli
+from gpas_cli.errors import GpasError
+from gpas_cli.store.snapshot import git_facts, read_files, snapshot
+from gpas_cli.worker.environment import VARIABLES, cpu_model, environment
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package in a checkout, with what lies beside it."""
+    folder = tmp_path / "checkout" / "gpas_cli"
+    (folder / "spec").mkdir(parents=True)
+    (folder / "__init__.py").write_text("answer = 1\n")
+    (folder / "spec" / "norm.yaml").write_text("a: 1\n")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"1")
+    (folder.parent / "migrations").mkdir()
+    (folder.parent / "migrations" / "env.py").write_text("pass\n")
+    (folder.parent / "experiments.yaml").write_text("grids: {}\n")
+    return folder
+
+
+def test_the_copy_is_named_after_its_content(tmp_path: Path, package: Path) -> None:
+    first = snapshot(tmp_path / "runs", package)
+    assert read_files(first.path / "gpas_cli") == read_files(package)
+    assert (first.path / "gpas_cli" / "packaged" / "migrations" / "env.py").exists()
+    assert not (first.path / "gpas_cli" / "__pycache__").exists()
+    (package.parent / "experiments.yaml").write_text("grids: {a: {}}\n")
+    (package / "__pycache__" / "x.pyc").write_bytes(b"2")
+    assert snapshot(tmp_path / "runs", package).code == first.code
+    (package / "__init__.py").write_text("answer = 2\n")
+    second = snapshot(tmp_path / "runs", package)
+    assert second.code != first.code
+    assert (first.path / "gpas_cli" / "__init__.py").read_text() == "answer = 1\n"
+    assert sorted(path.name for path in (tmp_path / "runs" / ".code").iterdir()) == sorted([first.code, second.code])
+
+
+def test_a_renamed_file_is_another_version(tmp_path: Path, package: Path) -> None:
+    first = snapshot(tmp_path / "runs", package)
+    (package / "spec" / "norm.yaml").rename(package / "spec" / "gate.yaml")
+    assert snapshot(tmp_path / "runs", package).code != first.code
+
+
+def test_a_changed_copy_is_refused(tmp_path: Path, package: Path) -> None:
+    path = snapshot(tmp_path / "runs", package).path / "gpas_cli" / "__init__.py"
+    assert path.stat().st_mode & 0o222 == 0
+    path.chmod(0o644)
+    path.write_text("answer = 3\n")
+    with pytest.raises(GpasError, match="has been changed"):
+        snapshot(tmp_path / "runs", package)
+
+
+def test_python_runs_the_copy_and_not_what_it_was_made_from(tmp_path: Path) -> None:
+    copy = snapshot(tmp_path / "runs")
+    environ = {**os.environ, "PYTHONPATH": str(copy.path)}
+    checkout = Path(gpas_cli.__file__).parents[1]
+    code = "import gpas_cli.store.journal as it; print(it.__file__)"
+    command = [sys.executable, "-P", "-c", code]
+    found = subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()) == copy.path / "gpas_cli" / "store" / "journal.py"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_git_facts_of_a_checkout(package: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(package.parent), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    assert git_facts(package) == {}  # a repository that does not track the package says nothing of it
+    git("add", "gpas_cli/__init__.py", "gpas_cli/spec")
+    git("commit", "-qm", "one")
+    (package / ".gitignore").write_text("__pycache__\n.gitignore\n")
+    assert git_facts(package) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (package / "__init__.py").write_text("answer = 9\n")
+    assert git_facts(package)["dirty"] is True
+
+
+def test_without_git_there_are_no_facts(package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_facts(package) == {}
+
+
+def test_the_environment_is_an_allow_list() -> None:
+    environ = {"AWS_SECRET_ACCESS_KEY": "s3cret", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "2", "HF_TOKEN": "s3cret"}
+    facts = environment(environ)
+    assert "s3cret" not in str(facts)
+    assert (facts["slurm_job_id"], facts["omp_num_threads"]) == ("7", "2")
+    assert {"python", "platform", "hostname", "gpas", "cores"} <= facts.keys()
+    assert "cuda_visible_devices" not in facts
+    assert not [name for name in VARIABLES if "TOKEN" in name or "KEY" in name]
+
+
+def test_the_processor_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
+    assert cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 2 GHz"
+
+
+def test_launching_imports_neither_torch_nor_the_database() -> None:
+    modules = "schedule.local.scheduler schedule.scheduler plan.plan schedule.cancel store.refresh worker.job"
+    names = ", ".join(f"gpas_cli.{name}" for name in modules.split())
+    code = f"import sys, {names}; print(sorted({{'torch', 'sqlalchemy', 'numpy'}} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

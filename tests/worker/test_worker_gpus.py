@@ -1,0 +1,56 @@
+"""A job that asked for GPUs trains on them or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.run import Resources
+from gpas_cli.state.attempt import conclude
+from gpas_cli.store.rundir import create_attempt
+from gpas_cli.train.precision import missing_gpus
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "seen", "wanted"),
+    [
+        (0, "", 0, ""),
+        (1, "0", 1, ""),
+        (1, "", 1, ""),
+        (8, "3", 1, ""),  # each process is shown its own
+        (2, "MIG-a,MIG-b", 1, ""),
+        (1, "", 0, "the job asked for 1 GPU, and none is visible on n1"),
+        (2, "0,1", 0, "the job asked for 2 GPUs, and none is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
+        (8, "0,1,2", 2, "the job asked for 8 GPUs, and 2 of 3 are visible on n1 (CUDA_VISIBLE_DEVICES=0,1,2)"),
+        (2, "0,1", 1, "the job asked for 2 GPUs, and 1 of 2 is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
+    ],
+)
+def test_what_is_missing_of_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, asked: int, shown: str, seen: int, wanted: str
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert missing_gpus(asked) == wanted
+
+
+def test_a_job_without_the_gpus_it_asked_for_trains_nothing(tmp_path: Path) -> None:
+    resources = Resources(sbatch=("--mail-type=END", "--gres=gpu:a100:1"))
+    facts = {"stage": "pretrain", "executor": "slurm", "resources": plain(resources)}
+    made = create_attempt(tmp_path, "0123456789abcdef", facts)
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SLURMD_NODENAME": "n7"}
+    command = [sys.executable, "-m", "gpas_cli.worker.job", str(made.path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 76, done.stderr
+    seen = conclude(made)
+    assert seen.state == "interrupted"
+    assert seen.cause.startswith("the job asked for 1 GPU, and none is visible on n7")
+    assert '"kind":"start"' not in made.journal_path.read_text()

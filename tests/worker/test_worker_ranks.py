@@ -1,0 +1,213 @@
+"""A job of several processes: who is who, exit codes, signals, locks, and nobody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.machine import Machine
+from gpas_cli.spec.run import Resources
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path, conclude
+from gpas_cli.store.journal import read
+from gpas_cli.store.rundir import create_attempt, write_json
+from gpas_cli.worker.rendezvous import RankEnv, first_host, place
+
+FAKE = Path(__file__).with_name("fake_rank.py")
+PARENT = """
+import signal, sys
+from pathlib import Path
+from gpas_cli.worker import ranks
+from gpas_cli.store.rundir import AttemptDir
+ranks.GRACE = 0.5
+fake, attempt, size = sys.argv[1:]
+command = [sys.executable, "-S", fake, attempt]
+sys.exit(ranks.run(AttemptDir(Path(attempt)), int(size), 1, command, [signal.SIGTERM, signal.SIGINT]))
+"""
+
+
+class Job:
+    """A parent and its fake ranks, holding a lock as jobs do."""
+
+    def __init__(self, runs: Path, *acts: str):
+        self.attempt = create_attempt(runs, "0123456789abcdef", {"created": time.time(), "submitter": {}})
+        (self.attempt.path / "acts.json").write_text(json.dumps(acts))
+        self.size, alive = len(acts), locks.hold(alive_path(self.attempt))
+        root = str(Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", PARENT, str(FAKE), str(self.attempt.path), str(self.size)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}, pass_fds=[alive],
+            stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(alive)
+
+    def pids(self) -> list[int]:
+        wait(lambda: len(list(self.attempt.path.glob("seen-*.json"))) == self.size)
+        return [int((self.attempt.path / f"pid-{rank}").read_text()) for rank in range(self.size)]
+
+    def end(self) -> int:
+        """The exit code, negative for a signal; nobody may be left, and exit.json is written as the spawner does."""
+        code = self.process.wait(20)
+        wait(lambda: locks.probe(alive_path(self.attempt)) is locks.Lock.FREE)
+        died = {"code": None, "signal": -code} if code < 0 else {"code": code, "signal": None}
+        write_json(self.attempt.exit_path, {**died, "t": time.time()})
+        return code
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        return [event for event in read(self.attempt.journal_path)[0] if event["kind"] == "outcome"]
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("acts", "code", "state", "cause"),
+    [
+        (["done", "done", "done"], 0, "done", ""),
+        (["hang", "fail"], 1, "failed", "process 1: no luck"),
+        (["hang", "done", "crash"], 1, "failed", "a process left with exit code 3"),
+        (["hang", "die"], -9, "interrupted", ""),
+        (["die", "hang"], -9, "interrupted", ""),
+        (["done", "hang"], 0, "done", ""),
+    ],
+)
+def test_one_end_for_all(tmp_path: Path, acts: list[str], code: int, state: str, cause: str) -> None:
+    job = Job(tmp_path, *acts)
+    assert job.end() == code
+    seen = conclude(job.attempt)
+    assert (seen.state, seen.cause) == (state, cause)
+    assert len(job.outcomes()) <= 1
+
+
+def test_signals_reach_every_process(tmp_path: Path) -> None:
+    job = Job(tmp_path, "wait", "wait")
+    job.pids()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 75
+    assert [event["outcome"] for event in job.outcomes()] == ["interrupted"]
+
+
+def test_processes_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
+    job = Job(tmp_path, "wait", "wait")
+    job.pids()
+    job.process.kill()
+    assert job.end() == -9
+    assert [event["outcome"] for event in job.outcomes()] == ["interrupted"]
+
+
+def test_the_lock_is_held_while_any_process_lives(tmp_path: Path) -> None:
+    job = Job(tmp_path, "wait", "hang")
+    pids = job.pids()
+    job.process.kill()
+    os.kill(pids[0], signal.SIGKILL)
+    job.process.wait()
+    assert locks.probe(alive_path(job.attempt)) is locks.Lock.HELD
+    os.kill(pids[1], signal.SIGKILL)
+    job.end()
+
+
+def test_what_a_process_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, "done", "done")
+    job.end()
+    told = [json.loads((job.attempt.path / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    assert [place(environ).rank for environ in told] == [0, 1]
+    assert {place(environ).size for environ in told} == {2}
+    assert len({place(environ).meeting for environ in told}) == 1
+    assert all(environ.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES") for environ in told)
+    assert not Path(place(told[0]).meeting.removeprefix("file://")).parent.exists()
+
+
+SLURM = {
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "16",
+    "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_NODELIST": "x",
+}  # fmt: skip
+
+
+def test_a_slurm_step_tells_the_place() -> None:
+    found = place(SLURM)
+    assert (found.rank, found.size, found.local_rank) == (5, 8, 1)
+    assert found.meeting.startswith("tcp://gpu07:")
+    assert 15000 <= int(found.meeting.rpartition(":")[2]) < 32768
+    assert place({**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).meeting == found.meeting
+    assert place({**SLURM, "SLURM_JOB_ID": "4712"}).meeting != found.meeting
+    assert place({**SLURM, "MASTER_ADDR": "h", "MASTER_PORT": "9"}).meeting == "tcp://h:9"
+    alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+    assert place(alone) == RankEnv()
+
+
+def test_torchrun_comes_before_slurm() -> None:
+    torchrun = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
+    assert place({**SLURM, **torchrun}) == RankEnv(2, 4, 0, "tcp://[::1]:29500")
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, "RANK is not set"),
+        ({"RANK": "1"}, "WORLD_SIZE is not set"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "below the number"),
+        ({"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "invalid literal"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "where they meet"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(GpasError, match=words):
+        place(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[007-010,12],m1", "n007"),
+        ("rack-3-[1,4]-ib", "rack-3-1-ib"),
+        ("r[1-2]n[03-04]", "r1n03"),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_slots_count_processes() -> None:
+    cores, gpus = Machine(gpus=(), cores=(0, 1, 2, 3)), Machine(gpus=("0", "1"), cores=(0, 1))
+    assert cores.needs(Resources(ranks=2)) == 2
+    assert cores.threads(Resources(ranks=2, cpus=4)) == 4
+    assert Resources(gpus=4).processes == 4
+    assert gpus.needs(Resources(gpus=2)) == 2
+    assert "2 ranks on 1 GPU:" in gpus.check(Resources(gpus=1, ranks=2), "a cell")
+
+
+@pytest.mark.parametrize(("joined", "done"), [(False, ["exit 75"]), (True, ["flag"])])
+def test_a_process_that_waits_for_its_peers_leaves_when_its_parent_dies(
+    monkeypatch: pytest.MonkeyPatch, joined: bool, done: list[str]
+) -> None:
+    from gpas_cli.worker import job
+
+    seen: list[str] = []
+
+    def leave(code: int) -> None:
+        seen.append(f"exit {code}")
+        raise SystemExit
+
+    monkeypatch.setattr(job.os, "_exit", leave)
+    run = SimpleNamespace(joined=joined, flag=SimpleNamespace(raise_alone=lambda: seen.append("flag")))
+    with suppress(SystemExit):
+        job.Run.parent_died(run)  # type: ignore[arg-type]
+    assert seen == done
