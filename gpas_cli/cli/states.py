@@ -14,7 +14,7 @@ from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell
-    from gpas_cli.plan.usage import UsageMeter
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
     from gpas_cli.schedule.slurm.array_task import Job
     from gpas_cli.state.status import CellStatus
 
@@ -112,7 +112,7 @@ def starts(job: Job) -> str:
     return clock_time(job.start) if job.start else ""
 
 
-def grid_mappings(states: Sequence[CellStatus], uses: Mapping[str, Use]) -> list[dict[str, Any]]:
+def grid_mappings(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> list[dict[str, Any]]:
     """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
@@ -125,7 +125,7 @@ def grid_mappings(states: Sequence[CellStatus], uses: Mapping[str, Use]) -> list
     ]  # fmt: skip
 
 
-def ends(use: Use) -> str:
+def ends(use: GridUsage) -> str:
     """Return the ETA of the running and queued cells at the current rate, "" if unknown."""
     if use.ends is None:
         return ""

@@ -62,7 +62,7 @@ def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
             return
 
 
-def render(room: Room, height: int) -> RenderableType:
+def render(room: Activity, height: int) -> RenderableType:
     """Return the view in about `height` lines."""
     from rich.console import Group
     from rich.text import Text
@@ -160,7 +160,7 @@ def _hours(spent: Usage, unit: str) -> str:
     return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}"
 
 
-def _unit(room: Room) -> str:
+def _unit(room: Activity) -> str:
     """Return the unit of hours: GPU-hours, or core-hours if no GPU was used."""
     return "GPU-hours" if room.total.spent.gpu_hours else "core-hours"
 
@@ -169,7 +169,7 @@ def _name(room: Activity, state: CellStatus) -> str:
     return state.entry.id if len(room.grids) > 1 else state.entry.name
 
 
-def as_mapping(room: Room) -> dict[str, Any]:
+def as_mapping(room: Activity) -> dict[str, Any]:
     """Return the document `Top` without its schema number. Times are unix times; hours are device hours."""
     return {
         "time": time.time(),

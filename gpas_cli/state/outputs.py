@@ -49,26 +49,3 @@ def checkpoint_code(runs: Path, key: str) -> str:
         return str(AttemptDir(newest.parents[1]).read_attempt().get("code") or "") if newest else ""
     except (OSError, GpasError):
         return ""
-
-
-def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
-    """Delete the checkpoints that earlier attempts had begun to write when they were killed.
-
-    Whatever a process may still be writing stays: an attempt whose lock is held or, where locks tell nothing, one whose
-    checkpoints have changed within LONG_AGO seconds.
-    """
-    from gpas_cli.train.dcp_storage import discard
-
-    for attempt in earlier:
-        if _is_over(attempt):
-            discard(attempt.checkpoints)
-
-
-def _is_over(attempt: AttemptDir) -> bool:
-    lock = locks.probe(alive_path(attempt))
-    if lock in (locks.Lock.FREE, locks.Lock.HELD):
-        return lock is locks.Lock.FREE
-    try:
-        return time.time() - attempt.checkpoints.stat().st_mtime > LONG_AGO
-    except OSError:
-        return False

@@ -18,7 +18,7 @@ def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
     Whatever a process may still be writing stays: an attempt whose lock is held or, where locks tell nothing, one whose
     checkpoints have changed within LONG_AGO seconds.
     """
-    from gpas_cli.train.shardfiles import discard
+    from gpas_cli.train.dcp_storage import discard
 
     for attempt in earlier:
         if _is_over(attempt):
