@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpas_cli.errors import DataError
+from gpas_cli.files import replace_file
 
 TEMPORARY_PREFIX = ".tmp-"
 STALE_SECONDS = 86_400  # age from which a temporary file is leftover
@@ -33,28 +32,13 @@ def write(path: Path, content: bytes) -> None:
     Raises DataError if it cannot be written.
     """
     try:
-        _write(path, content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A cache is shared by everyone who may enter its folder.
+        replace_file(path, content, mode=0o644, prefix=TEMPORARY_PREFIX)
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror or error}; free space there, or set GPAS_CACHE to another folder"
         ) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-    aside = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp creates private files; a cache is shared by everyone who may enter its folder.
-        aside.chmod(0o644)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, value: Any) -> None:

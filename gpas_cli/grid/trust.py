@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import replace_file
 
 ENVIRONMENT = "GPAS_TRUSTED"
 _ROOT = 0
@@ -147,7 +148,4 @@ def _write(folders: Iterable[Path]) -> None:
     for existing in (path.parent, *([path] if path.exists() else [])):
         if reason := _fault(existing):
             raise GpasError(f"{existing} {reason}: a list of trusted folders there would be ignored")
-    written = path.with_name(f".trusted-{os.getpid()}")
-    written.write_text("".join(f"{folder}\n" for folder in folders), "utf-8")
-    written.chmod(0o600)
-    written.replace(path)
+    replace_file(path, "".join(f"{folder}\n" for folder in folders), durable=False, mode=0o600)

@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
+from gpas_cli.files import fsync
 from gpas_cli.store import driver_errors, owner, rundir, session
 from gpas_cli.store.consistency import Defect, inconsistencies
 from gpas_cli.store.ingest import ATTEMPT, STAGE, Ingested, Unreadable, ingest_attempt, sync
@@ -238,8 +239,7 @@ def _link_or_copy(path: Path, kept: Path) -> None:
 def _single_file(path: Path) -> None:
     with closing(_raw(path)) as database:
         database.execute("PRAGMA journal_mode = DELETE")
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    fsync(path)
 
 
 def _refuse_other_project(url: str, runs: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +32,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
+
+from gpas_cli.files import fsync, replace_file
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -87,15 +88,12 @@ class Writer(StorageWriter):
             "tensors": _tensors(metadata, {result.index: result.storage_data[0] for result in written}),
         }
         text = json.dumps({**content, "sha256": _digest_of(content)})
-        with (self.aside / MANIFEST).open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        _fsync(self.aside)
+        replace_file(self.aside / MANIFEST, text)
+        fsync(self.aside)
         if self.path.exists():  # of an attempt that has been here before and found it damaged
             shutil.rmtree(self.path)
         self.aside.rename(self.path)
-        _fsync(self.path.parent)
+        fsync(self.path.parent)
 
     def reset(self, checkpoint_id: object = None) -> None:
         pass
@@ -214,7 +212,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
         save_file(dict(tensors), path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    _fsync(path)
+    fsync(path)
     return _sha256(path)
 
 
@@ -225,11 +223,3 @@ def _sha256(path: Path) -> str:
 
 def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.files import replace_file
 from gpas_cli.spec.run import Monitoring
 
 FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
@@ -129,12 +129,7 @@ class Health:
     def save(self, folder: Path, step: int) -> None:
         """Write the state after update `step` into the folder of its checkpoint, and drop those of checkpoints that
         are gone. Raises OSError."""
-        aside = folder / f".watch-{os.getpid()}"
-        try:
-            aside.write_text(json.dumps(self.state()))
-            aside.replace(_path(folder, step))
-        finally:
-            aside.unlink(missing_ok=True)
+        replace_file(_path(folder, step), json.dumps(self.state()), durable=False)
         for path in folder.glob("watch-*.json"):
             if not any(folder.glob(f"step-{path.stem.removeprefix('watch-')}*")):
                 path.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""Replacing a file: all or nothing, durable or not, with the permissions asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.files import fsync, replace_file
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_bytes_and_text_replace_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    replace_file(path, b"\x00old")
+    assert path.read_bytes() == b"\x00old"
+    replace_file(path, "né\n")
+    assert path.read_bytes() == b"n\xc3\xa9\n"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_only_a_durable_file_is_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    replace_file(tmp_path / "a", "x", durable=False)
+    assert synced == []
+    replace_file(tmp_path / "a", "x")
+    fsync(tmp_path)
+    assert len(synced) == 2
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_permissions_do_not_depend_on_the_umask(tmp_path: Path, mode: int) -> None:
+    before = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "usual", "x")
+        replace_file(tmp_path / "asked", "x", mode=mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "usual").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "asked").stat().st_mode) == mode
+
+
+def test_a_missing_folder_is_the_callers_affair(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "absent" / "a", "x")
+
+
+def test_a_prefix_names_the_file_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: seen.extend(names(tmp_path)))
+    replace_file(tmp_path / "a", "x", prefix=".tmp-")
+    assert len(seen) == 1
+    assert seen[0].startswith(".tmp-")
