@@ -199,7 +199,7 @@ def stop():
     print("halted", flush=True)
     time.sleep(600)
 
-records, write = source.records, disk._write
+records, write = source.records, disk.write
 
 def slow(split, after=""):
     for number, record in enumerate(records(split, after)):
@@ -215,7 +215,7 @@ def torn(path, content):
 if halt == "reading":
     source.records = slow
 if halt == "writing":
-    disk._write = torn
+    disk.write = torn
 tokens = TokenCache(source, survey, tokenizer, None, cache, 10)
 print("ready", flush=True)
 for split in ("train", "validation"):
