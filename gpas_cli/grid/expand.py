@@ -168,7 +168,7 @@ class Expansion:
 
     def entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
         asked = self.resources(grid, draft.settings)
-        if uneven := cell.optim.shared(asked.processes):
+        if uneven := cell.optim.split_fault(asked.processes):
             at = grid.resources_node or grid
             self.report(Problem(("grids", grid.name, "resources"), uneven, str(at.mark)))
         return Entry(
@@ -203,7 +203,7 @@ class Expansion:
 
     def text_resources(self, asked: Resources) -> Resources:
         """Those of the training, on one node and without GPUs, where nothing else is declared."""
-        usual, declared = asked.for_text(), self.experiments.text_resources
+        usual, declared = asked.for_tokenising(), self.experiments.text_resources
         return parse.build(Resources, {**parse.plain(usual), **declared}, (), []) or usual
 
     def with_included(self, grid: Grid, own: list[Entry]) -> list[Entry]:

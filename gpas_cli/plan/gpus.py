@@ -1,6 +1,6 @@
 """GPUs that a plan is made for and that this machine need not have: `gpas plan --gpu H100:8`.
 
-Peaks are those of the data sheets (`spec.flops.PEAKS`); what share of it a training reaches is assumed.
+Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); what share of it a training reaches is assumed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a cell is: frozen dataclasses and pure functions over them. Standard library only; no torch, no YAML."""
+"""The specification of a cell: frozen dataclasses and pure functions. Standard library only, no torch, no YAML."""

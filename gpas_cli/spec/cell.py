@@ -1,4 +1,4 @@
-"""A cell: one resolved configuration. Frozen data whose key is a hash of exactly what can change its result."""
+"""A cell: one resolved configuration. Frozen data; its key is a hash of exactly what can change its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
-from gpas_cli.spec.check import canonical_model, canonical_optim, check_cell, check_model, check_wiring
+from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.embed import EMBEDS, Embed
 from gpas_cli.spec.family import FAMILIES, Family
@@ -32,7 +32,7 @@ KEY_VERSION = "gpas-cell-1"
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a cell's chain. Two cells with the same key here share its result."""
+    """One stage of a cell's chain. Cells whose stages have the same key share the result."""
 
     kind: str
     key: str
@@ -41,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Everything that can change a result: network, text, recipe, precision, seed, and the stages that follow."""
+    """Everything that can change a result: network, text, recipe, precision, seed, and the stages after pretraining."""
 
     model: Model
     data: Data
@@ -54,12 +54,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The key of the last stage, 16 hexadecimal digits."""
+        """The key of the last stage: 16 hexadecimal digits."""
         return self.stages[-1].key
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The chain, first to last; each key hashes the stage's own spec and the key of the training it builds on."""
+        """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it."""
         teacher = self.teacher()
         chain = [Stage("pretrain", _digest(self._pretraining()), (teacher.stages[0].key,) if teacher else ())]
         for kind in _LATER:
@@ -72,11 +72,11 @@ class Cell:
 
     @property
     def trained(self) -> Stage:
-        """The last stage that trains: its checkpoint is the cell's network."""
+        """The last stage that trains. Its checkpoint is the cell's network."""
         return _last_training(self.stages)
 
     def teacher(self) -> Cell | None:
-        """The cell whose trained gates this one starts from, if any: the same seed, text and recipe."""
+        """Return the cell with whose trained gates this one starts, if any: it has the same seed, text and recipe."""
         gate = self.model.gate
         if gate is None or not gate.from_trained:
             return None
@@ -84,7 +84,7 @@ class Cell:
         return replace(self, model=model, finetune=None, downstream=None, importance=None)
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
-        """The cell as JSON-ready data; `parse_cell` of it gives an equal cell."""
+        """Return the cell as JSON-ready data, which `parse_cell` turns into an equal cell."""
         rest = {name: parse.plain(getattr(self, name), for_key=for_key) for name in _REST}
         return {**self.model.to_mapping(for_key=for_key), **rest}
 
@@ -93,7 +93,7 @@ class Cell:
         return {name: value for name, value in spec.items() if name not in _LATER}
 
 
-TRAININGS = ("pretrain", "finetune")  # the kinds of stage that leave a checkpoint
+TRAININGS = ("pretrain", "finetune")  # the kinds of stage that write a checkpoint
 _LATER = ("finetune", "downstream", "importance")
 _REST = ("data", "optim", "precision", "seed", *_LATER)
 
@@ -109,9 +109,9 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The named parts a specification may refer to; experiments.yaml may add sizes, corpora and schemes.
+    """The named parts that a specification may refer to; experiments.yaml may add sizes, corpora and schemes.
 
-    `models` keeps networks that have been parsed and found sound, by how they are spelt: cells of a grid share them.
+    `models` caches valid networks by the JSON of their settings, because many cells of a grid share a network.
     """
 
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
@@ -121,9 +121,9 @@ class Catalogue:
 
 
 def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue | None = None) -> Cell | None:
-    """A checked, canonical cell from a plain mapping, or None after adding to `problems`.
+    """Return the checked, canonical cell of a plain mapping, or None after adding to `problems`.
 
-    A section is a word or a mapping. A mapping may start from a word: `size: {like: 71m, layers: 6}`.
+    A section is a word or a mapping. A mapping may extend a word: `size: {like: 71m, layers: 6}`.
     """
     catalogue = catalogue or Catalogue()
     before = len(problems)
@@ -141,12 +141,12 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
         return None
     optim = canonical_optim(optim, model)
     cell = Cell(model=model, data=data, optim=optim, precision=plain.precision, seed=plain.seed, **stages)
-    problems.extend(check_cell(cell))
+    problems.extend(check_training(model, data, optim))
     return cell if len(problems) == before else None
 
 
 def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Model:
-    """The network part of a cell from a plain mapping {size, norm, gate, embed, init, family}; only size is required.
+    """Return the network of a plain mapping {size, norm, gate, embed, init, family}; only size is required.
 
     Raises InvalidExperiments with every problem found.
     """
@@ -158,7 +158,7 @@ def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -
 
 
 def cell_from(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Cell:
-    """`parse_cell`, raising InvalidExperiments with every problem found."""
+    """Return `parse_cell` of `values`. Raises InvalidExperiments with every problem found."""
     problems: list[Problem] = []
     cell = parse_cell(values, problems, catalogue)
     if cell is None:
@@ -176,14 +176,14 @@ _STAGES: dict[str, type] = {"finetune": Finetune, "downstream": Downstream, "imp
 
 
 def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:
-    spelt = repr([values.get(name, ...) for name in MODEL_PARTS])
-    if spelt not in catalogue.models:
+    settings = parse.as_json({name: values[name] for name in MODEL_PARTS if name in values})
+    if settings not in catalogue.models:
         before = len(problems)
-        made = _new_model(values, problems, catalogue)
-        if made is None or len(problems) > before:
-            return made
-        catalogue.models[spelt] = made
-    return catalogue.models[spelt]
+        model = _new_model(values, problems, catalogue)
+        if model is None or len(problems) > before:
+            return model
+        catalogue.models[settings] = model
+    return catalogue.models[settings]
 
 
 def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:
@@ -209,7 +209,7 @@ def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
 
 
 def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problems: list[Problem]) -> Any:
-    """A dataclass from a word in `named`, or from a mapping that may say `like: WORD`."""
+    """Return a dataclass from a word in `named`, or from a mapping that may have `like: WORD`."""
     if isinstance(value, Mapping):
         values = dict(value)
         like = values.pop("like", None)
@@ -233,7 +233,7 @@ def _optional(cls: type, name: str, value: Any, problems: list[Problem]) -> Any:
 
 
 def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tuple[Scheme | None, str | None]:
-    """The scheme and, of a recorded cell with a scheme that is not ours, the digest of the wiring it was run with."""
+    """Return the scheme and, for a recorded cell with a plugin scheme, the digest of the wiring that it ran with."""
     values = dict(value) if isinstance(value, Mapping) else {"scheme": value}
     scheme = values.pop("scheme", values.pop("like", None))
     if not isinstance(scheme, str) or scheme not in catalogue.schemes:
@@ -251,7 +251,7 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
     if isinstance(value, Mapping) and value.get("like") == "none":
         for name in value:
             if name != "like":
-                problems.append(Problem(("gate", name), f"has no effect: gate is none, so '{name}' changes nothing"))
+                problems.append(Problem(("gate", name), "has no effect: gate is none"))
         return None
     if not isinstance(value, Mapping) and value != "gpas":
         problems.append(Problem(("gate",), f"unknown gate '{value}'; {nearest(str(value), ('none', 'gpas'))}"))
@@ -269,7 +269,7 @@ def _parse_init(
     if norm is not None:
         values.setdefault("preset", norm.init_preset)
     if family is not None and family.tied and size is not None:
-        # The table is the head as well: it starts as small as one, and its last row is trained like any other.
+        # The table is also the head: it starts with the small std of a head, and its last row is trained.
         values.setdefault("zero_last_row", False)
         if values["preset"] == "small":
             values.setdefault("embed_std", math.sqrt(2 / (5 * size.hidden)))

@@ -1,13 +1,13 @@
-"""Cross-field rules: spellings of one network made equal, dead or contradictory choices refused with the reason."""
+"""Rules across fields: make different spellings of a network equal, refuse contradictory settings with the reason."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import Problem, nearest
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.embed import Embed
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
@@ -16,12 +16,9 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.optim import Optim
 
-if TYPE_CHECKING:
-    from gpas_cli.spec.cell import Cell
-
 
 def canonical_model(model: Model) -> Model:
-    """The one spelling of this network: fields that cannot matter get their default, equal sites one name."""
+    """Return the canonical spelling of a network: fields without effect have their default, equal sites one name."""
     gate = _canonical_gate(model) if model.gate else None
     embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
     init = replace(model.init, std=Init().std) if model.init.preset == "small" else model.init
@@ -32,7 +29,7 @@ def canonical_model(model: Model) -> Model:
 
 
 def canonical_optim(optim: Optim, model: Model) -> Optim:
-    """Without a trainable gate there is nothing of its own to clip, and one mean over all rows is the usual mean."""
+    """Return the canonical spelling of a recipe: gate clipping needs a trainable gate, one mean over all rows is 0."""
     gated = model.gate is not None and model.gate.learnable
     if not gated:
         optim = replace(optim, clip_gates=0.0)
@@ -51,7 +48,7 @@ def _canonical_gate(model: Model) -> Gate:
     if isinstance(gate.init, tuple) and len(set(gate.init)) == 1 and len(gate.init) == model.size.layers:
         gate = replace(gate, init=gate.init[0])
     if not gate.learnable and not gate.from_trained:
-        # A fixed value is the same for both sub-layers whether they share a parameter or not.
+        # With a fixed value, sharing a parameter makes no difference.
         gate = replace(gate, share="layer")
     return gate
 
@@ -60,7 +57,8 @@ def check_wiring(model: Model, recorded: str | None = None) -> Iterator[Problem]
     """What is wrong with the wiring of a scheme that is not the package's own. `recorded`: the digest it must have."""
     if model.norm.origin is None:
         return
-    depth, name = model.size.layers, model.norm.origin.name
+    depth = model.size.layers
+    name = model.norm.origin.name
     for layer in range(1, depth + 1):
         fault = _wiring_fault(model, layer)
         if fault:
@@ -68,10 +66,12 @@ def check_wiring(model: Model, recorded: str | None = None) -> Iterator[Problem]
             return
     for known, cls in SCHEMES.items():
         if all(cls().wiring(layer, depth) == model.wiring(layer) for layer in range(1, depth + 1)):
-            yield Problem(("norm",), f"in {depth} layers '{model.scheme}' is the scheme '{known}'; write norm: {known}")
+            yield Problem(
+                ("norm",), f"with {depth} layers '{model.scheme}' equals the scheme '{known}'; write norm: {known}"
+            )
             return
     if recorded not in (None, model.wiring_digest):
-        yield Problem(("norm",), f"{name}: '{model.scheme}' does not wire the layers as it did when this cell was made")
+        yield Problem(("norm",), f"{name}: the wiring of '{model.scheme}' has changed since this cell was recorded")
 
 
 def _wiring_fault(model: Model, layer: int) -> str:
@@ -93,7 +93,7 @@ def _wiring_fault(model: Model, layer: int) -> str:
 
 
 def check_model(model: Model) -> list[Problem]:
-    """Every rule that a network breaks."""
+    """Return every rule that a network breaks."""
     return [
         *_check_size(model),
         *_check_scheme(model),
@@ -118,8 +118,8 @@ def _check_scheme(model: Model) -> Iterator[Problem]:
             same = "pre" if post == 0 else "post"
             yield Problem(
                 ("norm", "post_fraction"),
-                f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers: "
-                f"this is the scheme '{same}'; write norm: {same}",
+                f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers, "
+                f"which is the scheme '{same}'; write norm: {same}",
             )
     if isinstance(model.norm, Peri) and not {"rmsnorm", "layernorm"} & set(model.embed.stages):
         yield Problem(("embed",), "Peri-LN without a norm after the embedding is Sandwich; write norm: sandwich")
@@ -139,24 +139,25 @@ def _check_gate(model: Model) -> Iterator[Problem]:
     if not gate.learnable and not gate.from_trained and all(act(a) == 0 for a in starts):
         yield Problem(
             ("gate", "init"),
-            "a fixed gate at 0 is the network without a gate; set gate: none, gate.init or from_trained",
+            "a fixed gate at 0 has no effect; set gate: none, gate.init or from_trained",
         )
     if gate.learnable and slope_at_zero == 0 and all(a <= 0 for a in starts):
         yield Problem(
             ("gate", "activation"),
-            f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never moves and "
-            "the run equals the one without a gate; set gate.init above 0",
+            f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never changes and "
+            "has no effect; set gate.init above 0",
         )
-    if all(_absorbed(model, layer) for layer in range(1, model.size.layers + 1)) and all(act(a) == 0 for a in starts):
+    layers = range(1, model.size.layers + 1)
+    if all(act(a) == 0 for a in starts) and all(_normalised_away(model, layer) for layer in layers):
         yield Problem(
             ("gate", "site"),
-            f"the norm right after the sum takes any scale away, so a gate at {gate.site} that starts at 0 gets no "
-            "gradient and the run equals the one without a gate; use site: home",
+            f"the norm after the sum removes any scale, so a gate at {gate.site} that starts at 0 gets no gradient and "
+            "has no effect; use site: home",
         )
 
 
-def _absorbed(model: Model, layer: int) -> bool:
-    """Whether the layer's gate scales exactly what its norm then normalises."""
+def _normalised_away(model: Model, layer: int) -> bool:
+    """Whether the layer's gate scales exactly the input of a norm."""
     return model.gate_slot(layer) == "sum" and model.wiring(layer).out_norm is not None
 
 
@@ -165,21 +166,23 @@ def _check_embed(model: Model) -> Iterator[Problem]:
     if len(set(stages)) < len(stages):
         yield Problem(("embed", "stages"), "names a stage twice")
     if "detach" in stages and model.embed.detach_gamma == 1:
-        yield Problem(("embed", "detach_gamma"), "1 leaves the gradient as it is; leave the stage 'detach' out")
+        yield Problem(("embed", "detach_gamma"), "1 has no effect; remove the stage 'detach'")
 
 
 def _check_family(model: Model) -> Iterator[Problem]:
     if model.family.tied and model.init.zero_last_row:
-        yield Problem(("init", "zero_last_row"), "a tied head trains the last row too; leave it out or set it to false")
+        yield Problem(
+            ("init", "zero_last_row"), "a tied head also trains the last row; remove the setting or write false"
+        )
 
 
-def check_cell(cell: Cell) -> list[Problem]:
-    """Every rule that spans network, text and recipe."""
-    return [*_check_data(cell), *_check_optim(cell)]
+def check_training(model: Model, data: Data, optim: Optim) -> list[Problem]:
+    """Return every rule across network, text and recipe that is broken."""
+    return [*_check_data(model, data), *_check_optim(data, optim)]
 
 
-def _check_data(cell: Cell) -> Iterator[Problem]:
-    data, vocab = cell.data, cell.model.size.vocab
+def _check_data(model: Model, data: Data) -> Iterator[Problem]:
+    vocab = model.size.vocab
     if data.source in ("files", "hf") and not data.path:
         yield Problem(("data", "path"), f"is required with source: {data.source}")
     if data.source in ("stdlib", "c4") and data.path:
@@ -187,22 +190,23 @@ def _check_data(cell: Cell) -> Iterator[Problem]:
     if data.validation and data.source != "files":
         yield Problem(("data", "validation"), f"needs source: files; {data.source} has its own validation text")
     elif data.validation and data.validation == data.path:
-        yield Problem(("data", "validation"), "is the text that is trained on; name other files")
+        yield Problem(("data", "validation"), "names the training text; name other files")
     if data.tokenizer == "bpe" and vocab < 260:
         yield Problem(("size", "vocab"), f"{vocab} is too small for a byte-level BPE; at least 260")
-    family = cell.model.family
+    family = model.family
     if family.positions == "learned" and family.context < data.length:
         yield Problem(("family", "context"), f"{family.context} is shorter than a row of {data.length} tokens")
     if data.tokenizer == "t5" and vocab < 32_000:
         yield Problem(("size", "vocab"), f"{vocab} is smaller than T5's 32000 pieces; set data.tokenizer: bpe")
 
 
-def _check_optim(cell: Cell) -> Iterator[Problem]:
-    if cell.optim.warmup >= cell.optim.steps:
-        yield Problem(("optim", "warmup"), f"{cell.optim.warmup} is not shorter than the {cell.optim.steps} steps")
-    if cell.optim.mean_rows and cell.optim.batch % cell.optim.mean_rows:
-        yield Problem(("optim", "mean_rows"), f"{cell.optim.mean_rows} does not divide the batch of {cell.optim.batch}")
-    elif cell.optim.mean_rows and cell.data.layout == "pack":
+def _check_optim(data: Data, optim: Optim) -> Iterator[Problem]:
+    if optim.warmup >= optim.steps:
+        yield Problem(("optim", "warmup"), f"{optim.warmup} is not shorter than the {optim.steps} steps")
+    if optim.mean_rows and optim.batch % optim.mean_rows:
+        yield Problem(("optim", "mean_rows"), f"{optim.mean_rows} does not divide the batch of {optim.batch}")
+    elif optim.mean_rows and data.layout == "pack":
         yield Problem(
-            ("optim", "mean_rows"), "has no effect with data.layout: pack, whose rows have equally many tokens"
+            ("optim", "mean_rows"),
+            "has no effect with data.layout: pack: all rows have the same number of tokens",
         )

@@ -1,4 +1,4 @@
-"""Which text a cell trains and is evaluated on, and how it is cut into rows."""
+"""The text of a cell: what it trains and is evaluated on, and how rows are made of it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Data:
 
     source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt, .jsonl or
     .parquet files), `hf` (`path` names a `datasets` data set), `c4`.
-    tokenizer: `bpe` trains a byte-level BPE of the model's vocabulary on the training split; `t5` is T5's; else the
-    path of a tokenizer.json.
-    validation: a path or glob of local text to evaluate on, with `source: files` only; all of `path` is then trained
-    on. Empty: a part of `path` is held out.
-    layout: `pack` cuts the joined documents into rows; `pad` gives each document a row, cut or padded (the reference).
-    In experiments.yaml the default of `source: files` is `pack`, because long documents would lose most of their text.
-    length: tokens per row. eval_tokens: budget of predicted validation tokens per evaluation.
+    tokenizer: `bpe` trains a byte-level BPE with the model's vocabulary size on the training split; `t5` is T5's;
+    anything else is the path of a tokenizer.json.
+    validation: a path or glob of local text to evaluate on, for `source: files` only; training then uses all of `path`.
+    Empty: a part of `path` is held out.
+    layout: `pack` joins the documents and cuts them into rows; `pad` makes one row of each document, truncated or
+    padded, like the reference. The default of `source: files` is `pack`, since `pad` truncates long documents.
+    length: tokens per row. eval_tokens: predicted validation tokens per evaluation, at most.
     """
 
     source: str = setting("c4", choices=SOURCES)
@@ -37,7 +37,7 @@ class Data:
 
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the defaults that depend on other values."""
+        """Return `values` with the defaults that depend on other values."""
         return {"layout": "pack", **values} if values.get("source") == "files" else values
 
 

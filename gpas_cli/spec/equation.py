@@ -1,4 +1,4 @@
-"""The equation of every layer as text, from the wiring alone: what `gpas explain` prints. No torch."""
+"""Write the equation of every layer as text, from its wiring alone, for `gpas explain`. No torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpas_cli.spec.norm import Norm, Wiring
 
 
 def equation(model: Model, layer: int) -> str:
-    """The update of one sub-layer of layer `layer` = 1..layers, e.g. "N(2.21 G(x) + f(x))" for DeepNorm with GPAS.
+    """Return the update of a sub-layer of layer `layer` = 1..layers: "N(2.21 G(x) + f(x))" for DeepNorm with GPAS.
 
-    Where the two sub-layers differ (B2T), both: "N(x + f(x)), then N(b + x + f(x)) with b the layer's input".
+    If the two sub-layers differ (B2T), return both: "N(x + f(x)), then N(b + x + f(x)) with b the layer's input".
     """
     first = _sublayer(model, layer, "")
     if not model.wiring(layer).bottom:
@@ -21,7 +21,8 @@ def equation(model: Model, layer: int) -> str:
 
 
 def _sublayer(model: Model, layer: int, bottom: str) -> str:
-    wiring, gated = model.wiring(layer), model.gate_slot(layer)
+    wiring = model.wiring(layer)
+    gated = model.gate_slot(layer)
 
     def gate(slot: str, text: str) -> str:
         if slot != gated:
@@ -45,7 +46,7 @@ def _norm(norm: Norm | None, text: str) -> str:
 
 
 def equations(model: Model) -> list[tuple[int, int, str]]:
-    """Runs of consecutive layers with one equation: (first, last, equation), layers counted from 1."""
+    """Return runs of consecutive layers with equal equations as (first, last, equation); layers count from 1."""
     layers = range(1, model.size.layers + 1)
     runs = []
     for text, group in groupby(layers, key=lambda layer: equation(model, layer)):
@@ -55,7 +56,7 @@ def equations(model: Model) -> list[tuple[int, int, str]]:
 
 
 def embedding(model: Model) -> str:
-    """What enters the first layer, with E[t] the token's row: e.g. "RMSNorm(E[t])", "22.63 E[t] + P" (positions)."""
+    """Return the input of the first layer, with E[t] the token's row: "RMSNorm(E[t])", or "E[t] + P" with positions."""
     text = "E[t]"
     for stage in model.embed.stages:
         gamma = model.embed.detach_gamma
@@ -69,28 +70,29 @@ def embedding(model: Model) -> str:
 
 
 def family(model: Model) -> str:
-    """N, the feed-forward network and the head in words; "" for LLaMA's."""
-    parts, usual = model.family, Family()
+    """Describe N, the feed-forward network and the head where they differ from LLaMA's, "" if nowhere."""
+    parts = model.family
+    llama = Family()
     swiglu = "FFN(x) = W_down (silu(W_gate x) * W_up x)"
-    said = {
+    descriptions = {
         "norm": "N is LayerNorm" if parts.norm == "layernorm" else "N is RMSNorm",
         "ffn": swiglu if parts.ffn == "swiglu" else f"FFN(x) = W_down {parts.ffn}(W_up x)",
         "positions": f"P has {parts.context} learned positions",
         "bias": "projections have biases",
         "tied": "the head is E",
     }
-    return "; ".join(text for name, text in said.items() if getattr(parts, name) != getattr(usual, name))
+    return "; ".join(text for name, text in descriptions.items() if getattr(parts, name) != getattr(llama, name))
 
 
 def norm_starts(wiring: Wiring) -> str:
-    """How the norm weights of a layer start, where it is not 1."""
+    """Describe the initial values of a layer's norm weights that are not 1."""
     norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
     starts = {norm.init for norm in norms if norm is not None and norm.init != 1}
     return ", ".join(f"norm weights start at {start:.4g}" for start in sorted(starts))
 
 
 def description(model: Model) -> list[str]:
-    """The equations of a network in lines: its embedding, its layers, what differs from LLaMA, its gate."""
+    """Return the equations of a network line by line: embedding, layers, differences from LLaMA, gate."""
     lines = [f"{'embedding':<14} x <- {embedding(model)}"] if embedding(model) != "E[t]" else []
     for first, last, text in equations(model):
         where = f"layers {first}-{last}" if last > first else f"layer {first}"

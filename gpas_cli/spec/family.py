@@ -1,4 +1,4 @@
-"""What a decoder is made of apart from its norms' places: LLaMA's parts (the GPAS experiments) or GPT's."""
+"""The parts of a decoder other than the wiring of its norms: those of LLaMA (the GPAS experiments) or GPT."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ FFNS = ("swiglu", "gelu", "relu", "silu")
 class Family:
     """The parts of every layer, the positions and the head.
 
-    norm: what N is wherever the scheme has one, and before the head: RMSNorm (weight) or LayerNorm (weight and bias).
-    ffn: `swiglu` W_down(silu(W_gate x) * W_up x); the others W_down(act(W_up x)) (Spike No More, equation 3 and its
-    appendix E), `gelu` in the tanh form of GPT-2 and Megatron-LM. positions: `rotary` in every attention, or a
+    norm: every norm N of the scheme, and the one before the head: RMSNorm (weight) or LayerNorm (weight and bias).
+    ffn: `swiglu` is W_down(silu(W_gate x) * W_up x); the others are W_down(act(W_up x)) (Spike No More, equation 3 and
+    appendix E), with `gelu` in the tanh form of GPT-2 and Megatron-LM. positions: `rotary` in every attention, or a
     `learned` table of `context` rows, added to the embedding after its stages. bias: on every projection of attention
     and FFN, never on the head. tied: the head is the embedding table.
 
-    GPT here is what Spike No More trained: it names the GPT series and Megatron-LM, shows biases (footnote 2), W_1 and
-    W_2, and its 350M is a 350M (24 layers of 1024, ffn 4096) only if head and embedding are one. It does not say its
-    positions; GPT's and Megatron's are learned. Its dropout of 0.1 is not built. GPT's eps is `size: {eps: 1e-5}`.
+    `gpt` is the network of Spike No More. The paper names the GPT series and Megatron-LM, shows biases (footnote 2),
+    W_1 and W_2, and its 350M network (24 layers of 1024, ffn 4096) has 350M parameters only if head and embedding are
+    tied. It does not state the positions; those of GPT and Megatron-LM are learned. Its dropout of 0.1 is not
+    implemented. GPT's eps is `size: {eps: 1e-5}`.
     """
 
     norm: str = setting("rmsnorm", choices=NORMS, omit_default_from_key=True)

@@ -1,18 +1,18 @@
-"""FLOPs of a training update, and what known accelerators can do at most: what MFU and estimates are made of.
+"""FLOPs of a training update and the peak FLOP/s of known accelerators, for MFU and estimates.
 
-FLOPs per token = 6 (N - V d) + 6 L T d, the convention of this program (PaLM, appendix B, with causal attention): N
-parameters in matrices, of which the V x d of the input table do no arithmetic (a tied head does); L layers of width d
-attend over half of T positions on average. Forward and backward count, recomputation does not. Tokens are targets:
-padding is work that does not count.
+FLOPs per token = 6 (N - V d) + 6 L T d, as in PaLM, appendix B, but with causal attention: N parameters in matrices,
+without the V x d of the input table, which needs no arithmetic (a tied head does); L layers of width d attend to T / 2
+positions on average. Forward and backward passes count, recomputation does not. Only tokens that are targets count,
+padding does not.
 """
 
 from __future__ import annotations
 
 from gpas_cli.spec.cell import Cell
 
-# Name as CUDA gives it -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without tensor
-# cores (NVIDIA's data sheets, no sparsity). The first part of a name that matches counts, so longer ones come first.
-PEAKS: dict[str, tuple[float, float, float]] = {
+# CUDA's name of the device -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without
+# tensor cores (NVIDIA's data sheets, without sparsity). The first match counts, so longer names come first.
+PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
     "B200": (2250.0, 1125.0, 80.0),
     "GH200": (989.5, 494.7, 67.0),
     "H200": (989.5, 494.7, 67.0),
@@ -36,21 +36,21 @@ PEAKS: dict[str, tuple[float, float, float]] = {
 
 
 def flops_per_token(cell: Cell) -> float:
-    """FLOPs of one training update, per token."""
+    """Return the FLOPs of one training update, per token."""
     size = cell.model.size
     attention = 6 * size.layers * cell.data.length * size.hidden
     return 6.0 * _multiplied(cell) + attention
 
 
 def parameters(cell: Cell) -> int:
-    """Parameters in matrices and tables; norms, gates, biases and learned positions are left out: 2 % at 71M."""
+    """Return the number of parameters without norms, gates, biases and learned positions (2 % at 71M)."""
     size = cell.model.size
     table = 0 if cell.model.family.tied else size.vocab * size.hidden
     return _multiplied(cell) + table
 
 
 def _multiplied(cell: Cell) -> int:
-    """Parameters that a token is multiplied with: those of the layers' matrices and of the head."""
+    """Return the number of parameters that each token is multiplied with: the layers' matrices and the head."""
     size = cell.model.size
     matrices = 3 if cell.model.family.ffn == "swiglu" else 2
     per_layer = 4 * size.hidden**2 + matrices * size.hidden * size.ffn
@@ -58,12 +58,13 @@ def _multiplied(cell: Cell) -> int:
 
 
 def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
-    """FLOP/s that one device called `gpu` has at most in a precision; None where that is not known.
+    """Return the peak FLOP/s of a device called `gpu` in a precision, None if unknown.
 
-    `tf32`: float32 products may use tensor cores. A MIG slice or a laptop's chip is not the device it is named after.
+    `tf32`: float32 products may use tensor cores. MIG slices and laptop chips are unknown: they are slower than the
+    device whose name they contain.
     """
     words = f" {gpu} ".replace("-", " ")
-    found = next((peaks for name, peaks in PEAKS.items() if f" {name} " in words), None)
+    found = next((peaks for name, peaks in PEAK_TFLOPS.items() if f" {name} " in words), None)
     if found is None or any(lesser in words for lesser in (" MIG ", " Laptop ", " D ")):
         return None
     bf16, tensor, plain = found

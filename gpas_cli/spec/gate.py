@@ -1,4 +1,4 @@
-"""The GPAS gate G(x) = x - act(alpha) * sg(x) (GPAS, equation 4) and where it sits in a sub-layer."""
+"""The GPAS gate G(x) = x - act(alpha) * sg(x) (GPAS, equation 4) and its position in a sub-layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _sigmoid(a: float) -> float:
     return 1 / (1 + math.exp(-a)) if a >= 0 else math.exp(a) / (1 + math.exp(a))
 
 
-# name -> (act(a), act'(0)); the derivative at 0 tells whether a gate that starts at 0 can ever move.
+# name -> (act(a), act'(0)); a gate that starts at 0 can change only if the derivative at 0 is not 0.
 ACTIVATIONS: dict[str, tuple[Callable[[float], float], float]] = {
     "identity": (lambda a: a, 1.0),
     "relu": (lambda a: max(a, 0.0), 0.0),
@@ -31,11 +31,11 @@ SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut"
 class Gate:
     """One GPAS gate per layer, or per sub-layer.
 
-    `site`: `home` is where the paper puts it (after the residual sum; on the skip path of post-norm layers);
-    the others are Table 4's positions, `before-sublayer-shortcut` the second reading of "before".
-    `init`: alpha's start, one number or one per layer.
-    `from_trained`: take alpha's start from the same cell trained with this gate's activation, site, stop-gradient and
-    sharing, but learnable and started at `init` (the predefined gates of Table 5).
+    `site`: `home` is the paper's position (after the residual sum; on the skip path of post-norm layers); the others
+    are the positions of Table 4, where `before-sublayer-shortcut` is a second reading of "before".
+    `init`: the initial alpha, one number or one per layer.
+    `from_trained`: start at the trained alphas of the same cell with a learnable gate of the same activation, site,
+    stop-gradient, sharing and `init` (the predefined gates of Table 5).
     """
 
     activation: str = setting("silu", choices=tuple(ACTIVATIONS))
@@ -47,16 +47,16 @@ class Gate:
     from_trained: bool = setting(False)
 
     def starts(self, layers: int) -> tuple[float, ...]:
-        """alpha's start in each layer, shape (layers,)."""
+        """Return the initial alpha of each layer, shape (layers,)."""
         return self.init if isinstance(self.init, tuple) else (self.init,) * layers
 
     def teacher(self) -> Gate:
-        """The learnable gate whose trained values this one starts from."""
+        """Return the learnable gate whose trained values this one starts from."""
         return replace(self, learnable=True, from_trained=False)
 
 
 def slot(wiring: Wiring, site: str) -> str:
-    """The slot of the residual formula that `site` means in a layer wired like `wiring`."""
+    """Return the slot of the residual formula that `site` refers to in a layer with this wiring."""
     if site == "home":
         return wiring.home
     if site == "after-norm":

@@ -1,4 +1,4 @@
-"""How parameters start. The rules themselves are in `gpas_cli.model.init`; this is the choice."""
+"""The choice of initialisation. `gpas_cli.model.init` implements the rules."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Init:
 
     normal: N(0, std^2). scaled: normal, with o and down divided by sqrt(2L). small: std sqrt(2/(5d)) and scaled outputs
     (Spike No More). xavier: Xavier normal. deepnorm: Xavier, gain (8L)^(-1/4) on v, o, gate, up, down.
-    `embed_std` defaults to sqrt(2/5), the "Scaled Embed" of the GPAS experiments. `zero_last_row`: the reference
-    keeps vocabulary row V-1 at zero without gradient (its padding index is -1). Where the head is tied to the
-    embedding, `embed_std` defaults to the matrices' and `zero_last_row` to false. Learned positions start like the
-    matrices, in xavier and deepnorm with `std`; biases at 0.
+    `embed_std` defaults to sqrt(2/5), the "Scaled Embed" of the GPAS experiments. `zero_last_row`: keep vocabulary row
+    V-1 at zero without gradient, like the reference, whose padding index is -1. With a head tied to the embedding,
+    `embed_std` defaults to the std of the matrices and `zero_last_row` to false. Learned positions are initialised like
+    the matrices, with `std` in xavier and deepnorm; biases are 0.
     """
 
     preset: str = setting("normal", choices=PRESETS)

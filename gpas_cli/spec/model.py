@@ -1,4 +1,4 @@
-"""The network part of a cell: everything that decides which function is trained and how its parameters start."""
+"""The network part of a cell: everything that determines the function and its initial parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpas_cli.spec.size import Size
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder: shape, normalisation scheme, gate, embedding, initialisation, and the family of its parts."""
+    """A decoder: shape, normalisation scheme, gate, embedding, initialisation and family."""
 
     size: Size
     scheme: str
@@ -30,15 +30,15 @@ class Model:
     family: Family = field(default_factory=Family)
 
     def wiring(self, layer: int) -> Wiring:
-        """The wiring of layer `layer` = 1..layers."""
+        """Return the wiring of layer `layer` = 1..layers."""
         return self.norm.wiring(layer, self.size.layers)
 
     def gate_slot(self, layer: int) -> str | None:
-        """The slot of the residual formula that holds the gate in layer `layer`, None without a gate."""
+        """Return the slot of the residual formula that has the gate in layer `layer`, None without a gate."""
         return slot(self.wiring(layer), self.gate.site) if self.gate else None
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
-        """The sections as JSON-ready data; `parse_model` of it gives an equal model."""
+        """Return the sections as JSON-ready data, which `parse_model` turns into an equal model."""
         return dict(self._for_key) if for_key else self._mapping(for_key=False)
 
     @cached_property
@@ -56,24 +56,24 @@ class Model:
         if self.norm.origin is None:
             scheme = (self.norm.same_as if for_key else "") or self.scheme
             return {"scheme": scheme, **parse.plain(self.norm, for_key=for_key)}
-        # Of a scheme that is not ours, nothing but its wiring can be trusted to stay what it is.
+        # The text and the fields of a plugin scheme may change without changing the network; its wiring decides.
         named = {"scheme": "plugin"} if for_key else {"scheme": self.scheme, **parse.plain(self.norm)}
         return {**named, "wiring": self.wiring_digest}
 
     @property
     def wiring_digest(self) -> str:
-        """16 hexadecimal digits that stand for the wiring of all layers."""
-        layers = [_changed(self.wiring(layer)) for layer in range(1, self.size.layers + 1)]
+        """A hash of the wiring of all layers: 16 hexadecimal digits."""
+        layers = [_non_defaults(self.wiring(layer)) for layer in range(1, self.size.layers + 1)]
         return hashlib.sha256(json.dumps(layers, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 
-def _changed(part: Wiring | Norm) -> dict[str, Any]:
-    """The fields that differ from their defaults, so that later fields leave old digests alone."""
+def _non_defaults(part: Wiring | Norm) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, so that new fields do not change old digests."""
     values = {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
     return {name: _plain(value) for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Norm):
-        return _changed(value)
+        return _non_defaults(value)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

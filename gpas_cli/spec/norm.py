@@ -1,4 +1,4 @@
-"""Normalisation schemes as data: which norm slots a sub-layer has, how they start, and where GPAS lives.
+"""Normalisation schemes as data: the norm slots of a sub-layer, their initial weights, and the slot of the gate.
 
 Every scheme is one instance of the residual formula (`gpas_cli.model.wiring` computes it):
 
@@ -10,7 +10,7 @@ Every scheme is one instance of the residual formula (`gpas_cli.model.wiring` co
     Peri       as Sandwich, and a norm after the embedding
     B2T        as Post, and FFN: y = N(b + G(x) + f(x)) with b the layer's input
 
-To add a scheme: one frozen dataclass with `wiring`, one entry in SCHEMES; or both in a file of your own, which
+To add a scheme, write a frozen dataclass with `wiring` and add it to SCHEMES, here or in a file of your own that
 experiments.yaml names under `plugins`. Layers count from 1, as in the papers.
 """
 
@@ -25,7 +25,7 @@ from gpas_cli.spec.parse import setting
 
 @dataclass(frozen=True)
 class Norm:
-    """One norm slot: its weight starts at `init`; its output is multiplied by the constant `scale`."""
+    """One norm slot: its weight is initialised to `init`, its output is multiplied by the constant `scale`."""
 
     init: float = 1.0
     scale: float = 1.0
@@ -35,8 +35,8 @@ class Norm:
 class Wiring:
     """The slots of one layer's two sub-layers. An absent norm is the identity.
 
-    `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's own input,
-    ungated, joins the sum of its last sub-layer.
+    `home` is the slot in which the GPAS paper has the gate for this kind of sub-layer. `bottom`: the layer's input,
+    ungated, is added to the sum of its last sub-layer.
     """
 
     in_norm: Norm | None = None
@@ -47,23 +47,23 @@ class Wiring:
     bottom: bool = False
 
 
-# Where the gate may sit: the names in capitals above.
+# The slots for the gate, in capitals above.
 GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a scheme that is not the package's own came from: a file's name and text, or an installed package."""
+    """Where a plugin scheme comes from: the name and text of a file, or the name of an installed package."""
 
     name: str
     source: str = ""
 
 
 class Scheme:
-    """What a normalisation scheme is: a frozen dataclass that wires each layer.
+    """Base class of normalisation schemes: frozen dataclasses that return the wiring of each layer.
 
-    `title` heads its rows of tables; `init_preset` and `embedding` are what it brings where a cell says nothing of
-    `init` and `embed`. `same_as` names the scheme whose wiring, and so whose key, this one shares. `origin` is set by
+    `title` is the label in tables. `init_preset` and `embedding` are the defaults of `init` and `embed` for cells with
+    this scheme. `same_as` names the scheme with the same wiring, and therefore the same key. `origin` is set by
     `gpas_cli.spec.plugins`.
     """
 
@@ -74,7 +74,7 @@ class Scheme:
     origin: ClassVar[Origin | None] = None
 
     def wiring(self, layer: int, depth: int) -> Wiring:
-        """The wiring of layer `layer` (1 = first) in a network of `depth` layers: a pure function of the fields."""
+        """Return the wiring of layer `layer` (1 = first) of `depth` layers, as a pure function of the fields."""
         raise NotImplementedError
 
 
@@ -121,8 +121,8 @@ class Sandwich(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class Peri(Scheme):
-    """Sandwich whose stream also starts behind a norm (Kim et al. 2025). Spelt as Sandwich with that embedding, it is
-    the same network and has the same key."""
+    """Sandwich with a norm after the embedding (Kim et al. 2025). Sandwich with that embedding is the same network and
+    has the same key."""
 
     title: ClassVar[str] = "Peri-LN"
     embedding: ClassVar[str] = "rmsnorm"
@@ -134,7 +134,7 @@ class Peri(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class B2T(Scheme):
-    """Post-LN whose layers add their input once more before their last norm (Takase et al. 2023, bottom-to-top)."""
+    """Post-LN whose layers add their input again before their last norm (Takase et al. 2023, bottom-to-top)."""
 
     title: ClassVar[str] = "B2T"
 
@@ -161,7 +161,7 @@ class Mix(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class LNS(Scheme):
-    """Pre-LN whose norms carry 1/sqrt(l): as the weight's start ("init", the GPAS experiments) or as a constant
+    """Pre-LN whose norms have a factor 1/sqrt(l): as the initial weight ("init", the GPAS experiments) or as a constant
     multiplier of the output ("scale", equation 1 of The Curse of Depth)."""
 
     apply: str = setting("init", choices=("init", "scale"))

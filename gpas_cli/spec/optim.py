@@ -1,4 +1,4 @@
-"""The pretraining recipe: Adam, schedule, batch, clipping. Learning rates of updates are pure functions of the step."""
+"""The pretraining recipe: Adam, schedule, batch, clipping. Learning rates are pure functions of the step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from gpas_cli.spec.parse import setting
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Adam with warm-up and decay. `batch` is sequences per update, over all devices and micro-batches.
+    """Adam with warm-up and decay. `batch` is the number of sequences per update, over all devices and micro-batches.
 
-    `clip` (0 = off) bounds a joint norm of the gradients, then `clip_gates` (0 = off) the gates' joint norm: the
-    reference's order. `clip_over`: `clip` is over `all` gradients, the gates' included, as the reference does; or over
-    the `others` alone, as GPAS Appendix A words it for 7B ("0.01 on gates and 1.0 on other parameters").
-    `mean_rows`: 0 weighs every token of an update equally; n takes the mean over each n consecutive rows first and
-    then the mean of those means, as the reference does with the rows of a micro-batch (256 at 71M). How many rows fit
-    the device at once never matters.
+    As in the reference, `clip` (0 = off) first bounds the joint norm of the gradients, then `clip_gates` (0 = off) that
+    of the gates. `clip_over`: whether `clip` includes the gates (`all`, as in the reference) or not (`others`, as in
+    GPAS Appendix A for 7B: "0.01 on gates and 1.0 on other parameters").
+    `mean_rows`: 0 weighs all tokens of an update equally; n averages the means over each n consecutive rows, as the
+    reference does with the rows of a micro-batch (256 at 71M). The number of rows on a device at once has no effect.
     """
 
     lr: float = setting(above=0, high=10)
@@ -37,26 +36,26 @@ class Optim:
 
     @property
     def rows(self) -> int:
-        """Sequences read over the whole training."""
+        """The number of sequences in the whole training."""
         return self.steps * self.batch
 
     @property
-    def rows_of_a_mean(self) -> int:
-        """Over how many rows each mean of an update is taken: all of them unless `mean_rows` says otherwise."""
+    def rows_per_mean(self) -> int:
+        """The number of rows in each mean of an update."""
         return self.mean_rows or self.batch
 
-    def shared(self, processes: int) -> str:
-        """What is wrong with sharing the rows of each mean among so many processes, "" when nothing is."""
-        rows = self.rows_of_a_mean
+    def split_fault(self, processes: int) -> str:
+        """Return why the rows of each mean cannot be split evenly among the processes, or ""."""
+        rows = self.rows_per_mean
         if rows % processes == 0:
             return ""
         nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - processes))
         return f"{rows} rows cannot be shared evenly by {processes} processes; nearest: {nearest}"
 
     def learning_rate(self, update: int) -> float:
-        """The learning rate of update `update` = 1, 2, ..., `steps`: update 1 has rate 0 when there is a warm-up.
+        """Return the learning rate of update `update` = 1, 2, ..., `steps`; with warm-up, that of update 1 is 0.
 
-        The reference does one update more than it was asked for, at 1e-7 of the rate.
+        The reference performs `steps` + 1 updates, the last one at 1e-7 of the rate.
         """
         k = update - 1
         if k >= self.steps:

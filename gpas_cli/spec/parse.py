@@ -1,27 +1,28 @@
-"""Plain mappings <-> frozen dataclasses, with every problem collected and none raised half-way.
+"""Convert plain mappings to frozen dataclasses and back, collecting every problem instead of raising the first.
 
-A dataclass field declared with `setting(...)` carries its own bounds, so that adding a field is enough
-to have it parsed, checked and explained. Only the types below are understood; the spec needs no more.
+A dataclass field declared with `setting(...)` carries its bounds, so a new field is parsed, checked and explained
+without further code. Fields have one of the few types that `supported` accepts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
 import unicodedata
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
 
 T = TypeVar("T")
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 MISSING = dataclasses.MISSING
-_BREAKS = ("Cc", "Zl", "Zp")
-_REVERSING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")
+_DIRECTION_CHANGES = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
@@ -36,7 +37,7 @@ def setting(
     check: Callable[[str], str] | None = None,
     lines: bool = False,
 ) -> Any:
-    """A field with its bounds: low <= value <= high, value > above, or one of `choices`.
+    """Declare a dataclass field with bounds: low <= value <= high, value > above, or one of `choices`.
 
     `check` returns what is wrong with a word, or "". `lines` allows line breaks in a word.
     `omit_default_from_key` is for fields added after keys were first published: the content key leaves the field out
@@ -66,43 +67,42 @@ def _layout(cls: Hashable) -> tuple[tuple[str, bool, Any], ...]:
     return tuple((f.name, bool(f.metadata.get("omit_default_from_key")), f.default) for f in found)
 
 
-KEPT = 4096  # sections: a grid has few different ones, however many cells share them
-_BUILT: dict[tuple[type, str], Any] = {}
+def as_json(values: Mapping[str, Any]) -> str:
+    """Return `values` as JSON, a cache key in which 1, 1.0, true and "1" differ, and 0.0 and -0.0."""
+    return json.dumps(values, default=repr)
 
 
-def build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Problem]) -> T | None:
-    """An instance of the dataclass `cls` from `values`, or None after adding to `problems`.
+def build(cls: type[T], values: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> T | None:
+    """Return an instance of the dataclass `cls` from `values`, or None after adding to `problems`.
 
-    Values that are spelt alike give the same instance: the cells of a grid differ in a section or two.
+    Equal values give the same instance.
     """
-    spelt = cls, repr(values)  # which tells 1, 1.0, true and '1' apart, and 0.0 from -0.0
-    if spelt in _BUILT:
-        return typing.cast(T, _BUILT[spelt])
-    made = _build(cls, values, path, problems)
-    if made is not None:
-        if len(_BUILT) >= KEPT:
-            _BUILT.clear()
-        _BUILT[spelt] = made
-    return made
+    made, found = _build(typing.cast(Hashable, cls), as_json(values))
+    problems.extend(dataclasses.replace(problem, path=(*path, *problem.path)) for problem in found)
+    return typing.cast("T | None", made)
 
 
-def _build(cls: type[T], values: Mapping[str, Any], path: Path, problems: list[Problem]) -> T | None:
-    before = len(problems)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values = getattr(cls, "completed", dict)(values)  # a class may have defaults that depend on other values
+@lru_cache(maxsize=4096)  # a large grid has only a few different sections
+def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
+    problems: list[Problem] = []
+    fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
+    # A class may have defaults that depend on other values.
+    values = getattr(cls, "completed", dict)(json.loads(values_json))
     for name in values:
         if name not in fields:
-            problems.append(Problem((*path, name), f"unknown key '{name}'; {nearest(name, fields)}"))
-    kwargs, hints = {}, _hints(typing.cast(Hashable, cls))
+            problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, fields)}"))
+    hints = _hints(cls)
+    kwargs = {}
     for name, f in fields.items():
         if name in values:
-            kwargs[name] = _convert(hints[name], values[name], f.metadata, (*path, name), problems)
+            kwargs[name] = _convert(hints[name], values[name], f.metadata, (name,), problems)
         elif f.default is MISSING and f.default_factory is MISSING:
-            problems.append(Problem((*path, name), "is required"))
-    return cls(**kwargs) if len(problems) == before else None
+            problems.append(Problem((name,), "is required"))
+    made = None if problems else typing.cast(Any, cls)(**kwargs)
+    return made, tuple(problems)
 
 
-def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: Path, problems: list[Problem]) -> Any:
+def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
@@ -118,7 +118,7 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: Path, probl
 
 
 def _as(option: Any, value: Any) -> Any:
-    """`value` as `option`, or MISSING where it is not one. bool is never a number, 1 is a float, 1e3 whole."""
+    """Return `value` as an `option`, or MISSING. A bool is never a number, 1 is a float, 1e3 is a whole number."""
     if typing.get_origin(option) is tuple:
         item = typing.get_args(option)[0]
         converted = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [MISSING]
@@ -126,18 +126,18 @@ def _as(option: Any, value: Any) -> Any:
     if option is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if option is int and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)  # 6e4 is a whole number, too
+        return int(value)
     if isinstance(value, bool) and option is not bool:
         return MISSING
     return value if isinstance(value, option) else MISSING
 
 
-def understood(hint: Any) -> bool:
-    """Whether a field of this type can be built: bool, int, float, str, a tuple of one of them, a union of these."""
+def supported(hint: Any) -> bool:
+    """Whether a field may have this type: bool, int, float, str, a tuple of one of them, or a union of these."""
     if isinstance(hint, types.UnionType):
-        return all(option is type(None) or understood(option) for option in typing.get_args(hint))
+        return all(option is type(None) or supported(option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        return typing.get_args(hint)[1:] == (...,) and understood(typing.get_args(hint)[0])
+        return typing.get_args(hint)[1:] == (...,) and supported(typing.get_args(hint)[0])
     return hint in (bool, int, float, str)
 
 
@@ -148,7 +148,7 @@ def _describe(option: Any) -> str:
     return names.get(option, f"a {getattr(option, '__name__', option)}")
 
 
-def _check(value: Any, bounds: Mapping[str, Any], path: Path, problems: list[Problem]) -> None:
+def _check(value: Any, bounds: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> None:
     for item in value if isinstance(value, tuple) else (value,):
         message = _violation(item, bounds)
         if message:
@@ -179,20 +179,22 @@ def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
 
 
 def control_character(text: str, allowed: str = "") -> str:
-    """The first character that could change what a terminal shows or end a line, as U+001B; "" if there is none.
+    """Return the first character that could end a line or change what a terminal shows, such as U+001B; "" if none.
 
-    These are Unicode's control characters, its line and paragraph separators, and what reverses the direction of text.
+    These are the control characters of Unicode, line and paragraph separators, and changes of text direction.
     """
-    if text.isprintable():  # true of almost every word, and fast
+    if text.isprintable():  # fast, and true for almost every word
         return ""
     for character in text:
-        if character not in allowed and (unicodedata.category(character) in _BREAKS or character in _REVERSING):
+        if character not in allowed and (
+            unicodedata.category(character) in _CONTROL_CATEGORIES or character in _DIRECTION_CHANGES
+        ):
             return f"U+{ord(character):04X}"
     return ""
 
 
 def plain(value: Any, *, for_key: bool = False) -> Any:
-    """A dataclass as JSON-ready mappings and lists; with `for_key`, without the defaults that keys omit."""
+    """Return a dataclass as JSON-ready mappings and lists; with `for_key`, without the defaults that keys omit."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, (tuple, list)):

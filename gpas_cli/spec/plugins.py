@@ -1,9 +1,9 @@
-"""Schemes that others bring: in a Python file that experiments.yaml names, or in an installed package.
+"""Plugin schemes: defined in a Python file that experiments.yaml names, or in an installed package.
 
-A file defines `SCHEMES = {"name": Class}` as `gpas_cli.spec.norm` does; it imports what is installed and nothing beside
-it. Its text is recorded with every attempt that needs it, and run from there. A package lists the same as entry points
-of the group `gpas_cli.schemes`. Of such a scheme, a cell's key holds the wiring that it gives each layer, not its text
-or name: a remark may change, an equation may not.
+A file defines `SCHEMES = {"name": Class}` like `gpas_cli.spec.norm`. It may import installed packages, but not files
+beside it: its text is recorded with every attempt that needs it, and executed from that record. A package declares its
+schemes as entry points of the group `gpas_cli.schemes`. The key of a cell with a plugin scheme contains the wiring of
+each layer, not the scheme's text or name, so a changed comment keeps the key and a changed equation does not.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.spec import parse
 from gpas_cli.spec.norm import SCHEMES, Origin, Scheme
 
-GROUP = "gpas_cli.schemes"
+ENTRY_POINT_GROUP = "gpas_cli.schemes"
 
 
 def known_schemes() -> dict[str, type[Scheme]]:
-    """The package's schemes and those of installed packages. Raises GpasError when one of these is unusable."""
+    """Return the built-in schemes and those of installed packages. Raises GpasError if one of these is unusable."""
     return {**SCHEMES, **_installed()}
 
 
 @cache
 def schemes_in(name: str, source: str) -> Mapping[str, type[Scheme]]:
-    """The schemes of a plugin file called `name` with the text `source`, which is run.
+    """Return the schemes of a plugin file called `name`, after executing its text `source`.
 
-    Raises InvalidExperiments when it cannot be run or defines no usable schemes.
+    Raises InvalidExperiments if execution fails or a scheme is unusable.
     """
     declared = getattr(_run(name, source), "SCHEMES", None)
     if not isinstance(declared, dict) or not declared:
         raise _unusable(name, ["defines no SCHEMES = {'name': Class}"])
-    return _adopted(declared, Origin(name, source))
+    return _with_origin(declared, Origin(name, source))
 
 
 @cache
 def _installed() -> Mapping[str, type[Scheme]]:
     found: dict[str, type[Scheme]] = {}
-    for point in metadata.entry_points(group=GROUP):
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         try:
             declared = {point.name: point.load()}
         except Exception as error:
-            raise GpasError(f"the scheme '{point.name}' of {package} cannot be loaded: {_told(error)}") from error
+            raise GpasError(f"the scheme '{point.name}' of {package} cannot be loaded: {_described(error)}") from error
         if point.name in found:
-            raise GpasError(f"two installed packages bring a scheme '{point.name}': {package} is the second")
-        found |= _adopted(declared, Origin(package))
+            raise GpasError(f"two installed packages define a scheme '{point.name}'; the second is {package}")
+        found |= _with_origin(declared, Origin(package))
     return found
 
 
 def _run(name: str, source: str) -> ModuleType:
-    """The file as a module. It is registered under a name of its own, by which its annotations are resolved."""
+    """Execute the file as a module, registered in sys.modules so that its annotations can be resolved."""
     module = ModuleType(f"gpas_plugin_{hashlib.sha256(f'{name}/{source}'.encode()).hexdigest()[:16]}")
     module.__file__ = name
     sys.modules[module.__name__] = module
@@ -70,17 +70,17 @@ def _run(name: str, source: str) -> ModuleType:
         if not isinstance(error, Exception | SystemExit):
             raise
         line = error.lineno if isinstance(error, SyntaxError) else _line(name, error)
-        raise _unusable(f"{name}:{line}" if line else name, [_told(error)]) from error
+        raise _unusable(f"{name}:{line}" if line else name, [_described(error)]) from error
     return module
 
 
 def _line(name: str, error: BaseException) -> int | None:
-    """The last line of the file itself that led to the error."""
+    """Return the innermost line of the file in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame.lineno for frame in reversed(frames) if frame.filename == name), None)
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}"
 
@@ -89,8 +89,8 @@ def _unusable(name: str, messages: list[str]) -> InvalidExperiments:
     return InvalidExperiments([Problem((), f"{name}: {message}") for message in messages])
 
 
-def _adopted(declared: Mapping[Any, Any], origin: Origin) -> dict[str, type[Scheme]]:
-    """The declared classes, marked with where they came from, if all of them are schemes."""
+def _with_origin(declared: Mapping[Any, Any], origin: Origin) -> dict[str, type[Scheme]]:
+    """Set the origin of the declared classes and return them. Raises InvalidExperiments unless all are schemes."""
     faults = [f"scheme {name!r} {fault}" for name, cls in declared.items() for fault in _faults(name, cls)]
     if faults:
         raise _unusable(origin.name, faults)
@@ -122,8 +122,8 @@ def _field_faults(cls: type) -> Iterator[str]:
     try:
         hints = typing.get_type_hints(cls)
     except Exception as error:
-        yield f"has annotations that cannot be read: {_told(error)}"
+        yield f"has annotations that cannot be read: {_described(error)}"
         return
     for field in dataclasses.fields(cls):
-        if not parse.understood(hints[field.name]):
+        if not parse.supported(hints[field.name]):
             yield f"has the field '{field.name}', which is not a bool, int, float, str or a tuple of one of them"

@@ -1,4 +1,4 @@
-"""How a cell is run, as far as it cannot change a result: cadence, watch and resources. Not in the key."""
+"""How a cell is run: cadence, monitoring and resources. None of it changes a result or is part of the key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.sbatch import (
-    asks_for_gpus,
     memory_fault,
     notice_fault,
     option_fault,
+    requests_gpus,
     spread_fault,
     time_fault,
     variable_fault,
@@ -18,7 +18,7 @@ from gpas_cli.spec.sbatch import (
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """Updates between two log lines, two records of per-layer statistics, two evaluations, two checkpoints."""
+    """The number of updates between log lines, records of per-layer statistics, evaluations and checkpoints."""
 
     log_every: int = setting(10, low=1)
     stats_every: int = setting(100, low=1)
@@ -28,14 +28,14 @@ class Cadence:
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:
-    """What counts as a spike and as divergence, and who else is told of a run's events.
+    """The detection of spikes and divergence, and further receivers of a run's events.
 
     window, spike: a value is a spike if it exceeds the median of the `window` updates before it by `spike` robust
-    standard deviations (`train.health`); 0 looks for none. margin, patience: a loss that stays `margin` nats above both
-    its first value and that of guessing for `patience` updates in a row has diverged and ends the run. A network that
-    has merely stopped learning stays below that for ever: at worst it guesses by frequency.
-    tensorboard: a folder, relative to the experiments file; wandb: a project of Weights & Biases. profile: so many
-    updates after the first few are profiled.
+    standard deviations (`train.health`); 0 turns detection off. margin, patience: a training has diverged, and ends, if
+    its loss stays `margin` nats above both its first value and that of guessing for `patience` updates in a row. A
+    network that merely stops learning stays below that bound: at worst it guesses by frequency.
+    tensorboard: a folder, relative to the experiments file. wandb: a project of Weights & Biases. profile: how many
+    updates to profile, after the first few.
     """
 
     window: int = setting(128, low=16, high=4096)
@@ -49,21 +49,21 @@ class Monitoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job asks for. `micro_batch` 0 lets the trainer choose; `time` is a SLURM time, D-HH:MM:SS.
+    """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is a SLURM time, D-HH:MM:SS.
 
-    `compile`: torch.compile for every layer; `auto` does so on GPUs, where it pays from the first minutes on, and on a
-    CPU for trainings of hours; both only if a C++ compiler is there.
-    `ranks` processes share the work, 0: one for each GPU. They keep whole copies of the network (`ddp`) or shards of
-    it (`fsdp`); `auto` shards what is large for the GPU, and recomputes its activations layer by layer (`blocks`).
+    `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for
+    trainings of hours, if a C++ compiler is installed.
+    `ranks`: the number of processes, 0 for one per GPU. Each has a copy (`ddp`) or a shard (`fsdp`) of the network;
+    `auto` shards networks that are large for the GPU and recomputes their activations layer by layer (`blocks`).
 
-    `resume`: whether a run may go on from a checkpoint that another version of the code made (`any-code`: with a
-    warning, and a note in tables) or is refused (`same-code`).
+    `resume`: whether a run may resume from a checkpoint of another version of the code (`any-code`, with a warning and
+    a note in tables) or not (`same-code`).
 
-    The rest is for SLURM only. gpus and cpus count over all `nodes`, with one task per GPU. `sbatch` has further
-    options as they are given to sbatch, `setup` lines of shell that run before the job, `environment` NAME=VALUE,
-    `python` the command that starts Python there. `pack` small cells share one job; at most `at_once` jobs of an array
-    run at a time (0: as many as the scheduler lets); the warning signal comes `notice` seconds before the time limit;
-    `retries` attempts in a row may come no further than those before them.
+    The other settings are for SLURM only. gpus and cpus count over all `nodes`, with one task per GPU. `sbatch`: more
+    options of sbatch; `setup`: lines of shell to run before the job; `environment`: NAME=VALUE; `python`: the command
+    that starts Python there. `pack`: the number of small cells in one job. `at_once`: the largest number of an array's
+    jobs that run at a time (0: no limit). `notice`: seconds from the warning signal to the time limit. `retries`: the
+    number of attempts in a row without progress after which a job is not requeued.
     """
 
     gpus: int = setting(0, low=0, high=4096)
@@ -92,27 +92,27 @@ class Resources:
 
     @property
     def processes(self) -> int:
-        """How many processes one job has."""
+        """The number of processes of one job."""
         return self.ranks or max(1, self.gpus)
 
     @property
     def gpus_in_slurm(self) -> int:
-        """How many GPUs a job has in SLURM; at least 1 where it is an option of sbatch that asks for them."""
-        return self.gpus or int(any(asks_for_gpus(word) for word in self.sbatch))
+        """The number of GPUs of a SLURM job; at least 1 if an option of sbatch requests GPUs."""
+        return self.gpus or int(any(requests_gpus(word) for word in self.sbatch))
 
     @property
     def cpus_per_task(self) -> int:
-        """Cores of each of them."""
+        """The number of cores of each process."""
         return max(1, self.cpus // self.processes)
 
     @property
     def threads(self) -> int:
-        """Cores of all of them, as many as are asked for in fact."""
+        """The number of cores that a job requests: the same number for every process."""
         return self.cpus_per_task * self.processes
 
     @property
     def faults(self) -> dict[str, str]:
-        """What is wrong with settings together, by the name of the one to blame; {} when nothing is."""
+        """Contradictions between settings: name of the setting to change -> message."""
         found = {"nodes": spread_fault(self.processes, self.nodes), "notice": notice_fault(self.notice, self.time)}
         return {name: fault for name, fault in found.items() if fault}
 
@@ -120,7 +120,7 @@ class Resources:
         """Return the resources of a job with only one of these processes."""
         return replace(self, gpus=min(1, self.gpus), cpus=self.cpus_per_task, ranks=1, nodes=1)
 
-    def for_text(self) -> Resources:
-        """What a job asks for that tokenises on the cores of one node, where nothing else is said."""
+    def for_tokenising(self) -> Resources:
+        """Return the default resources of a job that tokenises: the cores of one node and no GPU."""
         cores = max(1, self.cpus // self.nodes)
         return replace(self, gpus=0, cpus=cores, ranks=1, nodes=1, pack=1, at_once=0, micro_batch=0)

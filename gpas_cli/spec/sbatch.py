@@ -1,4 +1,4 @@
-"""What SLURM takes as a value: each function says what is wrong with a word, "" when nothing is."""
+"""Check values for SLURM: each `..._fault` returns what is wrong with a value, or ""."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 _MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
 _TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
-# Options that gpas sets itself, and the setting to use instead where there is one.
-OURS = {
+# Options of sbatch that gpas sets itself -> the setting to use instead, or "".
+SET_BY_GPAS = {
     **dict.fromkeys(
         ("chdir", "dependency", "error", "kill-on-invalid-dep", "no-requeue", "open-mode", "output", "parsable",
          "requeue", "test-only", "wait", "wrap"), "",
@@ -19,7 +19,7 @@ OURS = {
 
 
 def memory_fault(word: str) -> str:
-    """Memory of a node: 48G, 500M."""
+    """Check the memory of a node: 48G, 500M."""
     if not word or _MEMORY.fullmatch(word):
         return ""
     digits = re.match(r"\d+", word)
@@ -27,14 +27,14 @@ def memory_fault(word: str) -> str:
 
 
 def time_fault(word: str) -> str:
-    """A time limit: 90, 1:30:00, 2-12:00:00."""
+    """Check a time limit: 90, 1:30:00, 2-12:00:00."""
     if not word or _TIME.fullmatch(word):
         return ""
     return f"'{word}' is not a time limit; write minutes, H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
 
 
 def time_seconds(word: str) -> int | None:
-    """A time limit as sbatch reads it, in seconds: 90 and 1:30:00 are 5400; None for none, or what is no time limit."""
+    """Return a time limit as sbatch reads it, in seconds: 90 and 1:30:00 are 5400. None without a valid limit."""
     if not re.fullmatch(r"[\d:-]+", word) or time_fault(word):
         return None
     days, dash, clock = word.rpartition("-")
@@ -49,43 +49,44 @@ def time_seconds(word: str) -> int | None:
 
 
 def notice_fault(notice: int, time: str) -> str:
-    """A warning `notice` seconds before the end of jobs that have the time limit `time`."""
+    """Check a warning `notice` seconds before the time limit `time`."""
     limit = time_seconds(time)
     if limit is None or notice < limit:
         return ""
-    return f"jobs are to be warned {notice} s before their time limit of {time}; notice must be shorter than time"
+    return f"{notice} s is not shorter than the time limit of {time}"
 
 
 def option(word: str) -> tuple[str, str | bool]:
-    """`--mail-type=END` as (mail-type, END), `--exclusive` as (exclusive, True)."""
+    """Return ("mail-type", "END") for `--mail-type=END`, ("exclusive", True) for `--exclusive`."""
     name, equals, value = word.strip().removeprefix("--").partition("=")
     return name.strip().replace("_", "-"), value if equals else True
 
 
-def asks_for_gpus(word: str) -> bool:
-    """Whether an option of sbatch asks for GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
+def requests_gpus(word: str) -> bool:
+    """Whether an option of sbatch requests GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
     name, value = option(word)
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 
 
 def option_fault(word: str) -> str:
-    """A further option of sbatch, none of those that gpas sets."""
+    """Check a further option of sbatch, which must not be one that gpas sets."""
     name, _ = option(word)
     if not word.strip().startswith("--") or not name.replace("-", "").isalnum():
         return f"'{word}' is not an option; write it as --name=value or --name"
-    if name not in OURS:
+    if name not in SET_BY_GPAS:
         return ""
-    return f"--{name} is set by gpas itself" + (f"; use resources.{OURS[name]}" if OURS[name] else "; leave it out")
+    setting = SET_BY_GPAS[name]
+    return f"--{name} is set by gpas itself; {f'use resources.{setting}' if setting else 'remove it'}"
 
 
 def variable_fault(word: str) -> str:
-    """An environment variable: NCCL_DEBUG=WARN."""
+    """Check an environment variable: NCCL_DEBUG=WARN."""
     name, equals, _ = word.partition("=")
     return "" if equals and name.isidentifier() else f"'{word}' is not NAME=VALUE"
 
 
 def spread_fault(processes: int, nodes: int) -> str:
-    """So many processes on so many nodes, equally many on each."""
+    """Check that every node gets the same number of processes."""
     if processes % nodes == 0:
         return ""
     fitting = " or ".join(str(n) for n in range(1, processes + 1) if processes % n == 0)

@@ -1,4 +1,4 @@
-"""Model shapes. Parameter count = 2 V d + L (4 d^2 + 3 d f + norms d) + d, gates apart."""
+"""Shapes of networks. Parameter count = 2 V d + L (4 d^2 + 3 d f + norms d) + d, without gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may follow pretraining: finetuning, downstream scoring, layer importance. Each is a stage with its own key."""
+"""The stages after pretraining: finetuning, downstream scores, layer importance. Each has its own key."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class Downstream:
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Rise of the validation loss when a layer is taken out, for every layer in turn, over `eval_tokens` tokens."""
+    """Rise of the validation loss when a layer is removed, for each layer, over `eval_tokens` tokens."""
 
     eval_tokens: int = setting(20_000, low=1)

@@ -27,7 +27,7 @@ def micro_batch_rows(
     `reserved`: bytes on the device that are still to be taken by gradients and Adam. `recompute`: activations within
     a layer are not kept.
     """
-    share = max(1, cell.optim.rows_of_a_mean // processes)
+    share = max(1, cell.optim.rows_per_mean // processes)
     if asked:
         return min(share, asked)
     size, length = cell.model.size, cell.data.length

@@ -71,7 +71,7 @@ def train(
     text is another one than that of the checkpoint, or the code is and `resources.resume` refuses that.
     """
     emit = emit if world.leads else silent
-    if uneven := cell.optim.shared(world.size):
+    if uneven := cell.optim.split_fault(world.size):
         raise GpasError(uneven)
     emit("phase", name="tokenising")
     corpus = prepare_text(cell, paths.cache, paths.root, notify=_notify(emit))

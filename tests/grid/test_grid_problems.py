@@ -82,7 +82,7 @@ MISTAKES = {
     "notice as long as the time limit": (
         BASE + "resources: {time: '0:03:00', notice: 180}",
         "6:42",
-        "jobs are to be warned 180 s before their time limit of 0:03:00; notice must be shorter than time",
+        "180 s is not shorter than the time limit of 0:03:00",
     ),
     "time": (BASE + "resources: {time: abc}", "6:23", "'abc' is not a time limit; write minutes, H:MM:SS or D-HH"),
     "resources key": (BASE + "resources: {partiton: gpu}", "6:17", "did you mean 'partition'?"),
@@ -116,7 +116,7 @@ MISTAKES = {
     "a quoted number": (cells(**{"optim.lr": "['1e-3']"}), "6:23", "'1e-3' is not a number"),
     "a number for a word": (cells(norm="[1]"), "6:19", "unknown scheme 1"),
     "not finite": (cells(**{"optim.lr": "[.inf]"}), "6:23", "inf is not a finite number"),
-    "dead gate": (cells(gate="[{like: gpas, activation: relu}]"), "6:44", "never moves"),
+    "dead gate": (cells(gate="[{like: gpas, activation: relu}]"), "6:44", "never changes"),
     "setting without gate": (cells(**{"gate": "[none, gpas]", "gate.share": "[sublayer]"}), "6:45", "gate is none"),
     "cross-field": (cells(**{"optim.warmup": "[600]"}), "6:27", "600 is not shorter than the 600 steps"),
     "override value": (BASE + "override: [{set: {optim.lr: -1}, why: x}]", "6:33", "-1.0 is too small"),

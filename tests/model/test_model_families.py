@@ -192,7 +192,7 @@ def test_keys_and_mistakes_of_families() -> None:
     for values, message in (
         ({"family": "gtp"}, "did you mean 'gpt'"),
         ({"family": {"like": "gpt", "context": 32}}, "32 is shorter than a row of 64 tokens"),
-        ({"family": "gpt", "init": {"zero_last_row": True}}, "a tied head trains the last row too"),
+        ({"family": "gpt", "init": {"zero_last_row": True}}, "a tied head also trains the last row"),
         ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
     ):
         with pytest.raises(InvalidExperiments, match=message):

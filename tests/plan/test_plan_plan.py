@@ -18,7 +18,7 @@ from gpas_cli.plan.gpus import MEMORY, named_gpus
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.spec.flops import PEAKS, parameters
+from gpas_cli.spec.flops import PEAK_TFLOPS, parameters
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
@@ -209,7 +209,7 @@ def test_other_words_for_gpus_are_refused(words: str) -> None:
 
 
 def test_every_gpu_has_a_memory_and_a_peak() -> None:
-    assert set(MEMORY) == set(PEAKS)
+    assert set(MEMORY) == set(PEAK_TFLOPS)
     assert {named_gpus(word).name for word in ("rtx4090", "RTX 4090", "rtx-4090", "4090")} == {"RTX 4090"}
 
 

@@ -106,16 +106,16 @@ def test_every_problem_is_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"gate": {"activation": "relu"}}, "never moves"),
-        ({"gate": {"learnable": False}}, "the network without a gate"),
-        ({"norm": "deepnorm", "gate": {"site": "after-sublayer"}}, "takes any scale away"),
+        ({"gate": {"activation": "relu"}}, "never changes"),
+        ({"gate": {"learnable": False}}, "a fixed gate at 0 has no effect"),
+        ({"norm": "deepnorm", "gate": {"site": "after-sublayer"}}, "removes any scale"),
         ({"gate": {"activation": "identity", "init": 1}}, "turns the residual stream off"),
         ({"gate": {"init": [0.1, 0.2]}}, "2 values for 12 layers"),
         ({"gate": {"activation": "relu", "init": []}}, "0 values for 12 layers"),
         ({"gate": "nome"}, "did you mean 'none'?"),
         ({"gate": {"like": "none", "activation": "tanh"}}, "has no effect"),
-        ({"norm": {"scheme": "mix", "post_fraction": 0.01}}, "this is the scheme 'pre'"),
-        ({"norm": {"scheme": "mix", "post_fraction": 1}}, "this is the scheme 'post'"),
+        ({"norm": {"scheme": "mix", "post_fraction": 0.01}}, "which is the scheme 'pre'"),
+        ({"norm": {"scheme": "mix", "post_fraction": 1}}, "which is the scheme 'post'"),
         ({"size": {"like": "quickstart", "heads": 5}}, "not divisible"),
         ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
         ({"optim": {**RECIPE, "warmup": 600}}, "not shorter than the 600 steps"),
@@ -125,7 +125,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"data": {"source": "files"}}, "is required with source: files"),
         ({"data": {"like": "quickstart", "tokenizer": "t5"}}, "smaller than T5"),
         ({"data": {"like": "quickstart", "validation": "held-out.txt"}}, "needs source: files"),
-        ({"data": {**FILES, "validation": "text/*.txt"}}, "is the text that is trained on"),
+        ({"data": {**FILES, "validation": "text/*.txt"}}, "names the training text"),
         ({"embed": {"stages": ["scale", "scale"]}}, "names a stage twice"),
         ({"seed": -1}, "too small"),
     ],
@@ -179,4 +179,4 @@ def test_cells_are_frozen() -> None:
     ],
 )
 def test_rows_of_a_mean_are_shared_evenly(mean_rows: int, processes: int, said: str) -> None:
-    assert Optim(lr=1e-3, warmup=1, steps=2, batch=12, mean_rows=mean_rows).shared(processes) == said
+    assert Optim(lr=1e-3, warmup=1, steps=2, batch=12, mean_rows=mean_rows).split_fault(processes) == said

@@ -80,7 +80,9 @@ def test_the_key_holds_the_wiring_and_nothing_else_of_the_file() -> None:
 
 def test_a_recorded_cell_does_not_run_with_another_wiring() -> None:
     changed = catalogue(body("return Wiring(in_norm=Norm(), skip=2)"))
-    with pytest.raises(InvalidExperiments, match=r"mine\.py: 'weighted' does not wire the layers as it did"):
+    with pytest.raises(
+        InvalidExperiments, match=r"mine\.py: the wiring of 'weighted' has changed since this cell was recorded"
+    ):
         cell_from(cell().to_mapping(), changed)
 
 
@@ -116,8 +118,8 @@ def test_a_file_that_brings_no_scheme_is_told_why(source: str, message: str) -> 
         ("return Wiring(in_norm=1)", "neither None nor a Norm"),
         ("return Wiring(in_norm=Norm(), skip=float('nan'))", "not finite"),
         ("return Wiring(in_norm=Norm(), home='som')", "did you mean 'sum'"),
-        ("return Wiring(in_norm=Norm())", "is the scheme 'pre'; write norm: pre"),
-        ("return Pre().wiring(layer, depth)", "is the scheme 'pre'; write norm: pre"),
+        ("return Wiring(in_norm=Norm())", "equals the scheme 'pre'; write norm: pre"),
+        ("return Pre().wiring(layer, depth)", "equals the scheme 'pre'; write norm: pre"),
     ],
 )
 def test_a_wiring_that_cannot_be_is_told(text: str, message: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpas_cli.model.dtensors import is_shard
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.spec.flops import PEAKS, flops_per_token, peak_flops
+from gpas_cli.spec.flops import PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
@@ -159,7 +159,7 @@ def test_a_peak_is_known_or_not(name: str, precision: str, expected: float | Non
 
 
 def test_every_peak_is_found_by_its_own_name() -> None:
-    for name, (bf16, tf32, plain) in PEAKS.items():
+    for name, (bf16, tf32, plain) in PEAK_TFLOPS.items():
         found = [peak_flops(f"NVIDIA {name}", p, tf32=t) for p, t in (("bf16", False), ("fp32", True), ("fp32", False))]
         assert found == [1e12 * bf16, 1e12 * tf32, 1e12 * plain]
 
