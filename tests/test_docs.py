@@ -175,6 +175,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_contributing_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:gpas_cli|tests|docs|migrations)/[\w./]*)`", text))
+    assert len(named) > 25
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    changes = re.findall(r"^\| ((?:a|an) .*?) \|", text, re.MULTILINE)
+    assert len(changes) >= 10
+
+
 def test_generated_parts_are_placed_once_each() -> None:
     parts = hooks()
     placed = [name for page in PAGES for name in parts.MARKER.findall(page.read_text("utf-8"))]
