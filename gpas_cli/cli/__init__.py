@@ -1,1 +1,4 @@
-"""The face: one small file per command. Parse, call one function, print. Nothing heavy is imported at the top."""
+"""The command line: one small module per command that parses, calls one function and prints.
+
+Modules import nothing heavy at the top, so that `gpas --help` is fast.
+"""

@@ -1,4 +1,4 @@
-"""`gpas explain --bounds`: the papers' theory for a cell, as a table and as plain data. Computing it needs torch."""
+"""`gpas explain --bounds`: the papers' theory for a cell, as tables and as plain data. Needs torch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def theory_of(cell: Cell, *, force: bool = False) -> Theory:
-    """The bounds of a cell and what its gates preserve.
+    """Return the bounds of a cell and how much of the gradient its gates preserve.
 
     Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
     """
     try:
         from gpas_cli.evaluate.theory import examine
     except ImportError as error:
-        raise GpasError(f"--bounds computes with torch, which cannot be imported here: {error}") from error
+        raise GpasError(f"--bounds needs torch, which cannot be imported: {error}") from error
     here = project()
-    with working("computing the bounds") as tell:
-        return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, tell=tell)
+    with working("computing the bounds") as show:
+        return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, tell=show)
 
 
 def _checkpoints(cell: Cell) -> list[Path]:
-    """The cell's checkpoints, the one with the most updates first; then those that its gates are taken from."""
+    """Return the cell's checkpoints, the one with the most updates first, then those that its gates are copied from."""
     from gpas_cli.store.rundir import checkpoints_of
 
     teacher = cell.teacher()
@@ -41,14 +41,14 @@ def _checkpoints(cell: Cell) -> list[Path]:
 
 
 def as_mapping(theory: Theory) -> dict[str, Any]:
-    """JSON-ready data: the fields of `Theory`, with the products of equation (7)."""
+    """Return the fields of `Theory` and the products of equation (7), for `--json`."""
     layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
     totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
     return {**asdict(theory), "layers": layers, **totals}
 
 
 def print_theory(theory: Theory) -> None:
-    """The tables, and in words what they are of."""
+    """Print the tables with an explanation of each."""
     say = console().print
     say(f"  Bounds at initialisation (Spike No More), {theory.length} tokens, {theory.sample}; float64")
     say(_bounds_table(theory.layers))
@@ -57,7 +57,7 @@ def print_theory(theory: Theory) -> None:
         f"bounded by 10^{theory.log10_bound:.2f}, the product of all bounds (equation 7)"
     )
     if not all(layer.equation for layer in theory.layers):
-        say("  * not the paper's x + f(N(x)): the same reasoning for this layer's equation, part by part")
+        say("  * not the paper's x + f(N(x)): the bound is derived for this layer's equation in the same way")
     if theory.preserved:
         _print_preserved(theory)
 
@@ -66,11 +66,11 @@ def _print_preserved(theory: Theory) -> None:
     say = console().print
     say(f"  Gradient under naive scaling over gradient under GPAS (GPAS, appendix B), gates {theory.gates}")
     if all(row.predicted == row.measured == 1 for row in theory.preserved):
-        say("  1 everywhere: every gate is at act(alpha) = 0; once the cell is trained, its gates are used")
+        say("  1 everywhere: every gate is at act(alpha) = 0; train the cell to see the effect of its gates")
         return
     say(_preserved_table(theory.preserved))
     if any(row.predicted is None for row in theory.preserved):
-        say("  - a later gate scales only a part of the sum, for which appendix B gives no product")
+        say("  - a later gate scales only part of the sum; appendix B gives no product for it")
 
 
 def _bounds_table(layers: tuple[LayerBounds, ...]) -> Columns:

@@ -1,6 +1,6 @@
-"""Tables of many rows for a terminal: each cell measured once, and drawn as it is.
+"""Tables of many rows for a terminal. Each cell is measured once and printed verbatim.
 
-rich's own table measures, wraps and pads every cell as if it were a document: a thousand rows take half a second.
+rich's own table measures, wraps and pads every cell as a document: a thousand rows take half a second.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from gpas_cli.printable import printable
 from gpas_cli.report.column_layout import Spacing, fit
 
 Cell = str | tuple[str, str]  # text; or text and its style
-GAPS = (2, 1)  # blanks between two columns, and where that is too much
-LEAST_FIRST, LEAST_LAST = 12, 24  # the first and the last column are wrapped no narrower than this
+GAPS = (2, 1)  # blanks between two columns: usually, and on a narrow terminal
+LEAST_FIRST = 12  # characters; the first column is not wrapped narrower
+LEAST_LAST = 24  # characters; nor is the last one
 GOOD_LAST = 40  # columns are dropped until the last is this wide
-DIM, BOLD, PLAIN = Style(dim=True), Style(bold=True), Style()
+BOLD = Style(bold=True)
+PLAIN = Style()
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Columns:
 
     @property
     def lines(self) -> int:
-        """How many lines the table takes where no cell is wrapped."""
+        """The number of lines if no cell is wrapped."""
         return len(self.rows) + (2 if self.title else 1)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -51,10 +53,10 @@ class Columns:
         yield from self.fitting(options.max_width)._body(console, options.max_width)
 
     def fitting(self, room: int) -> Columns:
-        """The table without the columns for which `room` is too narrow."""
+        """Return the table without the droppable columns for which `room` is too narrow."""
         kept, widths = list(range(len(self.headers))), self._natural()
         for header in self.droppable:
-            # The last column may well be narrower than it would like.
+            # The last column may be narrower than its natural width.
             over = max(0, widths[kept[-1]] - GOOD_LAST)
             if sum(widths[i] for i in kept) - over + GAPS[0] * (len(kept) - 1) <= room:
                 break
@@ -82,7 +84,7 @@ class Columns:
             yield from self._line(console, row, widths, gap)
 
     def _natural(self) -> list[int]:
-        """How wide each column would like to be."""
+        """Return the natural width of each column."""
         texts = ((header, *(_text(row[i]) for row in self.rows)) for i, header in enumerate(self.headers))
         return [max(map(_width, column)) for column in texts]
 
@@ -108,7 +110,7 @@ class Columns:
             yield Segment.line()
 
     def _folded(self, console: Console, text: str, width: int) -> list[str]:
-        """The lines of a cell that may be wrapped."""
+        """Return the lines of a cell that may be wrapped."""
         if _width(text) <= width and "\n" not in text:
             return [text]
         return _wrap(console, text, width) if self.wrapped else [_fit(" ".join(text.split()), width, False)]

@@ -1,4 +1,4 @@
-"""What every command shares: the project, its grids, where text and JSON go, and common options."""
+"""What all commands share: the project, its grids, text and JSON output, and common options."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SCHEMA = 1
 
 @dataclass
 class _State:
-    """What the top-level options said."""
+    """The options that apply to the whole command."""
 
     config: Path | None = None
-    as_json: bool = False  # standard output is for one JSON document: text goes to standard error
+    as_json: bool = False  # standard output holds one JSON document, and text goes to standard error
 
 
 STATE = _State()
 
 
 def complete_grid(incomplete: str) -> list[str]:
-    """Grids that begin so, for the shell; nothing where the file cannot be read."""
+    """Return the grids that begin with `incomplete`, none if the file cannot be read."""
     try:
         return [name for name in experiments().grids if name.startswith(incomplete)]
     except GpasError:
@@ -47,7 +47,7 @@ def complete_grid(incomplete: str) -> list[str]:
 
 
 def complete_cell(incomplete: str) -> list[str]:
-    """Cells that begin so: names of the default grid, grid/name of all, and keys from the fourth digit on."""
+    """Return names in the default grid, grid/name in all grids and, from four digits on, keys that begin so."""
     from gpas_cli.grid.expand import cell_names
 
     try:
@@ -73,12 +73,12 @@ def _keys(incomplete: str) -> list[str]:
 
 
 def complete_cell_or_grid(incomplete: str) -> list[str]:
-    """Grids, then cells, that begin so."""
+    """Return grids, then cells, that begin with `incomplete`."""
     return [*complete_grid(incomplete), *complete_cell(incomplete)]
 
 
 def complete_where(incomplete: str) -> list[str]:
-    """Conditions AXIS=LABEL on any grid that begin so."""
+    """Return conditions AXIS=LABEL of all grids that begin with `incomplete`."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.scalar import spelled
 
@@ -91,7 +91,7 @@ def complete_where(incomplete: str) -> list[str]:
 
 
 def complete_from(words: Iterable[str]) -> Callable[[str], list[str]]:
-    """A completion that offers these words; after a comma, for another of them."""
+    """Return a completion function for a comma-separated list of `words`."""
     known = list(words)
 
     def complete(incomplete: str) -> list[str]:
@@ -108,7 +108,7 @@ def _json_alone(asked: bool) -> bool:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(help="Grids of experiments.yaml; none means its default grid.", autocompletion=complete_grid),
+    typer.Argument(help="Grids in experiments.yaml; by default its default grid.", autocompletion=complete_grid),
 ]
 Cell = Annotated[
     str, typer.Argument(help="grid/name, a unique name, or the start of a key.", autocompletion=complete_cell)
@@ -116,20 +116,20 @@ Cell = Annotated[
 Cells = Annotated[
     list[str],
     typer.Argument(
-        help="Cells: grid/name, a unique name, or the start of a key; settings of all of them: optim.lr=3e-3.",
+        help="Cells (grid/name, a unique name, or the start of a key) and settings for all of them: optim.lr=3e-3.",
         autocompletion=complete_cell,
     ),
 ]
 NamesAndSettings = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Grids of experiments.yaml; none means its default grid. Settings of every cell: optim.lr=3e-3.",
+        help="Grids in experiments.yaml (by default its default grid) and settings for every cell: optim.lr=3e-3.",
         autocompletion=complete_grid,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="Settings that make another cell of it, as in experiments.yaml: optim.lr=3e-3 gate=gpas."),
+    typer.Argument(help="Settings to change in the cell, as in experiments.yaml: optim.lr=3e-3 gate=gpas."),
 ]
 CellsOrGrids = Annotated[
     list[str] | None,
@@ -144,7 +144,7 @@ Where = Annotated[
     typer.Option(
         "--where",
         "-w",
-        help="Only these cells: gate=gpas, seed!=2 or optim.lr=1e-3; repeat to narrow.",
+        help="Select cells: gate=gpas, seed!=2 or optim.lr=1e-3. Repeat to narrow further.",
         autocompletion=complete_where,
     ),
 ]
@@ -159,14 +159,16 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 
 def project() -> Project:
-    """The project of this call."""
+    """Return the project of this command."""
     return Project.find(STATE.config)
 
 
 @cache
 def experiments() -> Experiments:
-    """The grids of the project's experiments file. Its plugin files are not run for the shell's completion: a TAB in a
-    folder must not execute anything that lies there."""
+    """Return the grids of the project's experiments file.
+
+    Plugin files are not run for shell completion: pressing TAB in a folder must not execute code in it.
+    """
     from gpas_cli.grid.load import load
     from gpas_cli.report.table_checks import table_problems
 
@@ -174,12 +176,12 @@ def experiments() -> Experiments:
 
 
 def _completing() -> bool:
-    """Whether the shell has called for completions: it sets _GPAS_COMPLETE, named after the command."""
+    """Return whether the shell asks for completions: it sets _GPAS_COMPLETE, named after the command."""
     return any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)
 
 
 def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
-    """The cells of the named grids (the default one if none), narrowed by `where`."""
+    """Return the cells of the named grids, by default of the default grid, that match `where`."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.select import select
 
@@ -187,19 +189,22 @@ def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> 
 
 
 def varied_entries(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
-    """`entries` of the words that name grids, with the other words, NAME=VALUE, as settings of every cell."""
+    """Return the cells of the grids in `words`, with the words of the form NAME=VALUE as settings of every cell."""
     names, settings = _split(words or [])
     return _varied(entries(names, where), settings)
 
 
 def find_cells(words: Sequence[str]) -> list[Entry]:
-    """The cells that `words` name: those of the default grid first, then those of any grid. Words of the form
-    NAME=VALUE are settings of all of them. A key may also be that of a cell which no grid declares any more."""
+    """Return the cells that `words` name: cells of the default grid take precedence over those of other grids.
+
+    Words of the form NAME=VALUE are settings of all of them. A key may also belong to a cell that no grid declares any
+    more.
+    """
     from gpas_cli.grid.expand import expand
 
     names, settings = _split(words)
     if settings and not names:
-        raise GpasError(f"name the cell that {settings[0]} is to change")
+        raise GpasError(f"name the cell to apply {settings[0]} to")
     usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
     named = {entry.name for entry in usual}
@@ -207,8 +212,10 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
 
 
 def _find(declared: Sequence[Entry], word: str) -> Entry:
-    """The declared cell that `word` names, else the recorded one whose key begins so, or that settings on the command
-    line have made under this name."""
+    """Return the declared cell that `word` names, else a recorded one.
+
+    A recorded cell is found by the start of its key, or by its name if settings on the command line made it.
+    """
     from gpas_cli.grid.select import find
     from gpas_cli.grid.variant import JOINED
     from gpas_cli.plan.undeclared import undeclared, with_key
@@ -226,12 +233,12 @@ def _find(declared: Sequence[Entry], word: str) -> Entry:
 
 
 def catalogue() -> Catalogue:
-    """The named sizes, corpora, recipes and schemes of the project's experiments file."""
+    """Return the named sizes, corpora, recipes and schemes of the project's experiments file."""
     return experiments().catalogue
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words without and with an equals sign, which no name of a grid or cell has."""
+    """Return the words without and those with an equals sign; no name of a grid or cell has one."""
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
 
@@ -242,36 +249,37 @@ def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
 
 
 def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
-    """The cells that `words` name, a grid's name standing for all of its cells; without words, those of every grid.
-    Words of the form NAME=VALUE are settings of all of them."""
+    """Return the cells that `words` name, where a grid names all of its cells; without words, those of every grid.
+
+    Words of the form NAME=VALUE are settings of all of them.
+    """
     from gpas_cli.grid.select import select
 
     grids = experiments().grids
     names, settings = _split(words or [])
     if settings and not names:
-        raise GpasError(f"name the cells that {settings[0]} is to change")
+        raise GpasError(f"name the cells to apply {settings[0]} to")
     found = [entry for word in names or grids for entry in (entries([word]) if word in grids else find_cells([word]))]
     return select(list({entry.id: entry for entry in _varied(found, settings)}.values()), where or [])
 
 
 def console() -> Console:
-    """The terminal, for text: standard output, or standard error where standard output is for JSON."""
+    """Return the console for text: standard output, or standard error if standard output holds JSON."""
     return _console(STATE.as_json)
 
 
 @cache
 def _console(stderr: bool) -> Console:
-    """Piped text is 160 columns wide and is not wrapped."""
+    """Return a console; piped text is laid out for 160 columns and not wrapped, so that tables are not truncated."""
     from gpas_cli.cli.literal_console import LiteralConsole
 
-    seen = (sys.stderr if stderr else sys.stdout).isatty()
-    return LiteralConsole(width=None if seen else 160, soft_wrap=not seen, stderr=stderr)
+    on_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
 @contextmanager
 def working(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show on standard error what is being done: one line that changes on a terminal, and lines elsewhere. Yields what
-    takes the next message."""
+    """Show a progress message on standard error, on a terminal as one changing line; yield a function for the next."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -284,21 +292,21 @@ def working(doing: str) -> Iterator[Callable[[str], None]]:
 
 
 def print_json(**fields: Any) -> None:
-    """One JSON document with the schema number first."""
+    """Print one JSON document that begins with the schema number."""
     print(json.dumps({"schema": SCHEMA, **fields}, indent=2, allow_nan=False))
 
 
 def json_number(value: Any) -> Any:
-    """A metric as JSON can hold it: what is not finite becomes a word."""
+    """Return a number for JSON; one that is not finite becomes the string "nan", "inf" or "-inf"."""
     return value if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf")) else str(value)
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless `--yes`. Where nobody can answer, refuse instead of waiting."""
+    """Ask for confirmation unless `yes`. Raises BadParameter if standard input is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question} Nobody can answer here; add --yes.")
+        raise typer.BadParameter(f"{question} Standard input is not a terminal; add --yes to confirm.")
     if not typer.confirm(question, err=STATE.as_json):
         console().print("Nothing was done.")
         raise typer.Exit(Exit.INCOMPLETE)

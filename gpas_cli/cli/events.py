@@ -1,4 +1,4 @@
-"""The events of a journal as lines of text: what `gpas logs` prints, and `gpas train` above its numbers."""
+"""Journal events as lines of text, for `gpas logs` and `gpas train`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Event = Mapping[str, Any]
 
 
 def line(event: Event) -> str:
-    """An event in one line; "" for one that a reader does not need, or that this version does not know."""
+    """Return an event as one line; "" for kinds that are not shown, or that this version does not know."""
     describe = _LINES.get(str(event.get("kind")))
     try:
         return describe(event) if describe else ""
@@ -20,12 +20,12 @@ def line(event: Event) -> str:
         KeyError,
         TypeError,
         ValueError,
-    ):  # the checksum is right, but another version means something else by the name
+    ):  # the checksum is right, but another version gives the fields another meaning
         return f"{event['kind']}: {dict(event)}"
 
 
 def measured(event: Event) -> list[str]:
-    """The numbers of an update in words: how far, loss, learning rate, gradient norm, speed."""
+    """Return the numbers of an update as text: progress, loss, learning rate, gradient norm, speed."""
     parts = [f"{event['step']}/{event['steps']}" if event.get("steps") else f"update {event['step']}"]
     for name, label in (("loss", "loss"), ("lr", "lr"), ("grad_norm", "gradient")):
         parts += [f"{label} {short(event[name])}"] if event.get(name) is not None else []
@@ -35,7 +35,7 @@ def measured(event: Event) -> list[str]:
 
 
 def short(value: object) -> str:
-    """A journalled number in four digits; "nan" and "inf" are journalled as words and stay so."""
+    """Return a journalled number in four digits; "nan" and "inf" are journalled as strings and stay so."""
     return f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 

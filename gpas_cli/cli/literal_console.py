@@ -1,4 +1,4 @@
-"""The console of all commands: it prints text as it is."""
+"""The console of all commands: it prints text verbatim."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpas_cli.printable import printable
 
 
 class LiteralConsole(Console):
-    """A console on which text has no side effects.
+    """A console that does not interpret text.
 
-    Titles, labels, paths and causes of failure come from users and from other programs. Brackets in them are not parsed
-    as markup, words between colons are no emoji, and control characters are spelled out. What is to be styled is a
-    `rich.text.Text` (`Text.assemble("plain ", ("bold", "bold"))`) or printed with `style=`.
+    Titles, labels, paths and causes of failure come from users and other programs. Brackets in them are not parsed as
+    markup, words between colons do not become emoji, and control characters are escaped. To style text, pass a
+    `rich.text.Text` (`Text.assemble("plain ", ("bold", "bold"))`) or `style=`.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The view of a run while it goes on: a live board on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live table on a terminal, plain lines when piped."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PLAIN_SECONDS = 30.0
 
 @contextmanager
 def make_reporter(console: Console) -> Iterator[Reporter]:
-    """A reporter for `console`: live where it is a terminal."""
+    """Yield a reporter for `console`: a live one if it is a terminal."""
     with live_view(console) as live:
         yield LiveReporter(console, live) if live else PlainReporter(console)
 
 
 @contextmanager
 def live_view(console: Console) -> Iterator[Live | None]:
-    """A part of the terminal that is drawn anew and leaves nothing behind; None where there is no terminal."""
+    """Yield a part of the terminal that is redrawn in place and erased at the end; None if there is no terminal."""
     if not console.is_terminal:
         yield None
         return
@@ -43,7 +43,7 @@ def live_view(console: Console) -> Iterator[Live | None]:
 
 
 class PlainReporter:
-    """A line when a job starts or ends, and one about the whole every half minute."""
+    """Prints a line when a job starts or ends, and a summary line every 30 seconds."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -56,7 +56,7 @@ class PlainReporter:
         self.say(f"started     {job.id} ({job.kind}{again})")
 
     def finished(self, job: StageJob, status: StageStatus) -> None:
-        if status.state != "missing":  # one that was never started is told in the end, with its like
+        if status.state != "missing":  # cells that were never started are listed together at the end
             self.say(f"{status.state:<11} {job.id}{result(status)}")
 
     def tick(self, board: RunSnapshot) -> None:
@@ -77,7 +77,7 @@ class PlainReporter:
 
 
 class LiveReporter(PlainReporter):
-    """The same lines above a board of what runs now."""
+    """Prints the same lines above a table of the running jobs."""
 
     def __init__(self, console: Console, live: Live):
         super().__init__(console)
@@ -88,7 +88,7 @@ class LiveReporter(PlainReporter):
 
 
 def render(board: RunSnapshot, elapsed: float) -> RenderableType:
-    """The board as a table of running and followed jobs under a line of totals."""
+    """Return a table of running and followed jobs above a line of totals."""
     from rich.console import Group
     from rich.text import Text
 
@@ -106,13 +106,13 @@ def render(board: RunSnapshot, elapsed: float) -> RenderableType:
 
 
 def headline(board: RunSnapshot, elapsed: float) -> str:
-    """How many jobs are where, and for how long this has been going on."""
+    """Return how many jobs are in each state, and the elapsed time."""
     parts = [f"{count} {state}" for state, count in board.ended.items() if count]
     parts += [f"{len(board.running)} running", f"{len(board.waiting)} waiting"]
     if board.followed:
-        parts.append(f"{len(board.followed)} run by another gpas")
+        parts.append(f"{len(board.followed)} running under another gpas")
     tail = "; other jobs hold the slots" if board.starved and not board.running else ""
-    stopping = "; saving and leaving, Ctrl-C again ends the jobs at once" if board.stopping else ""
+    stopping = "; jobs are saving and exiting, Ctrl-C again kills them" if board.stopping else ""
     return f"{', '.join(parts)} after {stopwatch(elapsed)}{tail}{stopping}"
 
 
@@ -127,7 +127,7 @@ def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
 
 
 def progress_text(status: StageStatus) -> str:
-    """How far a job is, in a few words."""
+    """Return the progress of a job in a few words."""
     progress = status.progress
     if progress is None or progress.step is None:
         return progress.phase if progress else status.state
@@ -137,7 +137,7 @@ def progress_text(status: StageStatus) -> str:
 
 
 def result(status: StageStatus) -> str:
-    """How a job ended, to be put behind its name and state."""
+    """Return how a job ended, as a suffix to its name and state."""
     perplexity = status.metrics.get("perplexity")
     if perplexity is not None:
         return f": perplexity {float(perplexity):.2f}"
@@ -148,7 +148,7 @@ def result(status: StageStatus) -> str:
 
 
 def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
-    """The last `width` finite values as bars, lowest to highest."""
+    """Return the last `width` finite values as bars between their minimum and maximum."""
     shown = [value for value in values if value == value and abs(value) < float("inf")][-width:]
     if not shown:
         return ""
@@ -157,5 +157,5 @@ def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
 
 
 def spike_mark(count: int) -> str:
-    """ " ▲2" for two recent spikes of loss or gradient, "" for none."""
+    """Return " ▲2" for two recent spikes of the loss or gradient norm, "" for none."""
     return f" ▲{count}" if count else ""

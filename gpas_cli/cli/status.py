@@ -1,4 +1,4 @@
-"""`gpas status`: a summary of each grid, then the states of cells with the evidence they were concluded from."""
+"""`gpas status`: a summary of each grid, then the states of cells and the evidence for them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import CellStatus
 
 REFRESH_SECONDS = 2.0
-LISTED = 20  # cells that `gpas status` without names lists, unless --limit says otherwise
-LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # the states of those
+LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
+LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 ALIVE = ("running", "queued")
-LEAST = 3  # cells that --watch shows on however small a screen
+LEAST = 3  # cells that --watch shows even on a small screen
 
 State = Annotated[
     str | None,
@@ -46,7 +46,7 @@ Sort = Annotated[
         "--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=complete_from(SORTS)
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most so many cells.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
 
 
 def status(
@@ -58,14 +58,14 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List the cells of every grid.")] = False,
     recorded: Annotated[
-        bool, typer.Option("--undeclared", help="List instead the cells in runs/ that no grid declares any more.")
+        bool, typer.Option("--undeclared", help="List the cells in runs/ that no grid declares any more.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
 
-    Without names: a summary of every grid, and the cells that run, wait or have failed. With names: every cell of these
-    grids. Only reads; nothing is changed.
+    Without names, prints a summary of every grid and the cells that are running, queued or failed. With names, lists
+    every cell of these grids. Changes nothing.
 
     Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
 
@@ -90,18 +90,18 @@ def status(
 
 
 def _remark_undeclared() -> None:
-    """Say that cells run or wait which no grid declares: nothing else would show them."""
+    """Print that cells which no grid declares are running or queued: no other command shows them."""
     from rich.text import Text
 
     lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
     if lively:
         remark = f"{count(len(lively), 'cell')} that no grid declares any more: {totals(lively)}"
-        remedy = "`gpas status --undeclared` lists them, `gpas cancel KEY` ends one"
+        remedy = "`gpas status --undeclared` lists them, `gpas cancel KEY` cancels one"
         console().print(Text.from_markup(f"{remark}; {remedy}"))
 
 
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
-    """The states of the cells in the run directories that no grid declares; `claimed`: that may be under way."""
+    """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
     from gpas_cli.plan.undeclared import undeclared
     from gpas_cli.state.observe import look
 
@@ -110,7 +110,7 @@ def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
 
 
 def _everything() -> Iterator[Entry]:
-    """The cells of all grids, expanded when the first one is asked for."""
+    """Yield the cells of all grids; they are expanded when the first one is requested."""
     yield from entries(list(experiments().grids))
 
 
@@ -130,16 +130,16 @@ def _show_undeclared(view: View, as_json: bool) -> None:
     total = f"[bold]{count(len(states), 'cell')}[/bold] in runs/ that no grid declares: {totals(states)}"
     console().print(Text.from_markup(total))
     if states:
-        console().print("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` take their keys")
+        console().print("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` accept their keys")
 
 
 def observed(
     names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
 ) -> list[CellStatus]:
-    """The states of the cells of the grids named; of all grids if none is, or only of those `started`, and the default
-    one.
+    """Return the states of the cells of the named grids.
 
-    `where` does not change which grids count as started; where none of their cells matches, those of all grids count.
+    Without names, return those of all grids or, with `started`, of the default grid and the grids that have been
+    started. `where` does not change which grids count as started; if none of their cells matches, all grids count.
     """
     from gpas_cli.grid.select import select
     from gpas_cli.state.observe import look
@@ -153,7 +153,7 @@ def observed(
 
 
 def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
-    """The states of the default grid and of those grids of which something was run."""
+    """Return the states of the default grid and of the grids that have been started."""
     names = {state.entry.grid for state in states if state.state != "missing"} | {experiments().default}
     return [state for state in states if state.entry.grid in names]
 
@@ -177,10 +177,9 @@ def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None)
 
 @dataclass(frozen=True)
 class View:
-    """What is shown of the observed cells.
+    """What to show of the observed cells.
 
-    brief: no grid was named, so only the cells that need attention are listed. narrowed: `--where` or `--state` was
-    given.
+    brief: no grid was named, so only the cells that need attention are listed. narrowed: --where or --state was given.
     """
 
     brief: bool
@@ -188,7 +187,7 @@ class View:
     narrowed: bool = False
 
     def parts(self, states: Sequence[CellStatus]) -> Iterator[RenderableType]:
-        """A summary of each grid, the cells, what is not listed, and the totals."""
+        """Yield a summary of each grid, the cells, the number of cells not listed, and the totals."""
         from rich.text import Text
 
         several = len({state.entry.grid for state in states}) > 1
@@ -211,7 +210,7 @@ class View:
             yield Text("`gpas status GRID` lists the cells of a grid", style="dim")
 
     def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
-        """What fits into `height` lines: the totals, a summary of each grid, and the cells that matter most."""
+        """Return what fits into `height` lines: the totals, a summary of each grid, and the first cells."""
         from rich.text import Text
 
         several = len({state.entry.grid for state in states}) > 1
@@ -219,7 +218,7 @@ class View:
         for head in heads:
             head.no_wrap, head.overflow = True, "ellipsis"
         parts: list[RenderableType] = [*heads]
-        room = height - len(parts) - 3  # the cursor, the heading of the cells, and the line on what is not shown
+        room = height - len(parts) - 3  # the cursor, the heading of the cells, and the line about cells not shown
         if several and (grids := grid_table(states, _ends(states, meter))).lines <= room - LEAST:
             parts.append(grids)
             room -= grids.lines
@@ -229,7 +228,7 @@ class View:
         return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
 
     def as_mapping(self, states: Sequence[CellStatus]) -> dict[str, Any]:
-        """For `--json`: all grids; of the cells, unless it was said which, those of grids that were started."""
+        """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
         everything = self.narrowed or not self.brief
         cells = self.selection.apply(states if everything else only_started(states))
         return {
@@ -244,12 +243,12 @@ class View:
         }
 
     def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
-        """The cells to list, each once where they are not under the name of their grid."""
+        """Return the cells to list; each cell once if they are not grouped by grid."""
         wanted = self._wanted(usual)
         return wanted.fitting(once(states) if wanted.sort else states)
 
     def _wanted(self, usual: str | None = None) -> CellFilter:
-        """What was asked for, and where nothing was: what needs attention, or everything by `usual`."""
+        """Return the selection that was asked for, by default what needs attention, or all by `usual`."""
         states = self.selection.states or (LIVELY if self.brief else None)
         return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
 
@@ -259,7 +258,7 @@ class View:
 
 
 def headline(states: Sequence[CellStatus], ends: str) -> str:
-    """How many cells there are and in which states, as markup."""
+    """Return the number of cells in each state, as markup."""
     cells = counted(state.entry for state in states)
     return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
 
@@ -271,7 +270,7 @@ def _by_grid(states: Sequence[CellStatus]) -> Iterator[Columns]:
 
 
 def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
-    """What is known of the end of each grid that has running cells."""
+    """Return the resource usage, with the ETA, of each grid that has running cells."""
     from gpas_cli.plan.usage import UsageMeter
 
     lively = {state.entry.grid for state in states if state.state == "running"}
@@ -286,7 +285,7 @@ def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
 
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
-    """The corpora that cells wait for."""
+    """Return the corpora that cells wait for."""
     from gpas_cli.plan.tokenisation import awaited
 
     return list(awaited(project().runs, states))

@@ -1,4 +1,4 @@
-"""`gpas sync`: journals into the database."""
+"""`gpas sync`: read journals into the database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpas_cli.words import count, verb
 
 
 def sync(as_json: AsJson = False) -> None:
-    """Ingest what run directories have journalled since the last time. Other commands do this by themselves.
+    """Read new journal events from the run directories into the database. Other commands do this automatically.
 
     Example: [bold]gpas sync[/bold]
     """
@@ -28,6 +28,6 @@ def sync(as_json: AsJson = False) -> None:
     console().print(", ".join(count(number, noun) for number, noun in parts))
     if result.gone:
         what = f"{count(result.gone, 'run directory', 'run directories')} {verb(result.gone, 'is', 'are')} gone"
-        console().print(f"{what}: their numbers are kept, and not shown as results", markup=False, style="yellow")
+        console().print(f"{what}: their numbers are kept but not shown as results", markup=False, style="yellow")
     for problem in result.problems:
         console().print(f"- {problem}", markup=False, style="yellow")

@@ -1,4 +1,4 @@
-"""The view of text being tokenised: a bar per split on a terminal, plain lines elsewhere."""
+"""The progress of tokenising: a bar per split on a terminal, plain lines when piped."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ if TYPE_CHECKING:
 
 
 class Pace:
-    """What one split has come to since it was first looked at: speed and, where an end is known, the time to it."""
+    """The speed of tokenising one split since the first observation and, where the total is known, the time left."""
 
     def __init__(self, need: Need | None, totals: Totals, now: float):
-        self.need, self.first, self.began = need, totals, now
-        self.last, self.now = totals, now
+        self.need = need
+        self.began = now
+        self.first = totals
+        self.update(totals, now)
 
-    def look(self, totals: Totals, now: float) -> None:
-        self.last, self.now = totals, now
+    def update(self, totals: Totals, now: float) -> None:
+        """Record the totals of the split at time `now`."""
+        self.last = totals
+        self.now = now
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens made since the first look; what was there already does not count."""
+        """Tokens per second since the first observation; earlier tokens do not count."""
         return (self.last.tokens - self.first.tokens) / max(self.now - self.began, 1e-9)
 
     @property
     def left(self) -> float | None:
-        """Seconds to the end, None where it is not known."""
+        """Seconds left, None if unknown."""
         if self.need is None:
             return None
         done = self.need.of(self.last) - self.need.of(self.first)
@@ -42,14 +46,14 @@ class Pace:
         return missing * (self.now - self.began) / done if done > 0 else None
 
     def words(self) -> str:
-        """Documents, tokens, tokens per second and the time left."""
+        """Return documents, tokens, tokens per second and the time left, as text."""
         speed = f", {self.tokens_per_second:,.0f} tokens/s" if self.now > self.began else ""
         left = f", {stopwatch(self.left)} left" if self.left is not None else ""
         return f"{self.last.documents:,} documents, {self.last.tokens:,} tokens{speed}{left}"
 
 
 class TokeniseView:
-    """A `Watch` for `gpas_cli.data.prepare.build`: bars where `console` is a terminal, else a line per half minute."""
+    """A `Watch` for `gpas_cli.data.prepare.build`: bars if `console` is a terminal, else a line every 30 seconds."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -74,21 +78,21 @@ class TokeniseView:
             self._progress.stop()
 
     def notice(self, message: str) -> None:
-        """Something that takes time and cannot be counted."""
+        """Print that something takes time and has no progress to show."""
         self.console.print(message, markup=False)
 
     def note(self, message: str) -> None:
-        """What a builder tells. Bars and lines show most of it anyway, but not that somebody else is at it."""
+        """Print a builder's message that another process holds the split; bars and lines show the others already."""
         from gpas_cli.data.shards import WAITING
 
         if message.startswith(WAITING):
             self.notice(message)
 
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
-        """There is so much of the split by now."""
+        """Show the totals of a split."""
         now = time.monotonic()
         pace = self._paces.setdefault(split, Pace(need, totals, now))
-        pace.look(totals, now)
+        pace.update(totals, now)
         if self._progress is not None:
             self._draw(self._progress, split, pace)
         elif now >= self._next:
@@ -97,7 +101,7 @@ class TokeniseView:
 
     def _draw(self, progress: Progress, split: str, pace: Pace) -> None:
         if split not in self._bars:
-            # Without a total the bar only shows that something moves.
+            # Without a total, the bar only shows activity.
             total = pace.need.amount if pace.need else None
             self._bars[split] = progress.add_task(split, total=total, words="")
         done = pace.need.of(pace.last) if pace.need else 0

@@ -1,4 +1,4 @@
-"""The view of `gpas train`: what its job journals, line by line, above the newest numbers."""
+"""The progress of `gpas train`: the journal of its job, line by line, above the newest numbers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
 
-EVERY = 10.0  # seconds between two lines of numbers where there is no terminal
-SHOWN = ("start", "step", "outcome")  # events that the numbers, the first and the last line show anyway
+NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
+SHOWN = ("start", "step", "outcome")  # events that the first line, the numbers and the last line show already
 
 
 @contextmanager
 def make_train_reporter(console: Console) -> Iterator[TrainReporter]:
-    """A reporter of one cell for `console`: with a live view where it is a terminal."""
+    """Yield a reporter of one cell for `console`, with a live view if it is a terminal."""
     with live_view(console) as live:
         yield TrainReporter(console, live)
 
 
 class TrainReporter(PlainReporter):
-    """Follows the journal of the newest attempt."""
+    """A reporter that prints the events of the newest attempt's journal."""
 
     def __init__(self, console: Console, live: Live | None = None):
         super().__init__(console)
-        self.live, self.next = live, 0.0
+        self.live = live
+        self.next = 0.0
         self._attempt: AttemptDir | None = None
         self._offset = 0
 
@@ -59,7 +60,7 @@ class TrainReporter(PlainReporter):
         if self.live is not None:
             self.live.update(view(board, seen, time.monotonic() - self.began))
         elif time.monotonic() >= self.next and (stepping or board.starved):
-            self.next = time.monotonic() + EVERY
+            self.next = time.monotonic() + NUMBERS_SECONDS
             self.say(numbers(stepping[0]) if stepping else waiting(board))
 
     def _tell(self) -> None:
@@ -79,7 +80,7 @@ class TrainReporter(PlainReporter):
 
 
 def numbers(progress: Progress) -> str:
-    """The newest numbers in one line."""
+    """Return the newest numbers in one line."""
     if progress.step is None:
         return progress.phase
     left = [f"{stopwatch(progress.eta)} left"] if progress.eta else []
@@ -87,12 +88,12 @@ def numbers(progress: Progress) -> str:
 
 
 def waiting(board: RunSnapshot) -> str:
-    """Why nothing runs yet."""
+    """Return why nothing is running yet."""
     return "waiting for a slot: other jobs hold them" if board.starved else "starting"
 
 
 def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
-    """The numbers, the losses as bars, and how long it has been going on."""
+    """Return the numbers, the losses as bars, and the elapsed time."""
     from rich.console import Group
     from rich.text import Text
 

@@ -215,12 +215,12 @@ def test_each_corpus_is_wanted_once_and_as_much_as_the_greediest_cell_reads() ->
 def test_pace() -> None:
     pace = Pace(Need("documents", 1000), Totals(100, 20_000), 50.0)
     assert pace.left is None
-    pace.look(Totals(300, 60_000), 60.0)
+    pace.update(Totals(300, 60_000), 60.0)
     assert pace.tokens_per_second == 4000
     assert pace.left == 35.0
     assert pace.words() == "300 documents, 60,000 tokens, 4,000 tokens/s, 0:35 left"
     endless = Pace(None, Totals(), 0.0)
-    endless.look(Totals(10, 1000), 10.0)
+    endless.update(Totals(10, 1000), 10.0)
     assert endless.left is None
     assert endless.words() == "10 documents, 1,000 tokens, 100 tokens/s"
 
