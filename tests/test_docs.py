@@ -32,6 +32,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FILE = re.compile(r"(?<![\w./-])((?:gpas_cli|tests|docs|benchmarks|migrations)/[\w./-]*)")
+EVENT = re.compile(r"""\b(?:emit|_emit|journal|_append)\(\s*"(\w+)",""")
 EXTERNAL = re.compile(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"', re.IGNORECASE)
 
 
@@ -175,13 +177,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_contributing_names_files_that_exist() -> None:
+def test_contributing_names_files_for_ten_kinds_of_change() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    named = set(re.findall(r"`((?:gpas_cli|tests|docs|migrations)/[\w./]*)`", text))
-    assert len(named) > 25
-    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
-    changes = re.findall(r"^\| ((?:a|an) .*?) \|", text, re.MULTILINE)
+    changes = re.findall(r"^\| (an? .*?) \| (.*) \|$", text, re.MULTILINE)
     assert len(changes) >= 10
+    assert all(FILE.search(files) for _, files in changes)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = {path.rstrip(".") for path in FILE.findall(page.read_text("utf-8"))}
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 def test_generated_parts_are_placed_once_each() -> None:
@@ -213,6 +219,13 @@ def test_generated_parts_name_everything() -> None:
     assert "| `71m` | 512 | 1,368 | 8 | 12 |" in parts["sizes"]()
     assert "| `b2t` | B2T |" in parts["schemes"]()
     assert "| `mean_importance` |" in parts["metrics"]()
+
+
+def test_every_journal_event_is_described() -> None:
+    emitted = {kind for file in (ROOT / "gpas_cli").rglob("*.py") for kind in EVENT.findall(file.read_text("utf-8"))}
+    page = (DOCS / "reference/journal.md").read_text("utf-8")
+    assert {"step", "outcome", "checkpoint"} <= emitted
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == emitted
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
