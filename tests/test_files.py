@@ -1,4 +1,4 @@
-"""Replacing a file: all or nothing, durable or not, with the permissions asked for."""
+"""Replacing a file: all or nothing, durable or not, with the permissions asked for; opening only regular files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.files import fsync, replace_file
+from gpas_cli.files import fsync, open_regular, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -72,3 +72,17 @@ def test_a_prefix_names_the_file_while_it_is_written(tmp_path: Path, monkeypatch
     replace_file(tmp_path / "a", "x", prefix=".tmp-")
     assert len(seen) == 1
     assert seen[0].startswith(".tmp-")
+
+
+def test_a_file_is_read_and_anything_else_of_that_name_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    with open_regular(tmp_path / "file") as file:
+        assert file.read() == b"abc"
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path / "fifo")
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path / "folder")
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "nothing")

@@ -186,7 +186,7 @@ class AttemptLog:
         """Yield the output of the process, each line after a bar."""
         if self.raw or not self.attempt.log_path.exists():
             return
-        from gpas_cli.store.files import open_regular
+        from gpas_cli.files import open_regular
 
         with open_regular(self.attempt.log_path) as file:
             file.seek(self.output)
@@ -200,7 +200,7 @@ class AttemptLog:
 
 def _near_end(path: Path, span: int) -> int:
     """Return the offset of the first whole line within the last `span` bytes of a file."""
-    from gpas_cli.store.files import open_regular
+    from gpas_cli.files import open_regular
 
     try:
         with open_regular(path) as file:

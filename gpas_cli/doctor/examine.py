@@ -18,32 +18,20 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from gpas_cli import file_systems
 from gpas_cli.doctor.finding import Finding
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import counted
 from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
-from gpas_cli.words import count
+from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.grid.load import Check
     from gpas_cli.spec.run import Resources
 
-NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb",
-    "lustre",
-    "beegfs",
-    "gpfs",
-    "ceph",
-    "glusterfs",
-    "fuse.sshfs",
-    "9p",
-)
-FREE_GIGABYTES = 2.0
+FREE_BYTES = 2e9
 PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
 
 
@@ -81,11 +69,10 @@ def _cores() -> Finding:
     load = psutil.getloadavg()[0]
     busy = load > usable
     remedy = "local jobs will share the cores with something else" if busy else ""
-    memory = psutil.virtual_memory().available / 2**30
     return Finding(
         "CPU",
         "note" if busy else "ok",
-        f"{count(usable, 'core')}, load {load:.1f}, {memory:.0f} GiB memory free",
+        f"{count(usable, 'core')}, load {load:.1f}, {byte_size(psutil.virtual_memory().available)} of memory free",
         remedy,
     )
 
@@ -163,17 +150,15 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
 
 def _disk(project: Project) -> Finding:
     folder = _existing(project.runs)
-    free = shutil.disk_usage(folder).free / 2**30
-    low = free < FREE_GIGABYTES
-    return Finding("disk", "problem" if low else "ok", f"{free:.0f} GiB free at {folder}",
+    free = shutil.disk_usage(folder).free
+    low = free < FREE_BYTES
+    return Finding("disk", "problem" if low else "ok", f"{byte_size(free)} free at {folder}",
                    "free some space: checkpoints need it, or set GPAS_RUNS_DIR" if low else "")  # fmt: skip
 
 
 def _files(project: Project) -> Iterator[Finding]:
-    from gpas_cli.store.session import network_file_system
-
     folder = _existing(project.runs)
-    network = network_file_system(folder)
+    network = file_systems.network_type(folder)
     advice = "keep the database on a local disk or PostgreSQL: set GPAS_DB" if network else ""
     yield Finding("file system", "note" if network else "ok", f"{network or 'local'}: {folder}", advice)
     try:
@@ -204,8 +189,8 @@ def _secrets(project: Project) -> Iterator[Finding]:
         with suppress(OSError):
             told += [record.parent] if PASSWORD.search(record.read_bytes()) else []
     if told:
-        more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-        detail = f"the database's password is in {told[0]}{more}, written by an earlier version of gpas"
+        where = listed([str(folder) for folder in told], 1)
+        detail = f"the database's password is in {where}, written by an earlier version of gpas"
         remedy = "change the password, and delete these folders once their jobs have ended"
         yield Finding("secrets", "problem", detail, remedy)
 

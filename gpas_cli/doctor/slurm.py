@@ -17,6 +17,7 @@ from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
+from gpas_cli.words import listed
 
 SKEW = 5.0  # seconds by which clocks may differ before times in `status` are misleading
 
@@ -89,10 +90,7 @@ def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
     for name, asked in resources.items():
         where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)
         found.setdefault(repr((where, asked.setup, asked.environment, asked.python)), []).append(name)
-    return {
-        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}": resources[names[0]]
-        for names in found.values()
-    }
+    return {listed(names, 1): resources[names[0]] for names in found.values()}
 
 
 def _node(told: Mapping[str, Any], before: float, after: float, whose: str, gpus: int) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token, parameters
 from gpas_cli.spec.memory import activation_bytes, state_bytes
 from gpas_cli.spec.run import Resources
-from gpas_cli.words import count
+from gpas_cli.words import abbreviated, byte_size, count, duration
 
 THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, assumed
 UPDATES = 3  # the fewest updates of a measurement of a part of the rows
@@ -32,15 +32,15 @@ class Cost:
 
     def words(self) -> str:
         """The estimate, in words."""
-        number = f"{self.parameters / 1e6:,.0f}M parameters"
+        number = f"{abbreviated(self.parameters)} parameters"
         part = f", {count(self.rows, 'row')} of each update" if self.rows else ""
-        time = f", about {self.seconds:,.0f} s and {self.memory / 1e9:.1f} GB" if self.seconds else ""
+        time = f", about {duration(self.seconds)} and {byte_size(self.memory)}" if self.seconds else ""
         return f"{number}{part}{time}"
 
     def fault(self, job: StageJob, asked: float) -> str:
         """Why the measurement should not begin, "" when it may."""
         if self.memory > self.free:
-            return f"{job.id}: {self.words()}; {self.free / 1e9:.1f} GB are free"
+            return f"{job.id}: {self.words()}; {byte_size(self.free)} are free"
         least, times = PATIENCE
         return (
             f"{job.id}: {self.words()}; --seconds asks for {asked:g}"

@@ -14,7 +14,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.flops import peak_flops
 from gpas_cli.spec.memory import state_bytes
 from gpas_cli.spec.run import Resources
-from gpas_cli.words import count
+from gpas_cli.words import byte_size, count
 
 ASSUMED_MFU = 0.4
 # GB of memory on one device (NVIDIA's data sheets); of several versions the largest.
@@ -92,7 +92,7 @@ def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
         each = states / (1 if job.resources.strategy == "ddp" else devices)
         if each > 1e9 * MEMORY[gpus.name]:
             text = (
-                f"weights, gradients and Adam take {states / 1e9:,.0f} GB, {each / 1e9:,.0f} GB on each of "
+                f"weights, gradients and Adam take {byte_size(states)}, {byte_size(each)} on each of "
                 f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY[gpus.name]} GB"
             )
             found[text] = found.get(text, 0) + 1

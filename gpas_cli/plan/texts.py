@@ -10,6 +10,7 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
+from gpas_cli.words import listed
 
 
 class Texts:
@@ -65,11 +66,7 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
         if reason := texts.missing(cell):
             reasons.setdefault(reason, []).append(who)
     if reasons:
-        raise GpasError("\n".join(f"{_named(who)}: {reason}" for reason, who in reasons.items()))
-
-
-def _named(ids: list[str]) -> str:
-    return f"{ids[0]} and {len(ids) - 1} more" if len(ids) > 1 else ids[0]
+        raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
 
 def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:

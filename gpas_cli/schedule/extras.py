@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.run import Monitoring
+from gpas_cli.words import listed
 
 OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # setting, module and extra
 
@@ -19,7 +20,7 @@ def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
             if getattr(watch, name) and find_spec(name) is None:
                 missing.setdefault(name, []).append(who)
     lines = [
-        f"{jobs[0]}{f' and {len(jobs) - 1} more' if len(jobs) > 1 else ''}: watch.{name} asks for {OPTIONAL[name]}, "
+        f"{listed(jobs, 1)}: watch.{name} asks for {OPTIONAL[name]}, "
         f"which is not installed: pip install 'gpas-cli[{name}]'"
         for name, jobs in missing.items()
     ]

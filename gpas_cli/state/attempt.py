@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import open_regular
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.locks import Lock
@@ -25,7 +26,6 @@ from gpas_cli.state.status import (
     StageStatus,
 )
 from gpas_cli.state.submitters import SILENCE
-from gpas_cli.store.files import open_regular
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, read_json
 

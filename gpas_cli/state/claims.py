@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import StoreError
+from gpas_cli.files import replace_file
 from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.rundir import read_json, stage_dir
 
@@ -61,11 +62,10 @@ def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int | 
     `more` is {submission, index, after} where a SLURM job is to run the stage: such a claim outlives its submitter.
     """
     path = claim_path(runs, key)
-    aside = path.with_name(f".{CLAIM}.{submitter.id}")
     claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
+    content = json.dumps(claim) + "\n"
     try:
-        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
+        replace_file(path, content, durable=False)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(claim) + "\n", encoding="utf-8")
-    aside.replace(path)
+        replace_file(path, content, durable=False)

@@ -14,15 +14,10 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
-import psutil
-
+from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Those that are known to keep their locks in the kernel that mounts them.
-LOCAL_FILE_SYSTEMS = frozenset(
-    ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "apfs", "hfs"]
-)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -68,18 +63,7 @@ def seen_from_here(path: Path, boot: str) -> bool:
 
     A container has a host name and process ids of its own, but neither a kernel nor locks.
     """
-    return bool(boot) and boot == boot_id() and _file_system(path) in LOCAL_FILE_SYSTEMS
-
-
-def _file_system(path: Path) -> str:
-    """The type of the file system `path` is on, "" where that cannot be told."""
-    try:
-        resolved = path.resolve()
-        mounts = [m for m in psutil.disk_partitions(all=True) if resolved.is_relative_to(m.mountpoint)]
-    except (OSError, psutil.Error):
-        return ""
-    # Of several mounts on one folder the last is seen.
-    return max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
+    return bool(boot) and boot == boot_id() and file_systems.type_of(path) in file_systems.LOCAL
 
 
 def hold(path: Path, *, patience: float = 5.0) -> int:

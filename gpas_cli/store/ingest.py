@@ -22,8 +22,8 @@ from sqlalchemy import Connection, Engine, bindparam, delete, func, insert, sele
 from sqlalchemy.exc import DataError, DBAPIError, StatementError
 
 from gpas_cli.errors import StoreError
+from gpas_cli.files import open_regular
 from gpas_cli.store import journal, owner, rundir, session
-from gpas_cli.store.files import open_regular
 from gpas_cli.store.points import forget_points, store_points
 from gpas_cli.store.projection import Changes, integer, number, optional, project_events, string
 from gpas_cli.store.rundir import AttemptDir

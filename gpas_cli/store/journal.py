@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpas_cli.store.files import open_regular
+from gpas_cli.files import open_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
 EXPENDABLE = ("step", "layers")  # what is dropped first when even that is not enough: dense and least missed

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
+from gpas_cli.words import listed
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -32,8 +33,7 @@ def ingest(project: Project) -> str:
             engine.dispose()
     except (GpasError, SQLAlchemyError, OSError) as error:
         return f"results were not copied into the database: {error}; the run directories have them"
-    more = f", and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
-    return f"passed over, because they cannot be read: {'; '.join(problems[:NAMED])}{more}" if problems else ""
+    return f"passed over, because they cannot be read: {listed(problems, NAMED, '; ')}" if problems else ""
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from typing import Any
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
-from gpas_cli.files import replace_file
-from gpas_cli.store.files import open_regular
+from gpas_cli.files import open_regular, replace_file
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from gpas_cli import file_systems
 from gpas_cli.errors import StoreError
 from gpas_cli.packaged import packaged
 from gpas_cli.store import driver_errors
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 BUSY_SECONDS = 30.0  # how long a statement waits for another process's lock
-NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "panfs", "afs", "9p", "fuse.sshfs"]
-)
 LOGS = ("-wal", "-shm")  # what SQLite keeps beside a file, and how it calls them
 DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
@@ -179,16 +177,6 @@ def lock(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
-def network_file_system(path: Path) -> str | None:
-    """The type of the file system `path` is on when other hosts may share it (e.g. "nfs4"), else None."""
-    import psutil
-
-    resolved = path.resolve()
-    mounts = [m for m in psutil.disk_partitions(all=True) if resolved.is_relative_to(m.mountpoint)]
-    kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
-    return kind if kind in NETWORK_FILE_SYSTEMS else None
-
-
 def _create_engine(url: URL, busy_seconds: float) -> Engine:
     try:
         if url.get_backend_name() == "sqlite":
@@ -259,7 +247,7 @@ def _use_log(engine: Engine) -> None:
         if cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
             _share_log(path)
             return
-        if network_file_system(path):
+        if file_systems.network_type(path):
             return
         # Everything works without the log, only less side by side: a file that is read-only or in use stays as it is.
         with contextlib.suppress(sqlite3.OperationalError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpas_cli.schedule.slurm import job_states
+from gpas_cli.words import ordinal
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,3 @@ class Job:
         told = self.held or (self.reason if self.reason not in ("None", "", "NonZeroExitCode") else "")
         where = f" on {self.nodes}" if self.nodes and self.state in job_states.AT_WORK else ""
         return f"SLURM {self.id} {self.state}{where}{f' ({told})' if told else ''}"
-
-
-def ordinal(number: int) -> str:
-    """1st, 2nd, 3rd, 4th, 11th."""
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    return f"{number}{endings.get(number % 10, 'th') if number % 100 not in (11, 12, 13) else 'th'}"

@@ -34,6 +34,7 @@ from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.snapshot import Snapshot, snapshot
+from gpas_cli.words import listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -310,9 +311,8 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
     resources = plain(array.first.resources).items()
     asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
     words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"
-    count, first = len(array.jobs), array.first.id
-    more = f" and {count - 1} more" if count > 1 else ""
-    lines = [str(error), f"refused: {first}{more}, which asks for {{{words}}}; nothing of it was submitted"]
+    refused = listed([job.id for job in array.jobs], 1)
+    lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; nothing of it was submitted"]
     lines += [
         f"submitted before it, and still queued: {made.name}, SLURM job {job or '(unknown)'}, {elements} elements"
         for made, job, elements in done.arrays

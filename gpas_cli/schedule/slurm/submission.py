@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import replace_file
 from gpas_cli.store.rundir import read_json, write_json
 
 if TYPE_CHECKING:
@@ -125,11 +126,8 @@ def record(
     }
     place.mkdir(parents=True)
     try:
-        with (place / "elements.jsonl").open("w", encoding="utf-8") as file:
-            for jobs in elements:
-                file.write(json.dumps([_facts(job, job.key in reduce) for job in jobs], ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        lines = [json.dumps([_facts(job, job.key in reduce) for job in jobs], ensure_ascii=False) for jobs in elements]
+        replace_file(place / "elements.jsonl", "".join(f"{line}\n" for line in lines))
         write_json(place / "submission.json", about)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)

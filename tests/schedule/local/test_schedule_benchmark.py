@@ -89,7 +89,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins
     monkeypatch.setattr(room, "machine", lambda: Machine(gpus=(), cores=(0, 1)))
     here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
     slow = chosen(here)
-    with pytest.raises(GpasError, match=r"tiny/s1: 1,339M parameters, 1 row of each update, about .* s and .* GB"):
+    with pytest.raises(GpasError, match=r"tiny/s1: 1\.34B parameters, 1 row of each update, about .* and .* GB"):
         list(bench(here, slow, 0.1))
     monkeypatch.setattr(bench_cost.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
     with pytest.raises(GpasError, match=r"1\.0 GB are free\n.*--force"):
@@ -104,7 +104,7 @@ def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pyt
     (found,) = bench(here, chosen(here), 1, force=True, tell=told.append)
     assert 1 <= found.facts["rows"] < 8
     assert found.facts["micro_batch"] == found.facts["rows"]
-    assert told[0].startswith("tiny/s1: 0M parameters")
+    assert told[0].startswith("tiny/s1: 13.3k parameters")
     assert any("update 2" in line for line in told)
     (speed,) = measured(here.runs).values()
     assert speed == found.facts["positions_per_second"] == 8 * 64 / found.facts["seconds_per_step"]

@@ -26,6 +26,7 @@ from launching import (
     working,
 )  # fmt: skip
 
+from gpas_cli import file_systems
 from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import Machine
 from gpas_cli.project import Project
@@ -156,7 +157,7 @@ def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
 
 @pytest.fixture
 def local_disk(project: Project) -> None:
-    if locks._file_system(project.config) not in locks.LOCAL_FILE_SYSTEMS or not locks.boot_id():
+    if file_systems.type_of(project.config) not in file_systems.LOCAL or not locks.boot_id():
         pytest.skip("the folder for tests is on a file system that may be shared, or there is no boot id")
 
 
@@ -195,7 +196,7 @@ def test_a_free_lock_proves_nothing_about_another_host(
     if elsewhere == "another kernel":
         monkeypatch.setattr(locks, "boot_id", lambda: "another-boot")
     else:
-        monkeypatch.setattr(locks, "_file_system", lambda _path: "nfs4")
+        monkeypatch.setattr(file_systems, "type_of", lambda _path: "nfs4")
     assert observe(project.runs, key(cell)).source == "silence"
 
 

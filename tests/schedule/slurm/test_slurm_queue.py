@@ -10,7 +10,7 @@ import pytest
 from fake_slurm import NAME, Programs, row
 
 from gpas_cli.schedule.slurm import queue
-from gpas_cli.schedule.slurm.array_task import Job, ordinal
+from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.state.claims import write_claim
 from gpas_cli.state.observe import look, observe
 from gpas_cli.state.submitters import Submitter
@@ -138,12 +138,6 @@ def test_a_held_job_has_no_expected_start(programs: Programs, runs: Path) -> Non
     )
     found = queue.current(runs)
     assert [job.start for i in (0, 1) if (job := found.find(NAME, i))] == [1.9e9, 0.0]
-
-
-def test_ordinals() -> None:
-    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == [
-        "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th",
-    ]  # fmt: skip
 
 
 def test_answers_are_kept_as_json_that_older_versions_of_the_file_do_not_break(runs: Path) -> None:
