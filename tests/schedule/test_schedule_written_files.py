@@ -1,0 +1,74 @@
+"""The files that jobs and their schedulers exchange have the fields that version 1 of them had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launching import entry, run
+
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.project import Project
+from gpas_cli.schedule.process import record_exit
+from gpas_cli.schedule.slurm import submission
+from gpas_cli.schedule.slurm.allocation import Start
+from gpas_cli.state import cancellation, rerun
+from gpas_cli.state.claims import claim_path, write_claim
+from gpas_cli.state.submitters import Submitter
+from gpas_cli.store.rundir import attempts, read_json, stage_dir
+from gpas_cli.store.snapshot import Snapshot
+
+OLD = Path(__file__).parents[1] / "store/data/version_1/runs"
+LOCAL, KILLED = "f9c77c5bd118ffff", "ce77848a75c2b536"
+CELL = entry()
+(JOB,) = stage_jobs([CELL]).values()
+
+
+def keys(value: Any) -> Any:
+    """The names of an object's fields, nested ones included; the axes of a cell are its own."""
+    if isinstance(value, list):
+        return [keys(item) for item in value[:1]]
+    return {name: keys(item) for name, item in value.items() if name != "axes"} if isinstance(value, dict) else None
+
+
+def same_fields(new: Path, old: Path) -> bool:
+    return bool(keys(json.loads(new.read_text())) == keys(json.loads(old.read_text())))
+
+
+def test_an_attempt_on_this_machine(project: Project) -> None:
+    run(project, CELL)
+    (made,) = attempts(project.runs, JOB.key)
+    old = attempts(OLD, LOCAL)[0]
+    assert same_fields(made.attempt_path, old.attempt_path)
+    assert same_fields(made.path / "process.json", old.path / "process.json")
+    assert same_fields(made.exit_path, old.exit_path)
+    assert list(read_json(made.attempt_path)) == list(read_json(old.attempt_path))
+
+
+def test_an_attempt_of_an_array_element(project: Project) -> None:
+    code = Snapshot("c0de", project.runs / ".code/c0de", {"commit": "a" * 40, "dirty": False})
+    submitter, old = Submitter(project.runs), OLD / ".slurm/gpas-toy-0123456789ab"
+    made = submission.record(project, "gpas-g-0", [[JOB]], code, submitter, {JOB.key})
+    made.submitted("7")
+    for name in ("submission.json", "job.json", "elements.jsonl"):
+        assert same_fields(made.folder / name, old / name)
+    write_claim(project.runs, JOB.key, submitter, submission=made.name, index=0, after=[])
+    assert same_fields(claim_path(project.runs, JOB.key), claim_path(OLD, KILLED))
+    start = Start(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
+    (job,) = start.jobs
+    first = start.attempt(job)
+    assert first is not None
+    record_exit(first, None, 9)
+    old_first, _ = attempts(OLD, KILLED)
+    assert same_fields(first.attempt_path, old_first.attempt_path)
+    assert same_fields(first.exit_path, old_first.exit_path)
+
+
+def test_requests(project: Project) -> None:
+    old = attempts(OLD, "8cadd676e2b2ad58")[1]
+    stage_dir(project.runs, JOB.key).mkdir(parents=True)
+    rerun.request(project.runs, JOB.key)
+    assert same_fields(stage_dir(project.runs, JOB.key) / "rerun.json", old.path.parent / "rerun.json")
+    cancellation.request(project.runs, signalled=True)
+    assert same_fields(cancellation.request_path(project.runs), cancellation.request_path(old.path))
