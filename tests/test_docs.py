@@ -34,6 +34,7 @@ INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])((?:gpas_cli|tests|docs|benchmarks|migrations)/[\w./-]*)")
 EVENT = re.compile(r"""\b(?:emit|_emit|journal|_append)\(\s*"(\w+)",""")
+CODE_COLUMNS = 100
 EXTERNAL = re.compile(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"', re.IGNORECASE)
 
 
@@ -157,6 +158,13 @@ def test_python_runs(page: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(code)
     done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
+def test_code_fits_the_width_of_a_page(page: Path) -> None:
+    found = FENCE.findall(page.read_text("utf-8"))
+    lines = [line for _, language, text in found if language != "math" for line in text.splitlines()]
+    assert [line for line in lines if len(line) > CODE_COLUMNS] == []
 
 
 def anchors(page: Path) -> set[str]:
