@@ -123,6 +123,13 @@ def test_commands_in_sentences_parse() -> None:
                 pytest.fail(f"{page}: {' '.join(words)}: {error}")
 
 
+def test_examples_in_help_texts_parse() -> None:
+    examples = re.findall(r"Example: `(gpas .*?)`", hooks().PARTS["commands"]())
+    assert len(examples) > 20
+    for example in examples:
+        parse(shlex.split(example)[1:])
+
+
 @pytest.mark.parametrize("wrong", ["gpas stauts", "gpas status --wide", "gpas plan --price many"])
 def test_the_check_of_commands_can_fail(wrong: str) -> None:
     with pytest.raises(Exception, match=r"stauts|--wide|valid number"):
