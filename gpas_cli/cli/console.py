@@ -61,9 +61,9 @@ def complete_cell(incomplete: str) -> list[str]:
 
 def _keys(incomplete: str) -> list[str]:
     from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.select import MIN_PREFIX
+    from gpas_cli.grid.select import MIN_PREFIX_DIGITS
 
-    if len(incomplete) < MIN_PREFIX or set(incomplete) - set("0123456789abcdef"):
+    if len(incomplete) < MIN_PREFIX_DIGITS or set(incomplete) - set("0123456789abcdef"):
         return []
     try:
         keys = dict.fromkeys(entry.key for entry in expand(experiments(), list(experiments().grids)))
@@ -217,7 +217,7 @@ def _find(declared: Sequence[Entry], word: str) -> Entry:
     A recorded cell is found by the start of its key, or by its name if settings on the command line made it.
     """
     from gpas_cli.grid.select import find
-    from gpas_cli.grid.variant import JOINED
+    from gpas_cli.grid.variant import SEPARATOR
     from gpas_cli.plan.undeclared import undeclared, with_key
 
     try:
@@ -225,7 +225,7 @@ def _find(declared: Sequence[Entry], word: str) -> Entry:
     except UnknownCell:
         keys = (stage.key for entry in declared for stage in entry.cell.stages)
         recorded = [] if any(key.startswith(word.lower()) for key in keys) else with_key(project(), word, catalogue())
-        if not recorded and JOINED in word:
+        if not recorded and SEPARATOR in word:
             recorded = undeclared(project().runs, declared, catalogue())
         if not recorded:
             raise

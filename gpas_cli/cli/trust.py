@@ -15,9 +15,9 @@ def trust(
     remove: Annotated[bool, typer.Option("--remove", help="Trust these folders no longer.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Print the trusted folders.")] = False,
 ) -> None:
-    """Allow the plugins of experiments files in folders that belong to, or can be changed by, another user.
+    """Allow plugins from folders that another user owns or can write to.
 
-    A plugin is Python and runs as you. Look at what is in the folder first.
+    A plugin is Python code that runs with your permissions. Read it first.
 
     Example: [bold]gpas trust /shared/project[/bold]
     """

@@ -1,14 +1,18 @@
-"""experiments.yaml -> cells.
+"""Turn experiments.yaml into cells.
 
     document   YAML text -> a tree of nodes, each with its line and column
-    load       that tree -> `Experiments`: named sizes, corpora, recipes, resources and declared grids
-    trust      whose plugin files are run
+    load       tree -> `Experiments`: named sizes, corpora, recipes, resources and declared grids
+    readers    values of the file by type: mappings, lists, texts, dataclasses
+    read       one grid: its axes, labels, conditions and settings
     ranges     values of an axis by rule: `{range: [1, 5]}`
-    expand     a declared grid -> a list of `Entry`: a checked cell with its name and labels
-    variant    cells that settings on the command line make of declared ones
-    select     which entries a command means: `--where` conditions, names, key prefixes
+    validate   rules across grids: includes, and the labels that conditions and tables name
+    trust      which plugin files may be executed
+    settings   layers of settings: merging, labels, positions of problems
+    expand     declared grid -> a list of `Entry`: a checked cell with its name and labels
+    variant    variants of declared cells from settings on the command line
+    select     entries by `--where` conditions, names and key prefixes
 
-Whatever is wrong in a file is reported at once, each problem at the line and column it comes from.
+All problems of a file are reported at once, each at its line and column.
 """
 
 from gpas_cli.grid.declared import Experiments, Grid, TableSpec

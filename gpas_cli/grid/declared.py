@@ -1,4 +1,4 @@
-"""experiments.yaml as declared, before expansion: frozen data whose values keep their place in the file."""
+"""experiments.yaml as declared, before expansion: frozen data whose values know their position in the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
 @dataclass(frozen=True)
 class Value:
-    """One value of an axis: what a table calls it, and what it sets."""
+    """One value of an axis: its label, and the setting it stands for."""
 
     label: Label
     setting: Node
@@ -29,58 +29,58 @@ class Axis:
     points: tuple[tuple[Value, ...], ...]
 
     def labels(self, name: str) -> tuple[Label, ...]:
-        """The labels of axis `name`, in declared order."""
+        """Return the labels of axis `name` in declared order."""
         index = self.names.index(name)
         return tuple(point[index].label for point in self.points)
 
 
 @dataclass(frozen=True)
-class Where:
-    """A condition on labels: every axis named has one of the labels given. Empty: every cell."""
+class Condition:
+    """A condition on labels: each named axis has one of the given labels. An empty condition matches every cell."""
 
     mark: Mark
     terms: tuple[tuple[str, tuple[Node, ...], tuple[Label, ...]], ...] = ()
 
     def matches(self, labels: Mapping[str, Label]) -> bool:
-        """Whether a cell with these labels is meant."""
+        """Whether a cell with these labels matches."""
         return all(
             name in labels and any(same(labels[name], label) for label in wanted) for name, _, wanted in self.terms
         )
 
 
 @dataclass(frozen=True)
-class When:
-    """Axes that only the matching cells have."""
+class ConditionalAxes:
+    """Further axes of the matching cells (`when`)."""
 
-    where: Where
+    where: Condition
     axes: tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
 class Override:
-    """Settings that the matching cells get last, and the reason."""
+    """Settings applied to the matching cells after all others, and the reason."""
 
-    where: Where
+    where: Condition
     settings: Node
     why: str
 
 
 @dataclass(frozen=True)
 class Include:
-    """The cells of another grid, or those of them that match."""
+    """The cells of another grid that match a condition."""
 
     grid: str
-    where: Where
+    where: Condition
     mark: Mark
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """How a grid's results become a table.
+    """The table of a grid's results.
 
-    rows: the axes that make a row. columns: the axis across the page, or `task` for one column per downstream task.
-    value: the metric shown. over: the axis averaged over. against: the labels of the row that deltas refer to.
-    published: source -> name of that source's table, printed beside ours.
+    rows: the axes of the rows. columns: the axis of the columns, or `task` for one column per downstream task.
+    value: the metric. over: the axis to average over. against: the labels of the row that differences refer to.
+    published: source -> name of that source's table, printed beside our numbers.
     """
 
     title: str
@@ -101,8 +101,8 @@ class Grid:
     mark: Mark
     base: Node
     axes: tuple[Axis, ...] = ()
-    when: tuple[When, ...] = ()
-    exclude: tuple[Where, ...] = ()
+    when: tuple[ConditionalAxes, ...] = ()
+    exclude: tuple[Condition, ...] = ()
     override: tuple[Override, ...] = ()
     include: tuple[Include, ...] = ()
     cadence: Cadence = field(default_factory=Cadence)
@@ -114,23 +114,23 @@ class Grid:
 
     @property
     def all_axes(self) -> tuple[Axis, ...]:
-        """Declared axes, conditional ones last: the order of labels in a cell's name."""
+        """All axes, conditional ones last, in the order of the labels in a cell's name."""
         return (*self.axes, *(axis for when in self.when for axis in when.axes))
 
     @property
     def has_own_cells(self) -> bool:
-        """False for a grid that only includes others."""
+        """False if the grid only includes other grids."""
         return bool(self.all_axes or self.base.value)
 
-    def bound(self) -> int:
-        """At least as many cells as the grid's own axes can give."""
+    def max_cells(self) -> int:
+        """Return an upper bound on the number of cells from the grid's own axes."""
         return prod(len(axis.points) for axis in self.all_axes) if self.has_own_cells else 0
 
 
 @dataclass(frozen=True)
 class Experiments:
-    """A whole experiments.yaml. `resources` are by size; `text_resources` what is said of jobs that tokenise; `corpora`
-    the nodes of the texts that `catalogue` has."""
+    """A whole experiments.yaml. `resources` are by size; `text_resources` are the settings of jobs that tokenise;
+    `corpora` has the nodes of the corpora in `catalogue`."""
 
     path: Path
     default: str

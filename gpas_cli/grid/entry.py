@@ -1,4 +1,4 @@
-"""What expansion produces: a cell with the name and labels by which people and tables refer to it."""
+"""The result of expansion: a cell with its name and its labels for tables and conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpas_cli.words import count, verb
 
 @dataclass(frozen=True)
 class Declared:
-    """Where a cell comes from: the grid that declares it, which another may include, its settings, and the named texts
+    """The declaration of a cell: the grid that declares it (others may include it), its settings, and the named corpora
     of the file."""
 
     grid: str
@@ -22,14 +22,14 @@ class Declared:
     corpora: Mapping[str, Node] = field(default_factory=dict)
 
     def place(self, path: Sequence[str]) -> str:
-        """Where in the file the setting stands, or the nearest one above it: "experiments.yaml:12:7"."""
+        """Return the position of a setting in the file, or of its nearest parent: "experiments.yaml:12:7"."""
         node = self.settings
         for part in path:
             node = self._below(node, part)
         return str(node.mark)
 
     def _below(self, node: Node, part: str) -> Node:
-        """The entry `part` of a mapping, or of the text under `corpora` that a word names; the node itself if none."""
+        """Return the entry `part` of a mapping or of the corpus that a word names, else the node itself."""
         entries = node.value if isinstance(node.value, dict) else {"like": node}
         if part in entries:
             return entries[part]
@@ -41,10 +41,10 @@ class Declared:
 class Entry:
     """One cell of one grid.
 
-    axes: the label of every axis, and of `size`, `norm`, `gate`, `seed` also where the grid does not vary them.
-    text_resources: what a job that tokenises the cell's text asks for.
-    notes: why a declared override changed this cell, one sentence each.
-    declared: what the cell was made of; None for one that no grid declares.
+    axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
+    text_resources: the resources of a job that tokenises the cell's text.
+    notes: the reasons of the overrides that changed this cell, one sentence each.
+    declared: the declaration; None for a recorded cell that no grid declares.
     """
 
     cell: Cell
@@ -60,7 +60,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """How a command line names this cell."""
+        """The name of this cell on the command line: grid/name."""
         return f"{self.grid}/{self.name}"
 
     @property
@@ -70,7 +70,7 @@ class Entry:
 
 
 def counted(entries: Iterable[Entry]) -> str:
-    """How many different cells there are: "155 cells", "139 cells, 16 of which belong to several grids"."""
+    """Return the number of different cells: "155 cells", "139 cells, 16 of which belong to several grids"."""
     grids: dict[str, set[str]] = {}
     for entry in entries:
         grids.setdefault(entry.key, set()).add(entry.grid)

@@ -1,4 +1,4 @@
-"""experiments.yaml -> `Experiments`: read, checked for form, every problem reported at once."""
+"""Read experiments.yaml as `Experiments` and report all its problems at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
 from gpas_cli.grid.read import read_grid, read_resources
-from gpas_cli.grid.readers import built, entries, fault, items, word
+from gpas_cli.grid.readers import add_problem, read_dataclass, read_list, read_mapping, read_text
 from gpas_cli.grid.settings import children
 from gpas_cli.grid.trust import suspicion
 from gpas_cli.grid.validate import valid_grids
@@ -24,36 +24,37 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.size import SIZES, Size
 
 T = TypeVar("T")
-TOP = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
+TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
 VERSION = 1
-TEXT = "tokenise"  # the entry of `resources` for jobs that tokenise
+TOKENISE = "tokenise"  # the entry of `resources` for jobs that tokenise
 
 
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
 def load(path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
-    """The experiments file at `path`; without its plugin files, cells that need one of their schemes are invalid.
+    """Read the experiments file at `path`. Without `run_plugins`, cells with a scheme of a plugin file are invalid.
 
-    `check` finds further problems, of what this room does not know.
+    `check` returns further problems, of parts that this package does not know.
 
-    Raises InvalidExperiments with all problems, those of the cells included when the form is wrong anywhere;
-    GpasError when the file cannot be read.
+    Raises InvalidExperiments with all problems, including those of the cells; GpasError if the file cannot be read.
+    Cells are checked only if the file has another problem: otherwise `expand` checks them.
     """
     return interpret(read_document(path), path, run_plugins=run_plugins, check=check)
 
 
 def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
-    """The experiments declared by a document's root."""
+    """Return the experiments declared by the root of a document."""
     problems: list[Problem] = []
-    parts = entries(root, (), problems, TOP)
+    parts = read_mapping(root, (), problems, TOP_LEVEL_KEYS)
     _check_version(parts.get("version"), root, problems)
     catalogue = Catalogue(
         schemes=_schemes(parts.get("plugins"), path, problems) if run_plugins else known_schemes(),
         sizes={**SIZES, **_named(Size, "sizes", parts.get("sizes"), SIZES, problems)},
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
-    grids, resources = _read_grids(parts, root, problems), parts.get("resources")
+    grids = _read_grids(parts, root, problems)
+    resources = parts.get("resources")
     experiments = Experiments(
         path=path,
         default=_default(parts.get("default"), parts.get("grids"), problems),
@@ -62,9 +63,9 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         recipes=_recipes(parts.get("recipes"), catalogue, problems),
         resources=_resources(resources, catalogue, problems),
         text_resources=read_resources(
-            children(resources).get(TEXT) if resources else None, ("resources", TEXT), problems
+            children(resources).get(TOKENISE) if resources else None, ("resources", TOKENISE), problems
         ),
-        corpora=entries(parts.get("corpora"), (), []),
+        corpora=read_mapping(parts.get("corpora"), (), []),
     )
     problems.extend(check(experiments) if check else ())
     if problems:
@@ -77,21 +78,23 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
 def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> None:
     if node is None:
         if isinstance(root.value, dict):
-            fault(problems, ("version",), f"is required; write version: {VERSION}", root)
+            add_problem(problems, ("version",), f"is required; write version: {VERSION}", root)
     elif node.value != VERSION or isinstance(node.value, bool):
-        fault(problems, ("version",), f"{node.plain()!r} is unknown; this program reads version {VERSION}", node)
+        add_problem(
+            problems, ("version",), f"{node.plain()!r} is unknown; this version of gpas reads version {VERSION}", node
+        )
 
 
 def _schemes(node: Node | None, config: Path, problems: list[Problem]) -> dict[str, type[Scheme]]:
-    """The schemes of the package, of installed packages, and of the files named under `plugins`, which are run."""
+    """Return the built-in schemes, those of installed packages, and those of the files named under `plugins`."""
     found = known_schemes()
-    for item in items(node, ("plugins",), problems):
-        name = word(item, ("plugins",), problems)
+    for item in read_list(node, ("plugins",), problems):
+        name = read_text(item, ("plugins",), problems)
         for scheme, cls in _schemes_of(name, config, item, problems).items() if name else ():
             if scheme in found:
                 other = found[scheme].origin
-                message = f"{name}: '{scheme}' is a scheme of {other.name if other else 'gpas_cli'} already"
-                fault(problems, ("plugins",), message, item)
+                message = f"{name}: the scheme '{scheme}' already exists in {other.name if other else 'gpas_cli'}"
+                add_problem(problems, ("plugins",), message, item)
             else:
                 found[scheme] = cls
     return found
@@ -101,80 +104,80 @@ def _schemes_of(name: str, config: Path, item: Node, problems: list[Problem]) ->
     plugin = config.parent / name
     try:
         if reason := suspicion(config, plugin):
-            fault(problems, ("plugins",), f"{name} is not run: {reason}", item)
+            add_problem(problems, ("plugins",), f"{name} was not executed: {reason}", item)
             return {}
         if not plugin.is_file():
-            fault(problems, ("plugins",), f"{name}: is not a file", item)
+            add_problem(problems, ("plugins",), f"{name} is not a file", item)
             return {}
         return schemes_in(name, plugin.read_text("utf-8"))
     except OSError as error:
-        fault(problems, ("plugins",), f"{name}: {error.strerror}", item)
+        add_problem(problems, ("plugins",), f"{name}: {error.strerror}", item)
     except UnicodeDecodeError:
-        fault(problems, ("plugins",), f"{name}: is not UTF-8 text", item)
+        add_problem(problems, ("plugins",), f"{name} is not UTF-8 text", item)
     except InvalidExperiments as error:
         for problem in error.problems:
-            fault(problems, ("plugins",), problem.message, item)
+            add_problem(problems, ("plugins",), problem.message, item)
     return {}
 
 
 def _named(
     cls: type[T], section: str, node: Node | None, known: Mapping[str, T], problems: list[Problem]
 ) -> dict[str, T]:
-    """Sizes or corpora of this file. A built-in name keeps its meaning: published results refer to it."""
+    """Return the sizes or corpora of this file. Built-in names cannot be redefined: published results refer to them."""
     found: dict[str, T] = {}
-    for name, child in entries(node, (section,), problems).items():
+    for name, child in read_mapping(node, (section,), problems).items():
         if name in known:
-            fault(problems, (section, name), "is built in; choose another name", child.key or child.mark)
+            add_problem(problems, (section, name), "is built in; choose another name", child.key or child.mark)
             continue
-        made = built(cls, child, (section, name), problems, {**known, **found})
+        made = read_dataclass(cls, child, (section, name), problems, {**known, **found})
         if made is not None:
             found[name] = made
     return found
 
 
 def _recipes(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Node]:
-    """Recipes may be partial; what a cell still lacks is reported for the cell."""
+    """Return the recipes by size. They may be partial; settings that are still missing are reported for the cell."""
     for name, child in _per_size(node, "recipes", catalogue, problems).items():
         found: list[Problem] = []
-        built(Optim, child, ("recipes", name), found)
+        read_dataclass(Optim, child, ("recipes", name), found)
         problems.extend(problem for problem in found if problem.message != "is required")
-    return {name: child for name, child in entries(node, (), []).items() if isinstance(child.value, dict)}
+    return {name: child for name, child in read_mapping(node, (), []).items() if isinstance(child.value, dict)}
 
 
 def _resources(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Resources]:
-    declared = _per_size(node, "resources", catalogue, problems, (TEXT,))
-    made = {name: built(Resources, child, ("resources", name), problems) for name, child in declared.items()}
+    declared = _per_size(node, "resources", catalogue, problems, (TOKENISE,))
+    made = {name: read_dataclass(Resources, child, ("resources", name), problems) for name, child in declared.items()}
     for name, value in made.items():
         for setting, wrong in value.faults.items() if value is not None else ():
-            fault(problems, ("resources", name), wrong, children(declared[name]).get(setting, declared[name]))
+            add_problem(problems, ("resources", name), wrong, children(declared[name]).get(setting, declared[name]))
     return {name: value for name, value in made.items() if value is not None}
 
 
 def _per_size(
-    node: Node | None, section: str, catalogue: Catalogue, problems: list[Problem], beside: Collection[str] = ()
+    node: Node | None, section: str, catalogue: Catalogue, problems: list[Problem], others: Collection[str] = ()
 ) -> dict[str, Node]:
-    """The entries of a section that has one for each size, those named `beside` them apart."""
-    found = {name: child for name, child in entries(node, (section,), problems).items() if name not in beside}
+    """Return the entries of a section that are named after sizes, without those in `others`."""
+    found = {name: child for name, child in read_mapping(node, (section,), problems).items() if name not in others}
     for name, child in found.items():
         if name not in catalogue.sizes:
-            message = f"no size '{name}'; {nearest(name, (*catalogue.sizes, *beside))}"
-            fault(problems, (section, name), message, child.key or child.mark)
+            message = f"no size '{name}'; {nearest(name, (*catalogue.sizes, *others))}"
+            add_problem(problems, (section, name), message, child.key or child.mark)
     return found
 
 
 def _default(node: Node | None, grids: Node | None, problems: list[Problem]) -> str:
-    declared = list(entries(grids, (), []))
+    declared = list(read_mapping(grids, (), []))
     if node is None:
         return declared[0] if declared else ""
-    name = word(node, ("default",), problems)
+    name = read_text(node, ("default",), problems)
     if name and declared and name not in declared:
-        fault(problems, ("default",), f"no grid '{name}'; {nearest(name, declared)}", node)
+        add_problem(problems, ("default",), f"no grid '{name}'; {nearest(name, declared)}", node)
     return name
 
 
 def _read_grids(parts: Mapping[str, Node], root: Node, problems: list[Problem]) -> dict[str, Grid]:
-    declared = entries(parts.get("grids"), ("grids",), problems)
+    declared = read_mapping(parts.get("grids"), ("grids",), problems)
     if not declared and isinstance(root.value, dict):
-        fault(problems, ("grids",), "declares no grid", parts.get("grids", root))
+        add_problem(problems, ("grids",), "has no grid; declare at least one", parts.get("grids", root))
     read = {name: read_grid(name, node, problems) for name, node in declared.items()}
     return valid_grids(read, problems)

@@ -1,4 +1,4 @@
-"""Names of cells: the labels of a grid's axes in declared order, safe in file names and shells."""
+"""Names of cells: the labels of a grid's axes in declared order, safe for file names and shells."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from gpas_cli.grid.scalar import Label
 from gpas_cli.grid.settings import short
 
 _GRID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-LONGEST = 100  # characters of a grid's name, which becomes a part of file names
+MAX_NAME_LENGTH = 100  # characters of a grid's name, which is part of file names
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def cell_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:
-    """The labels of `axes`, joined: "pre-gpas-s1". `none` is left out unless nothing else is left."""
+    """Return the labels of `axes`, joined: "pre-gpas-s1". `none` is omitted unless it is the only label."""
     parts = [short(axis, labels[axis]) for axis in dict.fromkeys(axes) if axis in labels]
     return "-".join(safe(part) for part in parts if part != "none") or "none"
 
 
 def safe(text: str) -> str:
-    """`text` with all but letters, digits, dot, plus, minus and underscore replaced, and no leading dot or minus."""
+    """Replace all but letters, digits and . _ + - by underscores, and remove leading dots and dashes."""
     return _UNSAFE.sub("_", text).lstrip(".-") or "_"
 
 
 def name_fault(grid: str) -> str:
-    """What is wrong with the name of a grid, "" if nothing is. Names are parts of cell names, files and commands."""
-    if _GRID.fullmatch(grid) and len(grid) <= LONGEST:
+    """Return what is wrong with the name of a grid, or "". It is part of cell names, file names and commands."""
+    if _GRID.fullmatch(grid) and len(grid) <= MAX_NAME_LENGTH:
         return ""
-    allowed = f"a grid's name has at most {LONGEST} letters, digits and . _ + -, and starts with a letter, a digit or _"
-    return f"{allowed}; write {safe(grid)[:LONGEST]}"
+    allowed = f"at most {MAX_NAME_LENGTH} letters, digits and . _ + -, and starts with a letter, a digit or _"
+    return f"a grid's name has {allowed}; write {safe(grid)[:MAX_NAME_LENGTH]}"

@@ -1,11 +1,11 @@
 """Values of an axis by rule: `{range: [1, 5]}`, `{linear: [0.1, 0.5], n: 5}`, `{log: [1e-4, 1e-2], n: 5}`.
 
-    range    whole numbers from the first to the last, both included; `step: 2` takes every second one
-    linear   n numbers at equal distances from the first to the last, both included
-    log      n numbers at equal ratios from the first to the last, both included
+    range    whole numbers from the first to the last, inclusive; `step: 2` takes every second one
+    linear   n numbers at equal distances from the first to the last, inclusive
+    log      n numbers at equal ratios from the first to the last, inclusive
 
-The first and the last number are as written. Those between are rounded to six significant digits, so that a label, a
-cell's name and its key are the same on every machine; where all of them are whole, they are whole numbers.
+The first and the last number are as written. Numbers between them are rounded to six significant digits, so that
+labels, names and keys of cells are the same on every machine. If all numbers are whole, they are integers.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from typing import TypeGuard
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.document import Node
-from gpas_cli.grid.readers import Path, fault
+from gpas_cli.grid.readers import add_problem
 from gpas_cli.grid.settings import children
+from gpas_cli.spec.parse import SettingPath
 
-KINDS = {"range": "step", "linear": "n", "log": "n"}  # and the key that may or must stand beside it
-MOST = 10_000  # values of one axis
-DIGITS = 6
+RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
+MAX_VALUES = 10_000  # of one axis
+SIGNIFICANT_DIGITS = 6
 _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
 
 
 def is_range(node: Node) -> bool:
-    """Whether the node says how values are made, rather than being one."""
-    return bool(KINDS.keys() & children(node).keys())
+    """Whether the node is a rule for values rather than a value."""
+    return bool(RULES.keys() & children(node).keys())
 
 
-def values_of(node: Node, path: Path, problems: list[Problem]) -> tuple[Node, ...]:
-    """The values that a rule stands for, each at the rule's place; none after adding to `problems`."""
+def values_of(node: Node, path: SettingPath, problems: list[Problem]) -> tuple[Node, ...]:
+    """Return the values of a rule, each at the rule's position; none after adding to `problems`."""
     entries = children(node)
-    kind = next(name for name in KINDS if name in entries)
+    kind = next(name for name in RULES if name in entries)
     for name, child in entries.items():
-        if name not in (kind, KINDS[kind]):
-            message = f"unknown key '{name}'; {nearest(name, (kind, KINDS[kind]))}"
-            fault(problems, path, message, child.key or child.mark)
+        if name not in (kind, RULES[kind]):
+            message = f"unknown key '{name}'; {nearest(name, (kind, RULES[kind]))}"
+            add_problem(problems, path, message, child.key or child.mark)
             return ()
-    numbers, beside = _numbers(entries[kind]), entries.get(KINDS[kind])
-    made = _made(kind, numbers, beside.value if beside else None) if numbers else f"write {kind}: [first, last]"
+    ends = _ends(entries[kind])
+    second = entries.get(RULES[kind])
+    made = _values(kind, ends, second.value if second else None) if ends else f"write {kind}: [first, last]"
     if isinstance(made, str):
-        fault(problems, path, made, node)
+        add_problem(problems, path, made, node)
         return ()
     return tuple(replace(node, value=value, depth=1, count=1) for value in made)
 
 
 def spelling_of(node: Node) -> str:
-    """How Python's `range(3)`, written as a word, is written here; "" for any other value."""
+    """Return the rule to write instead of Python's `range(3)`; "" for any other value."""
     match = _CALL.fullmatch(node.value) if isinstance(node.value, str) else None
     if match is None:
         return ""
@@ -58,11 +60,11 @@ def spelling_of(node: Node) -> str:
     return f"write {{range: [{first}, {stop - 1}]{step}}}, which includes both ends"
 
 
-def _numbers(node: Node) -> tuple[int | float, int | float] | None:
-    """The two numbers of a list, None if it is another list or none."""
+def _ends(node: Node) -> tuple[int | float, int | float] | None:
+    """Return the two numbers of a list, None if the node is anything else."""
     if not isinstance(node.value, tuple) or len(node.value) != 2:
         return None
-    first, last = node.value[0].value, node.value[1].value
+    first, last = (item.value for item in node.value)
     return (first, last) if _is_number(first) and _is_number(last) else None
 
 
@@ -70,17 +72,17 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _made(kind: str, ends: tuple[int | float, int | float], beside: object) -> list[int] | list[float] | str:
-    """The values, or what is wrong with the rule. `beside`: the step of a range, or how many values there are."""
-    if beside is not None and (not isinstance(beside, int) or isinstance(beside, bool)):
-        return f"{KINDS[kind]}: {beside!r} is not a whole number"
+def _values(kind: str, ends: tuple[int | float, int | float], second: object) -> list[int] | list[float] | str:
+    """Return the values, or a message. `second`: the step of a range, or the number of values."""
+    if second is not None and (not isinstance(second, int) or isinstance(second, bool)):
+        return f"{RULES[kind]}: {second!r} is not a whole number"
     if kind == "range":
-        return _whole(ends, 1 if beside is None else beside)
-    if beside is None or not 2 <= beside <= MOST:
-        return f"needs n: how many values, from 2 to {MOST:,}"
+        return _whole(ends, 1 if second is None else second)
+    if second is None or not 2 <= second <= MAX_VALUES:
+        return f"needs n, the number of values, from 2 to {MAX_VALUES:,}"
     if kind == "log" and min(ends) <= 0:
         return "log: both numbers must be greater than 0"
-    return _spread(kind, ends, beside)
+    return _spread(kind, ends, second)
 
 
 def _whole(ends: tuple[int | float, int | float], step: int) -> list[int] | str:
@@ -92,7 +94,7 @@ def _whole(ends: tuple[int | float, int | float], step: int) -> list[int] | str:
     if last < first:
         return f"range: {last} is smaller than {first}; write range: [{last}, {first}]"
     values = range(first, last + 1, step)
-    return list(values) if len(values) <= MOST else f"range: {len(values):,} values; at most {MOST:,}"
+    return list(values) if len(values) <= MAX_VALUES else f"range: {len(values):,} values; at most {MAX_VALUES:,}"
 
 
 def _spread(kind: str, ends: tuple[int | float, int | float], n: int) -> list[int] | list[float]:
@@ -102,5 +104,5 @@ def _spread(kind: str, ends: tuple[int | float, int | float], n: int) -> list[in
         between = [math.exp(math.log(first) * (1 - share) + math.log(last) * share) for share in shares]
     else:
         between = [first + (last - first) * share for share in shares]
-    values = [float(first), *(float(f"{value:.{DIGITS}g}") for value in between), float(last)]
+    values = [float(first), *(float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in between), float(last)]
     return [int(value) for value in values] if all(value.is_integer() for value in values) else values

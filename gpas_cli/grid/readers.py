@@ -1,4 +1,4 @@
-"""Small readers of the parts that every section of the file is made of. A wrong part is reported and left out."""
+"""Read nodes as mappings, lists, texts and dataclasses. Invalid parts are reported and omitted."""
 
 from __future__ import annotations
 
@@ -11,92 +11,100 @@ from gpas_cli.grid.document import Mark, Node
 from gpas_cli.grid.scalar import spelled
 from gpas_cli.grid.settings import located
 from gpas_cli.spec import parse
-from gpas_cli.spec.parse import control_character
+from gpas_cli.spec.parse import SettingPath, control_character
 
 T = TypeVar("T")
-Path = tuple[str | int, ...]
 
 
-def fault(problems: list[Problem], path: Path, message: str, at: Node | Mark) -> None:
-    """Adds one problem at a place in the file."""
+def add_problem(problems: list[Problem], path: SettingPath, message: str, at: Node | Mark) -> None:
+    """Add one problem at a position in the file."""
     problems.append(Problem(path, message, str(at.mark if isinstance(at, Node) else at)))
 
 
-def entries(node: Node | None, path: Path, problems: list[Problem], known: Collection[str] = ()) -> dict[str, Node]:
-    """A mapping's entries; of `known` names only, where given. None and absent are empty."""
+def read_mapping(
+    node: Node | None, path: SettingPath, problems: list[Problem], known: Collection[str] = ()
+) -> dict[str, Node]:
+    """Return the entries of a mapping, only those in `known` if given; none for an absent node."""
     if node is None:
         return {}
     if not isinstance(node.value, dict):
-        fault(problems, path, f"{_shown(node)} is not a mapping", node)
+        add_problem(problems, path, f"{_shown(node)} is not a mapping", node)
         return {}
     if not known:
         return node.value
     for name, child in node.value.items():
         if name not in known:
-            fault(problems, (*path, name), f"unknown key '{name}'; {nearest(name, known)}", child.key or child.mark)
+            add_problem(
+                problems, (*path, name), f"unknown key '{name}'; {nearest(name, known)}", child.key or child.mark
+            )
     return {name: child for name, child in node.value.items() if name in known}
 
 
-def items(node: Node | None, path: Path, problems: list[Problem]) -> tuple[Node, ...]:
-    """A list's items."""
+def read_list(node: Node | None, path: SettingPath, problems: list[Problem]) -> tuple[Node, ...]:
+    """Return the items of a list; none for an absent node."""
     if node is None:
         return ()
     if not isinstance(node.value, tuple):
         item = "..." if node.value is None or isinstance(node.value, dict) else node.plain()
-        fault(problems, path, f"{_shown(node)} is not a list; write [{item}]", node)
+        add_problem(problems, path, f"{_shown(node)} is not a list; write [{item}]", node)
         return ()
     return node.value
 
 
-def word(node: Node | None, path: Path, problems: list[Problem], default: str = "") -> str:
-    """A text of one line; the default where it is absent."""
+def read_text(node: Node | None, path: SettingPath, problems: list[Problem], default: str = "") -> str:
+    """Return a text of one line; the default if it is absent or invalid."""
     if node is None:
         return default
     if not isinstance(node.value, str) or not node.value:
-        fault(problems, path, f"{_shown(node)} is not a text", node)
+        add_problem(problems, path, f"{_shown(node)} is not a text", node)
     elif control_character(node.value):
-        fault(problems, path, "is more than one line", node)
+        add_problem(problems, path, "is more than one line", node)
     else:
         return node.value
     return default
 
 
-def sentence(node: Node | None, path: Path, problems: list[Problem], default: str = "") -> str:
-    """A text; written over several lines, it becomes one."""
+def read_sentence(node: Node | None, path: SettingPath, problems: list[Problem], default: str = "") -> str:
+    """Return a text, with line breaks replaced by spaces."""
     if node is not None and isinstance(node.value, str) and node.value:
         node = replace(node, value=" ".join(node.value.split()))
-    return word(node, path, problems, default)
+    return read_text(node, path, problems, default)
 
 
-def words(node: Node | None, path: Path, problems: list[Problem]) -> tuple[str, ...]:
-    """One text or a list of texts."""
+def read_texts(node: Node | None, path: SettingPath, problems: list[Problem]) -> tuple[str, ...]:
+    """Return the texts of one text or a list of texts."""
     if node is not None and isinstance(node.value, str):
         return (node.value,)
-    return tuple(word(item, path, problems) for item in items(node, path, problems))
+    return tuple(read_text(item, path, problems) for item in read_list(node, path, problems))
 
 
-def texts(node: Node | None, path: Path, problems: list[Problem]) -> dict[str, str]:
-    """A mapping of texts; numbers and truth values as they are spelled."""
+def read_text_mapping(node: Node | None, path: SettingPath, problems: list[Problem]) -> dict[str, str]:
+    """Return a mapping of texts; numbers and booleans as they are written."""
     found = {}
-    for name, child in entries(node, path, problems).items():
+    for name, child in read_mapping(node, path, problems).items():
         if isinstance(child.value, dict | tuple):
-            fault(problems, (*path, name), f"{_shown(child)} is not a text", child)
+            add_problem(problems, (*path, name), f"{_shown(child)} is not a text", child)
         else:
             found[name] = spelled(child.value)
     return found
 
 
-def built(
-    cls: type[T], node: Node, path: Path, problems: list[Problem], like: Mapping[str, T] | None = None
+def read_dataclass(
+    cls: type[T], node: Node, path: SettingPath, problems: list[Problem], like: Mapping[str, T] | None = None
 ) -> T | None:
-    """An instance of the dataclass `cls`, with its problems at their places; `like: WORD` starts from a named one."""
-    values: dict[str, Any] = {name: child.plain() for name, child in entries(node, path, problems).items()}
+    """Return an instance of the dataclass `cls`, or None after adding to `problems`.
+
+    A mapping with `like: WORD` extends the entry WORD of `like`.
+    """
+    values: dict[str, Any] = {name: child.plain() for name, child in read_mapping(node, path, problems).items()}
     if not isinstance(node.value, dict):
         return None
     if like is not None and "like" in values:
         start = values.pop("like")
         if not isinstance(start, str) or start not in like:
-            fault(problems, (*path, "like"), f"unknown name {start!r}; {nearest(start, like)}", node.value["like"])
+            add_problem(
+                problems, (*path, "like"), f"unknown name {start!r}; {nearest(start, like)}", node.value["like"]
+            )
             return None
         values = {**parse.plain(like[start]), **values}
     found: list[Problem] = []

@@ -1,7 +1,7 @@
-"""Layers of settings, each value with its place in the file: how they combine, and where a complaint belongs.
+"""Merge layers of settings whose values know their position in the file, and locate problems in them.
 
-A section is a word (`gate: gpas`) or a mapping (`gate: {like: gpas, activation: tanh}`); a mapping laid over a word
-keeps the word as its starting point.
+A section is a word (`gate: gpas`) or a mapping (`gate: {like: gpas, activation: tanh}`); a mapping merged over a word
+extends the word.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from gpas_cli.grid.document import Mark, Node, mapping
 from gpas_cli.grid.scalar import WORDS_FOR_BOOLEANS, Label, spelled
 from gpas_cli.spec.cell import MODEL_PARTS, Cell
 
-# The key by which a section's mapping names the word it starts from.
+# The key under which a section's mapping names the word it extends, if it is not `like`.
 WORD_KEYS = {"norm": "scheme", "init": "preset"}
 WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data")
-# What may follow pretraining; absent unless a grid asks for it.
+# The stages after pretraining, which are optional.
 STAGE_SECTIONS = tuple(f.name for f in fields(Cell) if f.default is None)
-# Everything a grid may set.
+# All settings of a cell.
 SETTINGS = (*MODEL_PARTS, *(f.name for f in fields(Cell) if f.name != "model"))
 
 
 def children(node: Node) -> dict[str, Node]:
-    """The entries of a mapping node, none of another."""
+    """Return the entries of a mapping node; none for other nodes."""
     return node.value if isinstance(node.value, dict) else {}
 
 
 def merge(under: Node, over: Node, section: str = "") -> Node:
-    """`over` laid on `under`: mappings entry by entry, anything else replaced."""
+    """Merge `over` into `under`: mappings entry by entry, other values are replaced."""
     if not isinstance(over.value, dict):
         return over
-    below, above = _as_mapping(under, section), _as_mapping(over, section)
+    below = _as_mapping(under, section)
+    above = _as_mapping(over, section)
     if not isinstance(below.value, dict) or not isinstance(above.value, dict):
         return over
     merged = dict(below.value)
@@ -43,7 +44,7 @@ def merge(under: Node, over: Node, section: str = "") -> Node:
 
 
 def _as_mapping(node: Node, section: str) -> Node:
-    """A word of a section as the mapping that starts from it; `like` under the section's own name for it."""
+    """Return a section's word as the mapping that extends it, with `like` replaced by the section's own key."""
     if section not in WORD_SECTIONS:
         return node
     key = WORD_KEYS.get(section, "like")
@@ -56,22 +57,22 @@ def _as_mapping(node: Node, section: str) -> Node:
 
 
 def put(settings: Node, path: Sequence[str], node: Node) -> Node:
-    """`settings` with the value at `path` replaced: a whole section, or one leaf of it."""
-    return _put(settings, tuple(path), node, "")
+    """Return `settings` with the value at `path` replaced: a whole section, or one leaf of it."""
+    return _put(settings, path, node, "")
 
 
-def _put(under: Node, path: tuple[str, ...], node: Node, section: str) -> Node:
+def _put(under: Node, path: Sequence[str], node: Node, section: str) -> Node:
     if not path:
         return node
-    name, rest = path[0], path[1:]
-    held = children(_as_mapping(under, section))
+    name, *rest = path
+    entries = children(_as_mapping(under, section))
     inner = "-" if section else name
-    below = held.get(name, mapping({}, node.mark, node.key))
-    return mapping({**held, name: _put(below, rest, node, inner)}, under.mark, under.key)
+    below = entries.get(name, mapping({}, node.mark, node.key))
+    return mapping({**entries, name: _put(below, rest, node, inner)}, under.mark, under.key)
 
 
 def nested(flat: Node, problems: list[Problem], path: tuple[str, ...]) -> Node:
-    """A mapping whose dotted keys (`optim.lr: 1e-3`) are written out."""
+    """Return a mapping with its dotted keys (`optim.lr: 1e-3`) expanded into mappings."""
     tree = mapping({}, flat.mark, flat.key)
     for name, node in children(flat).items():
         parts = name.split(".")
@@ -89,14 +90,14 @@ def _taken(tree: Node, parts: list[str]) -> bool:
 
 
 def unnamed(node: Node) -> Node:
-    """The setting without the `name` that only labels it."""
+    """Return the setting without `name`, which is only its label."""
     if "name" not in children(node):
         return node
     return mapping({key: child for key, child in children(node).items() if key != "name"}, node.mark, node.key)
 
 
 def label(node: Node, section: str) -> Label:
-    """What a value of an axis is called: its `name`, itself, or its settings in short."""
+    """Return the label of an axis value: its `name`, the value itself, or its settings in short."""
     if isinstance(node.value, dict):
         named = node.value.get("name")
         if named is not None and isinstance(named.value, str | int | float):
@@ -108,7 +109,7 @@ def label(node: Node, section: str) -> Label:
 
 
 def has_label(node: Node, section: str) -> bool:
-    """Whether a setting has a name of its own: a word, a number, or a mapping that starts from a word or has a name."""
+    """Whether a setting has a label: a word, a number, or a mapping that extends a word or has a name."""
     if isinstance(node.value, dict):
         return not {"name", "like", WORD_KEYS.get(section, "like")}.isdisjoint(node.value)
     return not isinstance(node.value, tuple)
@@ -121,7 +122,7 @@ def _label_of_mapping(entries: dict[str, Node], section: str) -> str:
 
 
 def short(axis: str, value: Label) -> str:
-    """A value in the short form that names use: `s1` for seed 1, `lr0.001`, `no-stop-gradient`; words stay."""
+    """Return a value in its short form for names: `s1` for seed 1, `lr0.001`, `no-stop-gradient`; words unchanged."""
     leaf = axis.rpartition(".")[2].replace("_", "-")
     if isinstance(value, bool):
         return leaf if value else f"no-{leaf}"
@@ -131,7 +132,7 @@ def short(axis: str, value: Label) -> str:
 
 
 def plain_cell(settings: Node) -> dict[str, Any]:
-    """The settings as `spec.cell.parse_cell` takes them."""
+    """Return the settings as plain data for `spec.cell.parse_cell`."""
     return {name: _plain_section(name, node) for name, node in children(settings).items()}
 
 
@@ -145,14 +146,16 @@ def _plain_section(name: str, node: Node) -> Any:
 
 
 def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
-    """The problem at the file position of the setting it is about, or of the nearest setting above it."""
-    node, found = settings, 0
+    """Return the problem at the file position of its setting, or of the nearest parent in the file."""
+    node = settings
+    depth = 0
     for part in problem.path:
-        below = children(_as_mapping(node, str(problem.path[0]) if found == 1 else "")).get(str(part))
+        below = children(_as_mapping(node, str(problem.path[0]) if depth == 1 else "")).get(str(part))
         if below is None:
             break
-        node, found = below, found + 1
-    mark = node.mark if found else fallback
+        node = below
+        depth += 1
+    mark = node.mark if depth else fallback
     if problem.message.startswith("unknown key") and node.key:
         mark = node.key
     message = problem.message + _hint(problem.message, node)

@@ -1,4 +1,4 @@
-"""What holds between grids: includes that end, and conditions and tables that name what the grids have."""
+"""Rules across grids: includes end, and conditions and tables name axes and labels that exist."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
 from gpas_cli.grid.document import Mark
 from gpas_cli.grid.read import Labels, check_choice, known_labels, with_axes
-from gpas_cli.grid.readers import fault
+from gpas_cli.grid.readers import add_problem
 from gpas_cli.grid.scalar import spelled
 from gpas_cli.grid.settings import children
 
 MAX_CELLS = 100_000
-MAX_INCLUDES = 50
-# What a table may have across the page besides an axis: one column for each task of the downstream stage.
-COLUMNS = ("task",)
+MAX_INCLUDE_DEPTH = 50
+# Columns of a table that are no axis: one column for each task of the downstream stage.
+NON_AXIS_COLUMNS = ("task",)
 
 
 def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:
-    """The grids whose includes end, whose conditions and tables name what exists, and that are not absurdly large.
+    """Return the grids whose includes end, whose conditions and tables name what exists, and that are not too large.
 
-    `declared` has None for a grid that could not be read; what is wrong is added to `problems`.
+    `declared` has None for a grid that could not be read. Adds the faults of all others to `problems`.
     """
     grids = {name: grid for name, grid in declared.items() if grid and _includes_known(grid, declared, problems)}
     kept: dict[str, Grid] = {}
     for name, grid in grids.items():
-        message = _endless(grids, name)
+        message = _include_fault(grids, name)
         if message:
-            fault(problems, ("grids", name, "include"), message, grid.include[0].mark)
+            add_problem(problems, ("grids", name, "include"), message, grid.include[0].mark)
         elif _small_enough(grids, grid, problems) and _names_exist(grids, grid, problems):
             kept[name] = grid
-    # What includes a grid that was dropped has no cells to show either; the reason is reported above.
+    # A grid that includes a removed grid is removed, too; the reason has been reported above.
     while missing := [g.name for g in kept.values() if any(i.grid not in kept for i in g.include)]:
         kept = {name: grid for name, grid in kept.items() if name not in missing}
     return kept
 
 
 def _includes_known(grid: Grid, declared: Mapping[str, Grid | None], problems: list[Problem]) -> bool:
-    sound = True
+    known = True
     for include in grid.include:
         if include.grid not in declared:
             message = f"no grid '{include.grid}'; {nearest(include.grid, declared)}"
-            fault(problems, ("grids", grid.name, "include"), message, include.mark)
-        sound = sound and declared.get(include.grid) is not None
-    return sound
+            add_problem(problems, ("grids", grid.name, "include"), message, include.mark)
+        known = known and declared.get(include.grid) is not None
+    return known
 
 
-def _endless(grids: Mapping[str, Grid], start: str) -> str:
-    """What is wrong with the path of includes from `start`: a circle, or more steps than anyone can follow."""
-    trail, pending = [start], [iter(grids[start].include)]
+def _include_fault(grids: Mapping[str, Grid], start: str) -> str:
+    """Return what is wrong with the includes from `start`, a cycle or too many levels, or ""."""
+    trail = [start]
+    pending = [iter(grids[start].include)]
     finished: set[str] = set()
     while pending:
         include = next(pending[-1], None)
@@ -57,17 +58,17 @@ def _endless(grids: Mapping[str, Grid], start: str) -> str:
             finished.add(trail.pop())
             pending.pop()
         elif include.grid in trail:
-            return f"the includes run in a circle: {' -> '.join([*trail, include.grid])}"
+            return f"the includes form a cycle: {' -> '.join([*trail, include.grid])}"
         elif include.grid in grids and include.grid not in finished:
             trail.append(include.grid)
             pending.append(iter(grids[include.grid].include))
-            if len(trail) > MAX_INCLUDES:
-                return f"the includes are more than {MAX_INCLUDES} grids deep"
+            if len(trail) > MAX_INCLUDE_DEPTH:
+                return f"the includes are nested more than {MAX_INCLUDE_DEPTH} grids deep"
     return ""
 
 
 def _reached(grids: Mapping[str, Grid], grid: Grid) -> list[Grid]:
-    """The grid and all it includes, directly or not."""
+    """Return the grid and all it includes, directly or not."""
     found = {grid.name: grid}
     pending = [grid]
     while pending:
@@ -79,14 +80,14 @@ def _reached(grids: Mapping[str, Grid], grid: Grid) -> list[Grid]:
 
 
 def _small_enough(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
-    total = sum(part.bound() for part in _reached(grids, grid))
+    total = sum(part.max_cells() for part in _reached(grids, grid))
     if total > MAX_CELLS:
-        fault(problems, ("grids", grid.name), f"up to {total:,} cells; at most {MAX_CELLS:,}", grid.mark)
+        add_problem(problems, ("grids", grid.name), f"up to {total:,} cells; at most {MAX_CELLS:,}", grid.mark)
     return total <= MAX_CELLS
 
 
 def _names_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
-    """Conditions of includes, and the axes and labels that the table names."""
+    """Check the names in conditions of includes and in the table."""
     before = len(problems)
     for include in grid.include:
         if include.grid in grids:
@@ -97,7 +98,7 @@ def _names_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem])
 
 
 def _labels(grids: Mapping[str, Grid], grid: Grid) -> Labels:
-    """Every axis of the grid and of what it includes, with its labels."""
+    """Return the labels of every axis of the grid and of those it includes."""
     found: Labels = {}
     for part in _reached(grids, grid):
         for name, labels in _own_labels(part).items():
@@ -118,7 +119,7 @@ def _check_include(include: Include, labels: Labels, grid: Grid, problems: list[
     path = ("grids", grid.name, "include", "where")
     for name, nodes, _ in include.where.terms:
         if name not in labels:
-            fault(
+            add_problem(
                 problems,
                 (*path, name),
                 f"grid '{include.grid}' has no axis '{name}'; {nearest(name, labels)}",
@@ -130,31 +131,32 @@ def _check_include(include: Include, labels: Labels, grid: Grid, problems: list[
 
 
 def _check_table(grid: Grid, labels: Labels, problems: list[Problem]) -> None:
-    table, path = grid.table, ("grids", grid.name, "table")
+    path = ("grids", grid.name, "table")
+    table = grid.table
     assert table is not None
     named = {"rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against)}
     for part, names in named.items():
-        valid = [*labels, *COLUMNS] if part == "columns" else list(labels)
+        valid = [*labels, *NON_AXIS_COLUMNS] if part == "columns" else list(labels)
         for name in names:
             if name not in valid and (message := _no_axis(grid, name, valid)):
-                fault(problems, (*path, part), message, _place(grid, part))
+                add_problem(problems, (*path, part), message, _place(grid, part))
     for name in table.against:
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
-            fault(problems, (*path, "against", name), message, _place(grid, "against"))
+            add_problem(problems, (*path, "against", name), message, _place(grid, "against"))
     for name, wanted in table.against.items():
         valid = [spelled(value) for value in labels.get(name, ())]
         if valid and wanted not in valid:
-            message = f"'{wanted}' is no value of this axis; {nearest(wanted, dict.fromkeys(valid))}"
-            fault(problems, (*path, "against", name), message, _place(grid, "against"))
+            message = f"'{wanted}' is not a value of this axis; {nearest(wanted, dict.fromkeys(valid))}"
+            add_problem(problems, (*path, "against", name), message, _place(grid, "against"))
 
 
 def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:
-    """What is wrong with a table that names an axis the grid does not have; "" where the cells' own message says it."""
+    """Return the message for a table's axis that the grid does not have; "" if the cells' own problem covers it."""
     size = children(grid.base).get("size")
     if name != "size" or not grid.has_own_cells:
         return f"no axis '{name}'; {nearest(name, valid)}"
-    # Without a size no cell is valid, and that is the message; a size of numbers alone has no label.
+    # Without a size no cell is valid, which is reported for the cells; a size given by numbers only has no label.
     return f"the size at {size.mark} has no label; add `name: ...` to it" if size else ""
 
 

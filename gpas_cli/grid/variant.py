@@ -1,4 +1,4 @@
-"""Cells that the command line makes of declared ones: `gpas train pre-s1 optim.lr=3e-3 gate=gpas`."""
+"""Variants of declared cells from settings on the command line: `gpas train pre-s1 optim.lr=3e-3 gate=gpas`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.scalar import Label, resolve, spelled
 from gpas_cli.grid.settings import label, merge, nested, short
 
-JOINED = "+"  # between the name of the declared cell and each setting
+SEPARATOR = "+"  # between the name of the declared cell and each setting
 
 
 def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str]) -> list[Entry]:
-    """The entries with the settings `NAME=VALUE` laid over theirs, each a cell with a key and a name of its own.
+    """Return the entries with the settings `NAME=VALUE` merged over theirs, each with its own key and name.
 
-    Names and values are those of experiments.yaml: `optim.lr=3e-3`, `norm=lns`, `gate={like: gpas, activation: tanh}`.
-    A cell that some grid declares is returned as declared there. Raises InvalidExperiments with every problem of the
-    settings, and GpasError for a cell that was recorded and is declared no more.
+    Names and values are written as in experiments.yaml: `optim.lr=3e-3`, `norm=lns`, `gate={like: gpas, init: 0.1}`.
+    A variant that equals a declared cell is returned as declared. Raises InvalidExperiments with every problem of the
+    settings, and GpasError for a recorded cell that is no longer declared.
     """
     problems: list[Problem] = []
     nodes = _read(words, problems)
@@ -38,7 +38,7 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
 
 
 def _read(words: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
-    """The settings by name; their place in messages is the word as it was typed."""
+    """Return the settings by name; in messages, their position is the word as typed."""
     nodes: dict[str, Node] = {}
     for word in words:
         name, _, text = word.partition("=")
@@ -51,7 +51,7 @@ def _read(words: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
 
 
 def _value(text: str, mark: Mark, problems: list[Problem]) -> Node:
-    """The value as experiments.yaml would read it; what is no list, mapping or quoted word needs no quotes."""
+    """Return the value as in experiments.yaml. Text other than a list, mapping or quoted word needs no quotes."""
     try:
         if text.startswith(("[", "{", "'", '"')):
             return _placed(parse_document(text, mark.file), mark)
@@ -72,27 +72,29 @@ def _placed(node: Node, mark: Mark) -> Node:
 
 def _variant(expansion: Expansion, entry: Entry, settings: Node, nodes: Mapping[str, Node]) -> Entry | None:
     if entry.declared is None:
-        raise GpasError(f"{entry.id} is not declared in {expansion.experiments.path.name}, so it cannot be varied")
+        raise GpasError(
+            f"{entry.id} is not declared in {expansion.experiments.path.name}; only declared cells can be varied"
+        )
     grid = expansion.experiments.grids[entry.declared.grid]
     labels = {name: label(node, name) for name, node in nodes.items()}
-    told = ", ".join(f"{name}={spelled(value)}" for name, value in labels.items())
-    notes = (*entry.notes, f"{told} on the command line")
+    changes = ", ".join(f"{name}={spelled(value)}" for name, value in labels.items())
+    notes = (*entry.notes, f"{changes} on the command line")
     draft = Draft({**entry.axes, **labels}, merge(entry.declared.settings, settings), notes)
     cell = expansion.cell(grid, draft)
     if cell is None:
         return None
-    name = JOINED.join([entry.name, *(safe(_part(name, value)) for name, value in labels.items())])
+    name = SEPARATOR.join([entry.name, *(safe(_part(name, value)) for name, value in labels.items())])
     return replace(expansion.entry(grid, name, draft, cell), grid=entry.grid)
 
 
 def _part(name: str, value: Label) -> str:
-    """How a setting shows in the cell's name: `lr0.003`, `activation-tanh`, `lns`."""
+    """Return a setting's part of the cell's name: `lr0.003`, `activation-tanh`, `lns`."""
     dotted = "." in name and isinstance(value, str)
     return f"{name.rpartition('.')[2].replace('_', '-')}-{value}" if dotted else short(name, value)
 
 
 def _declared(experiments: Experiments) -> dict[str, Entry]:
-    """The cells of all grids by key, those of the first grid that has them."""
+    """Return the cells of all grids by key, each from the first grid that has it."""
     expansion = Expansion(experiments)
     found: dict[str, Entry] = {}
     for grid in experiments.grids:

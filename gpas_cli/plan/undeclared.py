@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gpas_cli.errors import GpasError, Problem, UnknownCell
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.select import MIN_PREFIX
+from gpas_cli.grid.select import MIN_PREFIX_DIGITS
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Catalogue, cell_from
@@ -37,10 +37,10 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
 
 def with_key(project: Project, word: str, catalogue: Catalogue) -> list[Entry]:
     """The cells with a stage whose key begins with `word`, by the run directories, else by the database; none for a
-    word that is no key of at least MIN_PREFIX digits. Raises UnknownCell when there is a stage and its cell cannot be
-    read."""
+    word that is no key of at least MIN_PREFIX_DIGITS digits. Raises UnknownCell when there is a stage and its cell
+    cannot be read."""
     word = word.lower()
-    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX},16}}", word):
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", word):
         return []
     keys = [path.name for path in all_stages(project.runs) if path.name.startswith(word)]
     recorded = {key: facts_of(project.runs, key) for key in keys}

@@ -67,8 +67,8 @@ def stranger(tmp_path: Path) -> Stranger:
 def test_a_command_refuses_the_plugin_with_the_remedy(stranger: Stranger, words: tuple[str, ...]) -> None:
     done = stranger.gpas(*words)
     assert done.returncode == 2, done.stdout
-    assert "experiments.yaml can be changed by every user" in done.stderr
-    assert f"`gpas trust {stranger.folder}` allows it" in done.stderr
+    assert "experiments.yaml is writable by every user" in done.stderr
+    assert f"then allow it with `gpas trust {stranger.folder}`" in done.stderr
     assert not stranger.trace.exists()
 
 

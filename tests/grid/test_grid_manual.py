@@ -8,8 +8,8 @@ import re
 import pytest
 import yaml
 
-from gpas_cli.grid.load import TOP
-from gpas_cli.grid.ranges import KINDS
+from gpas_cli.grid.load import TOP_LEVEL_KEYS
+from gpas_cli.grid.ranges import RULES
 from gpas_cli.grid.read import GRID_KEYS
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.packaged import packaged
@@ -32,10 +32,10 @@ WORDS = set(re.findall(r"[A-Za-z0-9_-]+", MANUAL))
 SECTIONS = (Size, Gate, Embed, Init, Family, Data, Optim, Cadence, Monitoring)
 UNTOLD = {"profile"}  # `gpas train --profile`
 NAMES = {
-    "top level": set(TOP),
+    "top level": set(TOP_LEVEL_KEYS),
     "grid": set(GRID_KEYS),
     "settings": set(SETTINGS),
-    "axes": {*KINDS, *KINDS.values(), "zip", "name"},
+    "axes": {*RULES, *RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
     "metrics": set(METRICS),
     "sources": set(SOURCES),
@@ -67,4 +67,4 @@ def test_every_choice_is_in_the_manual(section: str, field: str, choice: str) ->
 
 def test_the_manual_is_comment_and_the_file_is_plain_yaml() -> None:
     assert all(line.startswith("#") for line in MANUAL.splitlines())
-    assert set(yaml.safe_load(TEXT)) <= set(TOP)
+    assert set(yaml.safe_load(TEXT)) <= set(TOP_LEVEL_KEYS)

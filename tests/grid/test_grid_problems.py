@@ -34,7 +34,7 @@ MISTAKES = {
     "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
     "value twice": (BASE + "axes: {seed: [1, 1.0]}", "6:22", "the value '1.0' is listed twice"),
     "unequal zip": (BASE + "axes: {zip: {seed: [1], norm: [pre, lns]}}", "6:17", "seed has 1, norm has 2"),
-    "axis in axes and zip": (BASE + "axes: {seed: [1], zip: {seed: [2]}}", "6:11", "is an axis twice"),
+    "axis in axes and zip": (BASE + "axes: {seed: [1], zip: {seed: [2]}}", "6:11", "is listed as an axis twice"),
     "set twice": ("base: {size: quickstart, optim: {lr: 1}, optim.lr: 2}", "5:46", "is set twice"),
     "bad name": (BASE + "axes: {norm: [{name: [x], scheme: pre}]}", "6:26", "is not a word"),
     "base is no mapping": ("base: [1]", "5:11", "a list is not a mapping"),
@@ -42,10 +42,10 @@ MISTAKES = {
     "where: unknown label": (
         cells(seed="[1, 2]") + "\nexclude: [{seed: 3}]",
         "7:22",
-        "'3' is no value of this axis; valid: 1, 2",
+        "'3' is not a value of this axis; valid: 1, 2",
     ),
     "where: empty list": (cells(seed="[1, 2]") + "\nexclude: [{seed: []}]", "7:22", "is an empty list"),
-    "where: empty exclusion": (cells(seed="[1, 2]") + "\nexclude: [{}]", "7:15", "would exclude every cell"),
+    "where: empty exclusion": (cells(seed="[1, 2]") + "\nexclude: [{}]", "7:15", "excludes every cell"),
     "exclude matches nothing": (
         cells(seed="[1, 2]", gate="[none, gpas]") + "\nwhen: [{where: {gate: gpas}, axes: {gate.site: [home]}}]\n"
         "exclude: [{gate: none, gate.site: home}]",
@@ -63,15 +63,15 @@ MISTAKES = {
     "override of nonsense": (BASE + "override: [{set: {sed: 1}, why: x}]", "6:23", "did you mean 'seed'?"),
     "when without axes": (BASE + "when: [{where: {}}]", "6:12", "needs 'axes'"),
     "unknown include": (BASE + "include: [h]", "6:15", "no grid 'h'"),
-    "include itself": (BASE + "include: [g]", "6:15", "the includes run in a circle: g -> g"),
+    "include itself": (BASE + "include: [g]", "6:15", "the includes form a cycle: g -> g"),
     "include without grid": (BASE + "include: [{where: {}}]", "6:15", "needs 'grid'"),
-    "no cells": ("title: x", "4:3", "it has no cells"),
+    "no cells": ("title: x", "4:3", "has no cells: it needs"),
     "unknown stage": (
         BASE + "stages: [pretrain, fintune]",
         "6:24",
         "unknown stage 'fintune'; did you mean 'finetune'?",
     ),
-    "no pretraining": (BASE + "stages: [finetune]", "6:13", "starts with the stage 'pretrain'"),
+    "no pretraining": (BASE + "stages: [finetune]", "6:13", "needs the stage 'pretrain'"),
     "cadence": (BASE + "cadence: {eval_every: 0}", "6:27", "0 is too small; at least 1"),
     "cadence key": (BASE + "cadence: {eval_evry: 1}", "6:15", "did you mean 'eval_every'?"),
     "watch": (BASE + "watch: {patience: 0}", "6:23", "0 is too small; at least 1"),
@@ -94,7 +94,7 @@ MISTAKES = {
     "table key": (BASE + "table: {row: [norm]}", "6:13", "did you mean 'rows'?"),
     "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),
     "table column": (BASE + "table: {columns: tusk}", "6:22", "no axis 'tusk'; did you mean 'task'?"),
-    "table against": (BASE + "table: {against: {gate: gpas}}", "6:22", "'gpas' is no value of this axis"),
+    "table against": (BASE + "table: {against: {gate: gpas}}", "6:22", "'gpas' is not a value of this axis"),
     "table against no row": (BASE + "table: {rows: [norm], against: {gate: none}}", "6:36", "'gate' is not one of the"),
     # what the cells themselves refuse, at the place it comes from
     "unknown size": ("base: {size: 72m}", "5:18", "size: unknown size '72m'; did you mean"),
@@ -125,7 +125,7 @@ MISTAKES = {
     "two cells of one name": (
         cells(norm="[pre, {name: 'a b', scheme: lns}, {name: 'a/b', scheme: mix}]"),
         "4:3",
-        "two cells would be called 'a_b'",
+        "two cells have the name 'a_b'",
     ),
 }
 
@@ -149,8 +149,8 @@ TOP = {
     "grid name like an option": (whole(BASE).replace("  g:", "  --yes:"), "4:3", "write yes"),
     "not a mapping": ("[1]", "1:1", "a list is not a mapping"),
     "no version": ("grids: {g: {base: {size: 71m}}}", "1:1", "version: is required; write version: 1"),
-    "other version": ("version: 2\ngrids: {g: {base: {size: 71m}}}", "1:10", "this program reads version 1"),
-    "no grids": ("version: 1", "1:1", "grids: declares no grid"),
+    "other version": ("version: 2\ngrids: {g: {base: {size: 71m}}}", "1:10", "this version of gpas reads version 1"),
+    "no grids": ("version: 1", "1:1", "grids: has no grid; declare at least one"),
     "unknown key": (HEAD.replace("recipes", "recipies") + "  g: {include: [g]}", "2:1", "did you mean 'recipes'?"),
     "unknown default": ("default: h\n" + whole(BASE), "1:10", "default: no grid 'h'; valid: g"),
     "recipe of no size": ("version: 1\nrecipes: {72m: {lr: 1}}\n", "2:11", "no size '72m'; did you mean"),
@@ -183,12 +183,12 @@ def test_all_mistakes_of_a_file_at_once() -> None:
 
 def test_cycles_of_includes_are_shown() -> None:
     text = HEAD + "  a: {include: [b]}\n  b: {include: [c]}\n  c: {include: [a]}\n"
-    assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: the includes run in a circle: a -> b -> c -> a"
+    assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: the includes form a cycle: a -> b -> c -> a"
 
 
 def test_conditions_of_includes_are_checked() -> None:
     text = whole(cells(seed="[1]")) + "  b: {include: [{grid: g, where: {seed: 2}}]}\n"
-    assert complaints(text) == ["e.yaml:7:41: grids.b.include.where.seed: '2' is no value of this axis; valid: 1"]
+    assert complaints(text) == ["e.yaml:7:41: grids.b.include.where.seed: '2' is not a value of this axis; valid: 1"]
     text = text.replace("seed: 2", "sead: 1")
     assert "grid 'g' has no axis 'sead'; did you mean 'seed'?" in complaints(text)[0]
 
@@ -196,7 +196,7 @@ def test_conditions_of_includes_are_checked() -> None:
 def test_endless_chains_of_includes_are_refused() -> None:
     text = HEAD + "".join(f"  g{i}: {{include: [g{i + 1}]}}\n" for i in range(400))
     text += "  g400: {base: {size: quickstart, data: quickstart}}\n"
-    assert complaints(text)[0] == "e.yaml:4:18: grids.g0.include: the includes are more than 50 grids deep"
+    assert complaints(text)[0] == "e.yaml:4:18: grids.g0.include: the includes are nested more than 50 grids deep"
 
 
 def test_whole_numbers_may_have_exponents() -> None:

@@ -78,7 +78,7 @@ def test_a_last_part_that_fits_two_axes_is_refused() -> None:
         )
     )
     assert select(entries, ["init=normal"]) == entries
-    with pytest.raises(GpasError, match=r"'eps' is not clear; it could be size.eps or optim.eps"):
+    with pytest.raises(GpasError, match=r"'eps' is ambiguous; it could be size.eps or optim.eps"):
         select(entries, ["eps=1e-8"])
 
 
@@ -115,7 +115,7 @@ def test_a_name_in_two_grids_must_be_told_apart_unless_it_is_one_cell() -> None:
     entries = expand(read(HEAD + "".join(lines)), ["a", "b", "c"])
     assert find(entries[:2], "s1").grid == "a"
     assert find(entries, "c/s1").axes["norm"] == "lns"
-    with pytest.raises(UnknownCell, match="'s1' fits 3 cells: a/s1, b/s1, c/s1"):
+    with pytest.raises(UnknownCell, match="'s1' matches 3 cells: a/s1, b/s1, c/s1"):
         find(entries, "s1")
 
 
@@ -130,7 +130,7 @@ def test_a_key_prefix_of_two_cells_is_refused() -> None:
     for entry in grid(cells(seed=seeds)):
         other = first.setdefault(entry.key[:4], entry)
         if other is not entry:
-            with pytest.raises(UnknownCell, match="fits 2 cells"):
+            with pytest.raises(UnknownCell, match="matches 2 cells"):
                 find([other, entry], entry.key[:4])
             return
     pytest.fail("700 keys without a common prefix of four digits: the birthday paradox says 97 % against")

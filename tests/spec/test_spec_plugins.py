@@ -137,7 +137,7 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
         load(file)
     told = str(caught.value)
     assert "experiments.yaml:2:11: plugins: absent.py: No such file or directory" in told
-    assert "experiments.yaml:2:31: plugins: mine.py: 'weighted' is a scheme of mine.py already" in told
+    assert "experiments.yaml:2:31: plugins: mine.py: the scheme 'weighted' already exists in mine.py" in told
 
 
 @pytest.fixture
