@@ -84,7 +84,7 @@ def _plain(name: str) -> str:
 
 
 def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
-    """A sentence for each kind of job whose weights, gradients and Adam's averages fill the memory of its GPUs."""
+    """Return a sentence for each kind of job whose weights, gradients and optimizer state exceed its GPUs' memory."""
     found: dict[str, int] = {}
     for job in jobs:
         states = state_bytes(job.cell)
@@ -92,7 +92,7 @@ def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
         each = states / (1 if job.resources.strategy == "ddp" else devices)
         if each > 1e9 * MEMORY[gpus.name]:
             text = (
-                f"weights, gradients and Adam take {byte_size(states)}, {byte_size(each)} on each of "
+                f"weights, gradients and optimizer state take {byte_size(states)}, {byte_size(each)} on each of "
                 f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY[gpus.name]} GB"
             )
             found[text] = found.get(text, 0) + 1

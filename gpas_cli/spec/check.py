@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.data import Data
@@ -15,6 +16,7 @@ from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.optimizers import OPTIMIZERS
 
 
 def canonical_model(model: Model) -> Model:
@@ -35,7 +37,16 @@ def canonical_optim(optim: Optim, model: Model) -> Optim:
         optim = replace(optim, clip_gates=0.0)
     if not gated or optim.clip == 0:
         optim = replace(optim, clip_over="all")
-    return replace(optim, mean_rows=0) if optim.mean_rows == optim.batch else optim
+    if optim.mean_rows == optim.batch:
+        optim = replace(optim, mean_rows=0)
+    return replace(optim, **_unread_settings(optim))
+
+
+def _unread_settings(optim: Optim) -> dict[str, Any]:
+    """Return the defaults of the settings that only other optimizers read."""
+    specific = {name for kind in OPTIMIZERS.values() for name in kind.settings}
+    unread = specific - set(optim.kind.settings)
+    return {field.name: field.default for field in fields(optim) if field.name in unread}
 
 
 def _canonical_gate(model: Model) -> Gate:

@@ -1,4 +1,4 @@
-"""Estimate from the cell alone how many bytes a training needs for weights and activations."""
+"""Estimate from the cell alone how many bytes a training needs for weights, optimizer and activations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import parameters
 from gpas_cli.spec.size import Size
 
-# Bytes of weight, gradient and Adam's two averages per parameter.
-STATE_BYTES = {"fp32": 16, "bf16": 16, "pure_bf16": 8}
-# Bytes per element of an activation, on average.
+WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
+# Bytes of an activation, on average: autocast keeps some in float32.
 _ACTIVATION_BYTES = {"fp32": 4, "bf16": 3, "pure_bf16": 2}
 
 
 def state_bytes(cell: Cell) -> int:
-    """Return the bytes of weights, gradients and Adam's averages over all devices."""
-    return STATE_BYTES[cell.precision] * parameters(cell)
+    """Return the bytes of weights, gradients and optimizer state, over all devices."""
+    weight = WEIGHT_BYTES[cell.precision]
+    return (2 * weight + cell.optim.kind.state_bytes(weight)) * parameters(cell)
 
 
 def activation_bytes(size: Size, precision: str, *, recompute: bool = False) -> int:

@@ -1,16 +1,19 @@
-"""The pretraining recipe: Adam, schedule, batch, clipping. Learning rates are pure functions of the step."""
+"""The pretraining recipe: optimizer, learning-rate schedule (a pure function of the step), batch size, clipping."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from gpas_cli.spec.optimizers import ADAM, OPTIMIZERS, OptimizerKind
 from gpas_cli.spec.parse import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Adam with warm-up and decay. `batch` is the number of sequences per update, over all devices and micro-batches.
+    """An optimizer (Adam, unless `optimizer` names another) with warm-up and decay.
+
+    `batch` is the number of sequences per update, over all devices and micro-batches.
 
     As in the reference, `clip` (0 = off) first bounds the joint norm of the gradients, then `clip_gates` (0 = off) that
     of the gates. `clip_over`: whether `clip` includes the gates (`all`, as in the reference) or not (`others`, as in
@@ -33,6 +36,12 @@ class Optim:
     clip_gates: float = setting(0.0, low=0)
     clip_over: str = setting("all", choices=("all", "others"), omit_default_from_key=True)
     mean_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
+    optimizer: str = setting(ADAM.name, choices=OPTIMIZERS, omit_default_from_key=True)
+
+    @property
+    def kind(self) -> OptimizerKind:
+        """The registered optimizer."""
+        return OPTIMIZERS[self.optimizer]
 
     @property
     def rows(self) -> int:

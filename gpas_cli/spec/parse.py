@@ -12,7 +12,7 @@ import math
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 def setting(
     default: Any = MISSING,
     *,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,

@@ -18,8 +18,8 @@ from gpas_cli.data.rows import Ints
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.spec.run import Resources
+from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.run import WHATEVER_FITS, assemble, settle_matmul
 
 # Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
 FULL_ROWS = 0.5
@@ -67,7 +67,7 @@ class Speed:
     rows: int
 
 
-def synthetic_loop(cell: Cell, resources: Resources = WHATEVER_FITS, *, padded: bool) -> Loop:
+def synthetic_loop(cell: Cell, resources: Resources = DEFAULT_RESOURCES, *, padded: bool) -> Loop:
     """A training of `cell` on made-up batches, at update 0."""
     return assemble(cell, SyntheticBatches(cell, padded=padded), resources)
 

@@ -1,8 +1,8 @@
-"""Checkpoints: a folder of shards and a manifest (`train.dcp_storage`), written aside, renamed, verified when read.
+"""Checkpoints: a folder of shards and a manifest (`train.dcp_storage`), written atomically and verified when read.
 
-A checkpoint holds the network, Adam's state and the update it was taken after. Batches, schedules and initialisation
-are pure functions of (seed, step), so nothing else is needed to go on bit for bit. torch.distributed.checkpoint plans
-the parts: any number of processes, under any layout, reads what any other has written.
+A checkpoint holds the network, the optimizer's state and the number of updates done. Batches, schedules and
+initialisation are pure functions of (seed, step), so a run resumes bit for bit from these alone.
+torch.distributed.checkpoint (DCP) plans the parts: any number of processes can read a checkpoint, under any layout.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
+from gpas_cli.spec.optimizers import ADAM, OptimizerKind
 from gpas_cli.train.dcp_storage import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
 from gpas_cli.train.parallel import ALONE, World
 
 __all__ = ["DamagedCheckpoint", "Position", "load", "load_gates", "save"]
 
-_NETWORK, _ADAM = "network/", "adam/"
+_NETWORK = "network/"
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,21 @@ class Position:
 
 
 def save(
-    folder: Path, key: str, network: Llama, optimizer: torch.optim.Optimizer, position: Position, world: World = ALONE
+    folder: Path,
+    key: str,
+    network: Llama,
+    optimizer: torch.optim.Optimizer,
+    position: Position,
+    world: World = ALONE,
+    kind: OptimizerKind = ADAM,
 ) -> Path:
-    """Write the checkpoint of `position` and drop old ones. Collective.
+    """Write the checkpoint of `position`, delete outdated ones and return its path. Collective.
 
-    Raises OSError, in every process, when it cannot be written; older checkpoints are then untouched.
+    Raises OSError in every process if it cannot be written; older checkpoints are then untouched. Raises ValueError if
+    the optimizer keeps state that `kind` does not declare.
     """
     path = path_of(folder, position.step)
-    tensors = {**_network_tensors(network), **_adam_tensors(network, optimizer)}
+    tensors = {**_network_tensors(network), **_optimizer_tensors(network, optimizer, kind)}
     with _own_errors(), _without_warning():
         save_parts(
             dict(tensors), storage_writer=Writer(path, {"key": key, **asdict(position)}), no_dist=world.alone,
@@ -79,19 +87,24 @@ def save(
 
 
 def load(
-    path: Path, key: str, network: Llama, optimizer: torch.optim.Optimizer | None, world: World = ALONE
+    path: Path,
+    key: str,
+    network: Llama,
+    optimizer: torch.optim.Optimizer | None,
+    world: World = ALONE,
+    kind: OptimizerKind = ADAM,
 ) -> Position:
-    """Fill `network` (and `optimizer`) from the checkpoint. Collective.
+    """Load `network` (and `optimizer`, if given) from the checkpoint and return its position. Collective.
 
-    Raises DamagedCheckpoint, in every process and with nothing changed, unless all checksums and the stage's key fit.
+    Raises DamagedCheckpoint in every process, with nothing changed, unless all checksums and the stage's key match.
     """
     manifest = _verified(path, world)
     if manifest.facts["key"] != key:
         raise DamagedCheckpoint(f"{path} belongs to stage {manifest.facts['key']}, not {key}")
     wanted = _network_tensors(network)
-    state = _empty_adam(network, manifest, optimizer) if optimizer is not None else {}
-    wanted |= {_adam_name(part, name): t for name, parts in state.items() for part, t in parts.items()}
-    _refuse_others(path, manifest, wanted)
+    state = _empty_state(network, manifest, optimizer, kind) if optimizer is not None else {}
+    wanted |= {_state_name(kind, part, name): t for name, parts in state.items() for part, t in parts.items()}
+    _check_tensors(path, manifest, wanted, complete=optimizer is not None)
     with _own_errors(), _without_warning(), torch.no_grad():
         load_parts(
             wanted, storage_reader=Reader(path, manifest), no_dist=world.alone,
@@ -99,7 +112,7 @@ def load(
         )  # fmt: skip
     if optimizer is not None:
         optimizer.state.update({network.get_parameter(name): parts for name, parts in state.items()})
-    return Position(**{name: manifest.facts.get(name, usual) for name, usual in asdict(Position()).items()})
+    return Position(**{name: manifest.facts.get(name, default) for name, default in asdict(Position()).items()})
 
 
 def load_gates(path: Path, network: Llama) -> None:
@@ -117,7 +130,7 @@ def _is_gate(name: str) -> bool:
 
 
 def _one(path: Path, manifest: Manifest, name: str) -> Tensor:
-    """One whole tensor of a checkpoint, which all processes had whole."""
+    """Return one tensor of a checkpoint that was not sharded."""
     (chunk,) = manifest.tensors[name]["chunks"]
     try:
         with safe_open(path / chunk["file"], framework="pt") as file:
@@ -130,34 +143,45 @@ def _network_tensors(network: Llama) -> dict[str, Tensor]:
     return {_NETWORK + name: tensor.detach() for name, tensor in network.state_dict().items()}
 
 
-def _adam_name(part: str, parameter: str) -> str:
-    return f"{_ADAM}{part}/{parameter}"
+def _state_name(kind: OptimizerKind, part: str, parameter: str) -> str:
+    return f"{kind.prefix}{part}/{parameter}"
 
 
-def _adam_tensors(network: Llama, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    named = ((name, optimizer.state.get(parameter, {})) for name, parameter in network.named_parameters())
-    return {_adam_name(part, name): value for name, parts in named for part, value in parts.items()}
+def _optimizer_tensors(network: Llama, optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> dict[str, Tensor]:
+    """Return the optimizer's state by its name in a checkpoint. Raises ValueError for state that is not declared."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in network.named_parameters():
+        for part, value in optimizer.state.get(parameter, {}).items():
+            if part not in (*kind.tensors, *kind.counters):
+                raise ValueError(
+                    f"the optimizer '{kind.name}' has the state '{part}', which its entry does not declare"
+                )
+            found[_state_name(kind, part, name)] = value
+    return found
 
 
-def _empty_adam(network: Llama, manifest: Manifest, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Room for the parts of Adam's state that the checkpoint has: parameter's name -> part -> tensor."""
+def _empty_state(
+    network: Llama, manifest: Manifest, optimizer: torch.optim.Optimizer, kind: OptimizerKind
+) -> dict[str, dict[str, Tensor]]:
+    """Allocate the optimizer state that the checkpoint has: parameter's name -> part -> tensor."""
+    parameters = dict(network.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
     for full in manifest.tensors:
-        if full.startswith(_ADAM):
-            part, name = full.removeprefix(_ADAM).split("/", 1)
-            try:
-                parameter = network.get_parameter(name).detach()
-            except AttributeError:
-                continue  # _refuse_others names it
-            # Adam counts its steps in float32, whatever the parameter's dtype: the fused one where the parameter is.
-            counts = parameter.device if optimizer.defaults["fused"] else "cpu"
-            empty = torch.zeros((), device=counts) if part == "step" else torch.zeros_like(parameter)
-            state.setdefault(name, {})[part] = empty
+        part, _, name = full.removeprefix(kind.prefix).partition("/")
+        if not full.startswith(kind.prefix) or name not in parameters:
+            continue  # _check_tensors reports it
+        parameter = parameters[name].detach()
+        if part in kind.tensors:
+            state.setdefault(name, {})[part] = torch.zeros_like(parameter)
+        elif part in kind.counters:
+            # float32 whatever the parameter's dtype; fused kernels keep it on the parameter's device.
+            device = parameter.device if optimizer.defaults.get("fused") else "cpu"
+            state.setdefault(name, {})[part] = torch.zeros((), device=device)
     return state
 
 
 def _verified(path: Path, world: World) -> Manifest:
-    """The manifest, when every file is as it was written; each process looks at some. Collective."""
+    """Return the manifest if every file matches its checksum; each process verifies some of them. Collective."""
     problem = ""
     try:
         manifest = read_manifest(path)
@@ -166,25 +190,31 @@ def _verified(path: Path, world: World) -> Manifest:
     except DamagedCheckpoint as error:
         problem = str(error)
     if world.any(bool(problem)):
-        raise DamagedCheckpoint(problem or f"{path}: another process found it damaged")
+        raise DamagedCheckpoint(problem or f"{path} is damaged, as another process found")
     return manifest
 
 
-def _refuse_others(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor]) -> None:
-    """Raise DamagedCheckpoint unless the checkpoint has the tensors that are wanted, and the network's no others."""
+def _check_tensors(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor], *, complete: bool) -> None:
+    """Raise DamagedCheckpoint unless the checkpoint has every wanted tensor, in its dtype and shape, and no other
+    tensor of the network; if `complete`, no other tensor at all."""
     if missing := sorted(wanted.keys() - manifest.tensors.keys()):
-        raise DamagedCheckpoint(f"{path} lacks {missing[0]}")
-    if unknown := sorted(n for n in manifest.tensors.keys() - wanted.keys() if n.startswith(_NETWORK)):
-        raise DamagedCheckpoint(f"{path} has {unknown[0]}, which this network lacks")
+        raise DamagedCheckpoint(f"{path} has no {missing[0]}")
+    others = sorted(n for n in manifest.tensors.keys() - wanted.keys() if complete or n.startswith(_NETWORK))
+    if others:
+        part = "network" if others[0].startswith(_NETWORK) else "optimizer"
+        raise DamagedCheckpoint(f"{path} has {others[0]}, which is not part of this {part}")
     for name, tensor in wanted.items():
-        told = manifest.tensors[name]
-        if list(tensor.shape) != told["shape"] or str(tensor.dtype) != f"torch.{told['dtype']}":
-            raise DamagedCheckpoint(f"{path}: {name} is {told['dtype']} {told['shape']} there")
+        stored = manifest.tensors[name]
+        if list(tensor.shape) != stored["shape"] or str(tensor.dtype) != f"torch.{stored['dtype']}":
+            raise DamagedCheckpoint(
+                f"{path}: {name} is {stored['dtype']} {stored['shape']}, and this network needs "
+                f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            )
 
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """DCP's collected failures as the first of them: an OSError stays one."""
+    """Replace DCP's collected failures by the first of them, so that an OSError stays an OSError."""
     try:
         yield
     except CheckpointException as error:
@@ -196,7 +226,7 @@ def _own_errors() -> Iterator[None]:
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """DCP warns that a single process is one."""
+    """Silence DCP's warning that there is only one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

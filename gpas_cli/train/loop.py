@@ -1,4 +1,4 @@
-"""The update: micro-batches, gradients, clipping, Adam. One update is a pure function of the state and its number."""
+"""The update: micro-batches, gradients, clipping, optimizer. It is a pure function of the state and its number."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.observe import Statistics, measure
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import ParallelLayout
+from gpas_cli.train.update import Update, measure_layers
 
 
 class BatchSource(Protocol):
-    """Whatever has the batch of every update = 0, 1, ..., as `data.loader.Batches`."""
+    """Provides the batch of every update, as `data.loader.Batches` does."""
 
-    def at(self, step: int) -> Batch: ...
+    def at(self, step: int) -> Batch:
+        """Return the batch of update `step` = 0, 1, ..."""
+        ...
 
 
 def micro_batches(
     targets: Ints, micro_batch: int, mean_rows: int = 0, world: World = ALONE
 ) -> Iterator[tuple[slice, float]]:
-    """This process's rows of each micro-batch, and what their summed loss is divided by: the targets of the
+    """Yield this process's rows of each micro-batch, and the divisor of their summed loss: the number of targets in the
     `mean_rows` rows that they belong to (all rows if 0), over all processes, times the number of such means.
 
     targets: (rows, time), of all processes; process r has rows r, r + size, ... of each mean. All processes get the
-    same number of micro-batches, as sharded networks need: one that runs out gets a row with infinite weight, which
-    counts for nothing.
+    same number of micro-batches, as sharded networks need: a process without rows left gets one row with an infinite
+    divisor, which contributes nothing.
     """
     rows = len(targets)
     group = mean_rows or rows
@@ -56,7 +58,7 @@ def micro_batches(
 
 @dataclass
 class Loop:
-    """The moving parts of one training, and how far it has come."""
+    """The state of one training: network, optimizer, batches, and the position reached."""
 
     network: Llama
     optimizer: torch.optim.Optimizer
@@ -70,15 +72,15 @@ class Loop:
     warn: Callable[[str], None] = print
 
     def update(self, *, observe: bool = False) -> Update:
-        """Do the next update and advance `position`; with `observe`, also measure every layer."""
+        """Do the next update and advance `position`; if `observe`, also measure every layer."""
         began = time.perf_counter()
         step = self.position.step + 1
         rate = self.spec.learning_rate(step)
         loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe)
-        self.layout.add_up(self.network, loss)
+        self.layout.sum_gradients(self.network, loss)
         if self.gate_gradients:
             self.gate_gradients.fill(self.layout.sum_parts)
-        layers = measure(self.network, variance) if observe else None
+        layers = measure_layers(self.network, variance) if observe else None
         norm = clip(self.network, self.spec)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
@@ -90,13 +92,13 @@ class Loop:
         return Update(step, loss, rate, norm, layers)
 
     def _gradients(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
-        """`_accumulate`, again with half as many rows at once where they do not fit the device."""
+        """Accumulate gradients, halving the micro-batch and starting over while it does not fit the device."""
         while True:
             self.network.zero_grad(set_to_none=True)
             try:
                 result = self._accumulate(batch, observe)
             except torch.OutOfMemoryError as error:
-                if self.layout.strategy == "fsdp":  # the other processes wait inside a layer for this one
+                if self.layout.strategy == "fsdp":  # the other processes are waiting inside a layer
                     lower = f"set resources.micro_batch to {max(1, self.micro_batch // 2)}"
                     raise GpasError(
                         f"out of memory: {self.micro_batch} rows at once do not fit the device; {lower}"
@@ -105,19 +107,23 @@ class Loop:
                     more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"
                     raise GpasError(f"not even one row fits the device's memory; {more}") from error
                 result = None
-            # Processes with whole networks go through a batch without each other, and meet here.
+            # Processes with whole networks compute a batch independently and synchronise here.
             if not self.layout.world.any(result is None):
                 assert result is not None
                 return result
             self._halve()
 
     def _halve(self) -> None:
-        before, self.micro_batch = self.micro_batch, max(1, self.micro_batch // 2)
+        before = self.micro_batch
+        self.micro_batch = max(1, before // 2)
         torch.cuda.empty_cache()
-        self.warn(f"{before} rows at once do not fit the device's memory; going on with {self.micro_batch}")
+        self.warn(f"{before} rows at once do not fit the device's memory; continuing with {self.micro_batch}")
 
     def _accumulate(self, batch: Batch, observe: bool) -> tuple[Tensor, int, list[Tensor]]:
-        """Gradients of the batch's mean loss (`Optim.mean_rows`), whatever its split into micro-batches."""
+        """Compute gradients of the batch's mean loss (`Optim.mean_rows`), the same for any split into micro-batches.
+
+        Returns the loss, the number of targets, and the activation variances of the first micro-batch if `observe`.
+        """
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
         for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
@@ -129,14 +135,3 @@ class Loop:
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         return total, batch.predicted, variance
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one update did. `loss`, `grad_norm` and `layers` stay on the device until the observer fetches them."""
-
-    step: int
-    loss: Tensor
-    rate: float
-    grad_norm: Tensor
-    layers: Statistics | None

@@ -1,7 +1,8 @@
-"""Adam, its learning rate, and the reference's order of clipping: all gradients together, then the gates'."""
+"""Construct the optimizer, set its learning rate, and clip in the reference's order: all gradients, then the gates."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable
 
 import torch
@@ -12,16 +13,22 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import Optim
 
 
-def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay over every trainable parameter, gates included, with the same settings.
+def make_optimizer(network: Llama, spec: Optim) -> torch.optim.Optimizer:
+    """Return the optimizer that the recipe names, over every trainable parameter of `network`, gates included."""
+    optimizer: torch.optim.Optimizer = pkgutil.resolve_name(spec.kind.constructor)(network, spec)
+    return optimizer
 
-    Bfloat16 weights get the reference's, which rounds after each operation: its second moments end elsewhere than those
-    of the fused one, which computes in float32 and rounds once (`pure_bf16`).
+
+def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
+    """Return Adam with decoupled weight decay, with the same settings for every trainable parameter, gates included.
+
+    Bfloat16 weights (`pure_bf16`) get the reference's kernel, which rounds after each operation. The fused kernel
+    computes in float32 and rounds once, and arrives at other second moments.
     """
     trainable = [p for p in network.parameters() if p.requires_grad]
-    rounds = any(p.dtype == torch.bfloat16 for p in trainable)
-    kernel = {"foreach": True} if rounds else {"fused": True}
-    # One call of the fused kernel takes shards or whole tensors, not both.
+    in_bfloat16 = any(p.dtype == torch.bfloat16 for p in trainable)
+    kernel = {"foreach": True} if in_bfloat16 else {"fused": True}
+    # One call of the fused kernel takes either shards or whole tensors.
     groups = [[p for p in trainable if is_shard(p) == sharded] for sharded in (False, True)]
     parameters = [{"params": group} for group in groups if group]
     betas = (spec.beta1, spec.beta2)
@@ -29,18 +36,20 @@ def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """The joint l2 norm of the gradients, shape ()."""
+    """Return the joint l2 norm of the gradients, shape ()."""
     return joint_norm(p.grad for p in parameters if p.grad is not None)
 
 
 def clip(network: Llama, spec: Optim) -> Tensor:
-    """Clip in place; the joint norm of all gradients before clipping, shape ()."""
-    parameters, gates = list(network.parameters()), [gate.alpha for gate in network.gates()]
+    """Clip the gradients in place. Return the joint norm of all gradients before clipping, shape ()."""
+    parameters = list(network.parameters())
+    gates = [gate.alpha for gate in network.gates()]
     norm = gradient_norm(parameters)
     if spec.clip > 0 and spec.clip_over == "all":
         _scale(parameters, spec.clip, norm)
@@ -53,8 +62,10 @@ def clip(network: Llama, spec: Optim) -> Tensor:
 
 
 def _scale(parameters: Iterable[Tensor], bound: float, norm: Tensor) -> None:
-    """Scale gradients of joint norm `norm` down to `bound`, the way torch.nn.utils.clip_grads_with_norm_ does, which
-    cannot scale shards together with whole tensors."""
+    """Scale gradients of joint norm `norm` down to `bound`.
+
+    As torch.nn.utils.clip_grads_with_norm_, which cannot scale shards together with whole tensors.
+    """
     factor = torch.clamp(bound / (norm + 1e-6), max=1.0)
     if gradients := [local(p.grad) for p in parameters if p.grad is not None]:
         torch._foreach_mul_(gradients, factor)

@@ -1,7 +1,7 @@
-"""How a network lies over the processes of a world: whole in each (ddp) or in shards (fsdp); and its gradients' sum.
+"""Distribute a network over the processes of a world, replicated (ddp) or sharded (fsdp), and sum its gradients.
 
-Every process divides its summed loss by the weight of the whole batch, and gradients are added, not averaged: any
-number of processes computes the number that one does.
+Every process divides its summed loss by the weight of the whole batch, and gradients are summed, not averaged: the
+result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,36 @@ from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.model import Model
+from gpas_cli.spec.optimizers import ADAM, OptimizerKind
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
-LARGE = 1_000_000_000  # parameters from which a network is sharded and its activations are recomputed on GPUs
-SHARE = 0.4  # of a device's memory: what weights, gradients and Adam may take before the network is sharded
-BUCKET = 2**25  # bytes of gradients in one message
+LARGE_PARAMETERS = 1_000_000_000  # from this size a network on several GPUs is sharded and recomputes activations
+# The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
+STATE_FRACTION = 0.4
+BUCKET_BYTES = 2**25  # of gradients in one message
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """`strategy` none (one process), ddp or fsdp; `recompute`: activations inside a layer are not kept; `compiled`: its
-    layers are compiled, one graph for all that are wired alike."""
+    """How a network is distributed.
+
+    `strategy`: none (one process), ddp or fsdp. `recompute`: activations inside a layer are recomputed in the backward
+    pass. `compiled`: layers are compiled, one graph for all that are wired alike. `optimizer`: how much state it keeps.
+    """
 
     world: World = ALONE
     strategy: str = "none"
     recompute: bool = False
     compiled: bool = False
+    optimizer: OptimizerKind = ADAM
 
     def build(self, model: Model, seed: int, precision: Precision) -> Llama:
-        """The initialised network, laid out. Collective.
+        """Return the initialised network, distributed. Collective.
 
-        A sharded one is never whole anywhere: each process draws one matrix at a time and keeps its part.
+        A sharded network is never whole in any process: each draws one matrix at a time and keeps its shard.
         """
         sharded = self.strategy == "fsdp"
         if sharded:
@@ -61,43 +67,51 @@ class ParallelLayout:
             dist.broadcast(tensor, src=0)
         return network
 
-    def still_to_come(self, network: Llama) -> int:
-        """Bytes that gradients and Adam will take in this process."""
-        return 3 * sum(local(p).numel() * p.element_size() for p in network.parameters())
+    def unallocated_bytes(self, network: Llama) -> int:
+        """Return the bytes that gradients and optimizer state will take in this process."""
+        return sum(
+            local(p).numel() * (p.element_size() + self.optimizer.state_bytes(p.element_size()))
+            for p in network.parameters()
+        )
 
     def sum_parts(self, tensor: Tensor) -> Tensor:
-        """The sum over processes of what each has of its shards. Collective."""
+        """Return the sum over processes of a number that each computed from its shards. Collective."""
         return self.world.sum(tensor) if self.strategy == "fsdp" else tensor
 
-    def add_up(self, network: Llama, loss: Tensor) -> None:
+    def sum_gradients(self, network: Llama, loss: Tensor) -> None:
         """Replace gradients and `loss` by their sums over all processes, after the last micro-batch. Collective."""
         if self.world.alone:
             return
         gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        for bucket in _buckets([g for g in gradients if not is_shard(g)]):  # FSDP has added up its own
+        for bucket in _buckets([g for g in gradients if not is_shard(g)]):  # FSDP sums the shards
             _all_reduce(bucket)
         self.world.sum(loss)
 
 
 def choose_layout(
-    resources: Resources, model: Model, precision: Precision, world: World, *, compiled: bool = False
+    resources: Resources,
+    model: Model,
+    precision: Precision,
+    world: World,
+    *,
+    compiled: bool = False,
+    optimizer: OptimizerKind = ADAM,
 ) -> ParallelLayout:
-    """The layout that was asked for, or the cheapest one that fits."""
-    network = build(model, device="meta")
-    heavy = precision.device.type == "cuda" and state_bytes(network, precision) > SHARE * _memory(precision.device)
-    large = precision.device.type == "cuda" and sum(p.numel() for p in network.parameters()) >= LARGE
+    """Return the requested layout, or the cheapest one that fits."""
+    parameters = sum(p.numel() for p in build(model, device="meta").parameters())
+    weight = precision.weights.itemsize
+    states = parameters * (2 * weight + optimizer.state_bytes(weight))
+    on_gpu = precision.device.type == "cuda"
+    heavy = on_gpu and states > STATE_FRACTION * _memory(precision.device)
+    large = on_gpu and parameters >= LARGE_PARAMETERS
     strategy = {"auto": "fsdp" if large or heavy else "ddp"}.get(resources.strategy, resources.strategy)
     if world.alone:
         strategy = "none"
-    # What is sharded has little room beside it; one process alone recomputes only where its states fill the device.
+    # A sharded network leaves little memory; a single process recomputes only if weights and states fill the device.
     tight = heavy or (large and strategy == "fsdp")
     asked = resources.activation_checkpointing
-    return ParallelLayout(world, strategy, asked == "blocks" or (asked == "auto" and tight), compiled)
-
-
-def state_bytes(network: Llama, precision: Precision) -> int:
-    """Bytes of weights, gradients and Adam's two averages, over all processes."""
-    return 4 * precision.weights.itemsize * sum(p.numel() for p in network.parameters())
+    recompute = asked == "blocks" or (asked == "auto" and tight)
+    return ParallelLayout(world, strategy, recompute, compiled, optimizer)
 
 
 def _memory(device: torch.device) -> int:
@@ -105,13 +119,13 @@ def _memory(device: torch.device) -> int:
 
 
 def _recompute(network: Llama) -> None:
-    # On the instances, so that names of parameters and types of modules stay; hooks run outside and once.
+    # Set on the instances, so that parameter names and module types stay the same; hooks run outside, once.
     for layer in network.model.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _shard(network: Llama, device: torch.device) -> None:
-    """FSDP2: every layer a group, the rest one more; gates stay whole everywhere, as they have one element."""
+    """Shard with FSDP2: each layer is a group, the rest another. Gates, of one element each, are replicated."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -119,21 +133,23 @@ def _shard(network: Llama, device: torch.device) -> None:
     gates = {p for gate in network.gates() for p in gate.parameters()}
     for module in (*network.model.layers, network):
         sharded = fully_shard(module, mesh=mesh, ignored_params=gates)
-        # A sum and no division: gloo took "average" for "sum" up to torch 2.8.
+        # Sum without dividing: up to torch 2.8, gloo summed when asked for an average.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """`tensors` in lists of one dtype and about BUCKET bytes."""
+    """Group `tensors` into lists of one dtype and about BUCKET_BYTES bytes."""
     for dtype in dict.fromkeys(t.dtype for t in tensors):
-        bucket, filled = list[Tensor](), 0
+        bucket: list[Tensor] = []
+        filled = 0
         for tensor in (t for t in tensors if t.dtype == dtype):
             bucket.append(tensor)
             filled += tensor.numel() * tensor.element_size()
-            if filled >= BUCKET:
+            if filled >= BUCKET_BYTES:
                 yield bucket
-                bucket, filled = [], 0
+                bucket = []
+                filled = 0
         if bucket:
             yield bucket
 

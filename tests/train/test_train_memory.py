@@ -96,8 +96,8 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     assert told["outcome"] == {**plain["outcome"], "metrics": {**told["outcome"]["metrics"]}}
     assert [event["loss"] for event in told["step"]] == [event["loss"] for event in plain["step"]]
     assert [event["message"] for event in told["warning"] if "rows at once" in event["message"]] == [
-        "8 rows at once do not fit the device's memory; going on with 4",
-        "4 rows at once do not fit the device's memory; going on with 2",
+        "8 rows at once do not fit the device's memory; continuing with 4",
+        "4 rows at once do not fit the device's memory; continuing with 2",
     ]
 
 

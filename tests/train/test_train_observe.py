@@ -17,9 +17,9 @@ from gpas_cli.spec.flops import PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.loop import Update
-from gpas_cli.train.observe import Observer, fetch, measure, speed_meter
+from gpas_cli.train.observe import Observer, fetch, speed_meter
 from gpas_cli.train.parallel import World, joined
+from gpas_cli.train.update import Update, measure_layers
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
 
@@ -40,7 +40,7 @@ def with_gradients(network: Llama) -> Llama:
 
 
 def measured(network: Llama) -> dict[str, list[float]]:
-    found = measure(network, [])
+    found = measure_layers(network, [])
     return found.series(*fetch([found.numbers]))
 
 
@@ -51,7 +51,7 @@ def joint(tensors: list[Tensor]) -> float:
 @pytest.mark.parametrize("scheme", ["pre", "post", "sandwich", "mix", "lns", "deepnorm"])
 def test_norms_are_those_of_the_layers(scheme: str) -> None:
     network = trained(norm=scheme)
-    found = measure(network, [torch.tensor(2.0), torch.tensor(3.0)])
+    found = measure_layers(network, [torch.tensor(2.0), torch.tensor(3.0)])
     (numbers,) = fetch([found.numbers])
     series = found.series(numbers)
     for i, layer in enumerate(network.model.layers):
@@ -109,7 +109,7 @@ def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> No
     observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda kind, **fields: events.append((kind, fields)))
     network = trained()
     for step in range(1, 11):
-        layers = measure(network, []) if step == 10 else None
+        layers = measure_layers(network, []) if step == 10 else None
         observer.add(Update(step, torch.tensor(5.0), 0.01, torch.tensor(1.0), layers))
     calls = []
     once = Tensor.tolist

@@ -129,7 +129,7 @@ def test_a_run_goes_on_under_another_layout(room: Path, before: str, after: str)
 def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
     short, roomy = told(room, "short-ddp"), told(room, "ddp-pre")
     assert [event["message"] for event in short["warning"] if "rows at once" in event["message"]] == [
-        "2 rows at once do not fit the device's memory; going on with 1"
+        "2 rows at once do not fit the device's memory; continuing with 1"
     ]
     same(short["step"], roomy["step"], "loss grad_norm tokens", 1e-6)
 

@@ -21,6 +21,7 @@ from gpas_cli.train import dcp_storage, loop, matmul_precision
 from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
+from gpas_cli.train.update import Update
 
 STEPS = 24
 CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7)
@@ -196,7 +197,7 @@ def test_a_resumed_run_tells_the_same_spikes(paths: RunPaths, tmp_path: Path, mo
     seen = {17: 8.0, 18: 8.0, 22: 9.0}
     update = loop.Loop.update
 
-    def spiking(self: loop.Loop, **kwargs: object) -> loop.Update:
+    def spiking(self: loop.Loop, **kwargs: object) -> Update:
         done = update(self, **kwargs)
         return replace(done, loss=done.loss * 0 + seen.get(done.step, 3.0))
 
@@ -236,7 +237,7 @@ def test_a_checkpoint_without_a_record_of_what_was_usual(paths: RunPaths, tmp_pa
         path.unlink()
     outcome, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
-    assert "a spike soon after goes unseen" in recorder.of("warning")[0]["message"]
+    assert "a spike shortly after it is not detected" in recorder.of("warning")[0]["message"]
 
 
 def test_a_profile_is_written_and_told(paths: RunPaths, tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(paths: RunPaths, tmp_path: P
     newest.write_bytes(newest.read_bytes()[:-9])
     outcome, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
-    assert "passed over" in recorder.of("warning")[0]["message"]
+    assert "it is skipped" in recorder.of("warning")[0]["message"]
     assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 14
 
 

@@ -1,0 +1,96 @@
+"""Build everything that a training needs from its cell: device, network, optimizer, micro-batch, matrix product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.flops import flops_per_token
+from gpas_cli.spec.run import Resources
+from gpas_cli.train.checkpoint import load_gates
+from gpas_cli.train.compiling import worth_compiling
+from gpas_cli.train.loop import BatchSource, Loop
+from gpas_cli.train.matmul_precision import choose_matmul
+from gpas_cli.train.memory import micro_batch_rows
+from gpas_cli.train.optim import make_optimizer
+from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.strategy import choose_layout
+
+DEFAULT_RESOURCES = Resources()
+
+
+def assemble(
+    cell: Cell,
+    batches: BatchSource,
+    resources: Resources = DEFAULT_RESOURCES,
+    world: World = ALONE,
+    teacher: Path | None = None,
+) -> Loop:
+    """Return the cell's network, distributed over `world`, with its optimizer, at update 0. Collective.
+
+    `teacher`: the checkpoint whose gates the network starts from. Raises DamagedCheckpoint if it has none that fit.
+    """
+    precision = Precision(cell.precision, choose_device())
+    compiled = _compiled(cell, resources, precision, world)
+    layout = choose_layout(resources, cell.model, precision, world, compiled=compiled, optimizer=cell.optim.kind)
+    network = layout.build(cell.model, cell.seed, precision)
+    if teacher is not None:
+        load_gates(teacher, network)
+    rows = micro_batch_rows(
+        cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
+        reserved=layout.unallocated_bytes(network),
+    )  # fmt: skip
+    return Loop(
+        network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
+        gate_gradients=_gate_gradients(network, precision), layout=layout,
+    )  # fmt: skip
+
+
+def _compiled(cell: Cell, resources: Resources, precision: Precision, world: World) -> bool:
+    if resources.compile != "auto":
+        return resources.compile == "on"
+    flops = cell.optim.rows * cell.data.length * flops_per_token(cell)
+    return world.broadcast(worth_compiling(precision.device, flops))
+
+
+def _gate_gradients(network: Llama, precision: Precision) -> GateGradients | None:
+    """Return how to compute the gates' gradients without autograd, or None to leave them to autograd.
+
+    Autograd computes them if the weights do not determine them, and in `pure_bf16`, which rounds everything to bfloat16
+    as the reference does.
+    """
+    try:
+        return None if precision.name == "pure_bf16" else GateGradients(network)
+    except NotDetermined:
+        return None
+
+
+def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, object]:
+    """Choose the float32 matrix product, if the cell uses one, and return what to record about it. Collective.
+
+    All processes use the same product, and so does every run of this machine that shares `cache`.
+    """
+    if cell.precision != "fp32":
+        return {}
+    record = None if cache is None else cache / "matmul"
+    before = loop.position.gemm
+    choice = loop.layout.world.broadcast(choose_matmul(cell.model.size, loop.precision.device, before, record))
+    if choice.origin == "unrecorded":
+        loop.warn(
+            f"cannot write {record}, so the fastest float32 matrix product is not used: without a record, a run that "
+            "starts again could choose another one; make the folder writable"
+        )
+    torch.set_float32_matmul_precision(choice.path)
+    loop.position = replace(loop.position, gemm=choice.path)
+    return {
+        "gemm": choice.path,
+        "gemm_error": choice.error,
+        "gemm_speedup": choice.speedup,
+        "gemm_origin": choice.origin,
+    }

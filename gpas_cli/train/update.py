@@ -1,0 +1,112 @@
+"""What one update produces: loss, gradient norm and, when observed, statistics of every layer, still on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gpas_cli.model.dtensors import is_shard, local
+from gpas_cli.model.llama import Llama
+
+# Part of a parameter's name within its layer -> the series of its weight norm. (`gate` alone is a GPAS gate.)
+WEIGHT_NORM_SERIES = {
+    "q_proj": "weight_norm_q",
+    "k_proj": "weight_norm_k",
+    "v_proj": "weight_norm_v",
+    "o_proj": "weight_norm_o",
+    "gate_proj": "weight_norm_ffn_gate",
+    "up_proj": "weight_norm_ffn_up",
+    "down_proj": "weight_norm_ffn_down",
+    "norm": "weight_norm_norms",
+}
+DIGITS = 7  # significant ones in the journal: float32 has no more
+
+SeriesIndex = tuple[tuple[str, ...], int]  # the series that a number belongs to, and its index in each
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Numbers on the device, shape (n,), and the index of each in series by layer.
+
+    Norms with the same index are combined as norms of the parts of one vector.
+    """
+
+    indices: tuple[SeriesIndex, ...]
+    numbers: Tensor
+
+    def series(self, numbers: Sequence[float]) -> dict[str, list[float | None]]:
+        """Return the series by layer, from the fetched `self.numbers`; None for a layer without the part."""
+        found: dict[str, dict[int, float]] = {}
+        for (names, index), number in zip(self.indices, numbers, strict=True):
+            for name in names:
+                at = found.setdefault(name, {})
+                at[index] = math.hypot(at[index], number) if index in at else number
+        return {name: [_rounded(at.get(i)) for i in range(max(at) + 1)] for name, at in found.items()}
+
+
+@dataclass(frozen=True)
+class Update:
+    """The result of one update. `loss`, `grad_norm` and `layers` stay on the device until the observer fetches them."""
+
+    step: int
+    loss: Tensor
+    rate: float
+    grad_norm: Tensor
+    layers: LayerStatistics | None
+
+
+def measure_layers(network: Llama, variance: Sequence[Tensor]) -> LayerStatistics:
+    """Return l2 norms of gradients and weights: of every layer, in total and by module, of the embedding, the final
+    norm and the head; the gates' values; and `variance`, the activation variances of this process's first micro-batch.
+
+    Call it when the gradients are complete and not yet clipped. Collective if the network is sharded.
+    """
+    norms = list(_norms(network))
+    rest = [*_values("gate", (gate.value() for gate in network.gates())), *_values("activation_variance", variance)]
+    parts = [number.detach().reshape(()).float() for _, number in rest]
+    indices = tuple(index for index, _ in (*norms, *rest))
+    return LayerStatistics(indices, torch.stack([*_l2_norms([tensor for _, tensor in norms]), *parts]))
+
+
+def _l2_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the l2 norm of each tensor (for a shard, of the whole tensor), shape (tensors,)."""
+    norms = torch.stack([torch.linalg.vector_norm(local(tensor).detach(), dtype=torch.float32) for tensor in tensors])
+    shards = [is_shard(tensor) for tensor in tensors]
+    if not any(shards):
+        return norms
+    sharded = torch.tensor(shards, device=norms.device)
+    squared = torch.where(sharded, norms.square(), 0.0)
+    torch.distributed.all_reduce(squared)
+    return torch.where(sharded, squared.sqrt(), norms)
+
+
+def _norms(network: Llama) -> Iterator[tuple[SeriesIndex, Tensor]]:
+    """Yield the weights and gradients whose norms are recorded, each with its index."""
+    for i, layer in enumerate(network.model.layers):
+        for name, parameter in layer.named_parameters():
+            kind = next((series for part, series in WEIGHT_NORM_SERIES.items() if part in name), None)
+            yield (("weight_norm", kind) if kind else ("weight_norm",), i), parameter
+            if parameter.grad is not None:
+                yield (("grad_norm",), i), parameter.grad
+    ends = {"embedding": network.model.embed_tokens, "final_norm": network.model.norm, "head": network.lm_head}
+    for name, module in ends.items():
+        yield from _end(name, module) if module is not None else ()
+
+
+def _end(name: str, module: nn.Module) -> Iterator[tuple[SeriesIndex, Tensor]]:
+    for parameter in module.parameters():
+        yield ((f"weight_norm_{name}",), 0), parameter
+        if parameter.grad is not None:
+            yield ((f"grad_norm_{name}",), 0), parameter.grad
+
+
+def _values(name: str, values: Iterable[Tensor]) -> list[tuple[SeriesIndex, Tensor]]:
+    return [(((name,), i), value) for i, value in enumerate(values)]
+
+
+def _rounded(value: float | None) -> float | None:
+    return value if value is None else float(f"{value:.{DIGITS}g}")
