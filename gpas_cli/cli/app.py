@@ -1,7 +1,8 @@
-"""The `gpas` command: every sub-command by name."""
+"""The `gpas` command and its sub-commands."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,14 +39,14 @@ from gpas_cli.errors import Exit
 
 # The headings of `gpas --help`.
 RUN = "Run"
-LOOK = "Look"
+INSPECT = "Inspect"
 RESULTS = "Results"
 DATA = "Data"
-UPKEEP = "Look after"
+MAINTAIN = "Maintain"
 
 
 class ConfigAnywhere(TyperGroup):
-    """Takes --config after the command as well: `gpas plan --config other.yaml`."""
+    """A command group that accepts --config after the command: `gpas plan --config other.yaml`."""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
@@ -56,7 +57,7 @@ class ConfigAnywhere(TyperGroup):
 
 
 def _hide_types_of_flags(command: Any) -> None:
-    """In help texts, --yes takes no value and so has no type."""
+    """Show no type for flags such as --yes in help texts."""
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -65,7 +66,7 @@ def _hide_types_of_flags(command: Any) -> None:
 
 
 def config_first(args: list[str]) -> list[str]:
-    """The arguments with --config and its value, wherever they stand before a `--`, in front."""
+    """Move --config and its value from anywhere before a `--` to the front."""
     end = args.index("--") if "--" in args else len(args)
     first: list[str] = []
     rest: list[str] = []
@@ -87,9 +88,7 @@ app = typer.Typer(
     name="gpas",
     cls=ConfigAnywhere,
     help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
-    epilog="\n".join(
-        ("Begin with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *(str(code) for code in Exit))
-    ),
+    epilog="\n".join(("Start with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *map(str, Exit))),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
@@ -108,7 +107,10 @@ def main(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", envvar="GPAS_CONFIG", help="The experiments file; else the nearest one upwards."
+            "--config",
+            "-c",
+            envvar="GPAS_CONFIG",
+            help="The experiments file; by default experiments.yaml in this folder or the nearest parent.",
         ),
     ] = None,
     version: Annotated[
@@ -118,25 +120,26 @@ def main(
     STATE.config = config
 
 
-app.command("init", rich_help_panel=RUN)(init.init)
-app.command("plan", rich_help_panel=RUN)(plan.plan)
-app.command("bench", rich_help_panel=RUN)(bench.bench)
-app.add_typer(run.app, name="run", rich_help_panel=RUN)
-app.command("train", rich_help_panel=RUN)(train.train)
-app.command("cancel", rich_help_panel=RUN)(cancel.cancel)
-app.command("retry", rich_help_panel=RUN)(retry.retry)
-app.command("rerun", rich_help_panel=RUN)(rerun.rerun)
-app.command("status", rich_help_panel=LOOK)(status.status)
-app.command("top", rich_help_panel=LOOK)(top.top)
-app.command("logs", rich_help_panel=LOOK)(logs.logs)
-app.command("explain", rich_help_panel=LOOK)(explain.explain)
-app.command("table", rich_help_panel=RESULTS)(table.table)
-app.command("figure", rich_help_panel=RESULTS)(figure.figure)
-app.command("why", rich_help_panel=RESULTS)(why.why)
-app.command("export", rich_help_panel=RESULTS)(export.export)
-app.add_typer(data.app, name="data", rich_help_panel=DATA)
-app.command("sync", rich_help_panel=UPKEEP)(sync.sync)
-app.add_typer(db.app, name="db", rich_help_panel=UPKEEP)
-app.command("doctor", rich_help_panel=UPKEEP)(doctor.doctor)
-app.command("trust", rich_help_panel=UPKEEP)(trust.trust)
-app.command("schema", rich_help_panel=UPKEEP)(schema.schema)
+COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    RUN: {
+        "init": init.init,
+        "plan": plan.plan,
+        "bench": bench.bench,
+        "run": run.app,
+        "train": train.train,
+        "cancel": cancel.cancel,
+        "retry": retry.retry,
+        "rerun": rerun.rerun,
+    },
+    INSPECT: {"status": status.status, "top": top.top, "logs": logs.logs, "explain": explain.explain},
+    RESULTS: {"table": table.table, "figure": figure.figure, "why": why.why, "export": export.export},
+    DATA: {"data": data.app},
+    MAINTAIN: {"sync": sync.sync, "db": db.app, "doctor": doctor.doctor, "trust": trust.trust, "schema": schema.schema},
+}
+
+for _panel, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, rich_help_panel=_panel)(_command)

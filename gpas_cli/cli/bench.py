@@ -1,4 +1,4 @@
-"""`gpas bench`: how fast cells train on this machine."""
+"""`gpas bench`: measure how fast cells train on this machine."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 def bench(
     names: Names = None,
     where: Where = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time to measure each shape for.")] = 20,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds to measure each shape.")] = 20,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure although it would take long, or more memory than is free.")
+        bool, typer.Option("--force", help="Measure even if it takes long or needs more memory than is free.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure updates of a grid's cells here, on made-up text: speed, memory, and what they will take.
+    """Measure the speed and memory of a grid's cells on this machine, with synthetic text.
 
-    One cell of each shape (size, rows, batch, precision) is measured, on one slot. Nothing is trained; `gpas plan`
-    estimates from what was measured. Without a GPU only as many rows of an update are computed as fit the time, and
-    what would take far longer, or more memory than is free, is refused before it begins.
+    Measures one cell of each shape (size, rows, batch, precision) on one slot and trains nothing; `gpas plan` bases its
+    estimates on the result. Without a GPU, only as many rows of an update are computed as fit into the time. A
+    measurement that would take far longer, or more memory than is free, is refused.
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
     from gpas_cli.schedule.local.benchmark import bench as measure
 
     found = []
-    with working("measuring") as tell:
-        for one in measure(project(), entries(names, where), seconds, force=force, tell=tell):
+    with working("measuring") as show:
+        for one in measure(project(), entries(names, where), seconds, force=force, tell=show):
             found.append(one)
     if as_json:
         print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])
@@ -45,7 +45,7 @@ def bench(
 
 
 def render(found: list[Bench]) -> RenderableType:
-    """A row per shape."""
+    """Return a table with a row per shape."""
     from gpas_cli.cli.columns import Columns
 
     headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")

@@ -1,4 +1,4 @@
-"""`gpas data`: text into tokens, ahead of the jobs that read them, and what is there."""
+"""`gpas data`: tokenise text ahead of the jobs that read it, and inspect the token caches."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from gpas_cli.data.requirements import TextRequirement
     from gpas_cli.data.shards import Totals
 
-app = typer.Typer(help="Prepare and look at the tokenised text.", no_args_is_help=True)
+app = typer.Typer(help="Prepare, list and check tokenised text.", no_args_is_help=True)
 
 Workers = Annotated[
-    int | None, typer.Option("--workers", "-j", min=1, help="Processes that tokenise; else one per CPU.")
+    int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
 ]
 Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
 
@@ -37,10 +37,10 @@ def prepare(
     split: Split = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise what the cells of a grid will read. Jobs do so themselves, one after another; this uses all CPUs.
+    """Tokenise the text of a grid's cells with all CPUs. Jobs tokenise missing text themselves, but with fewer CPUs.
 
-    May be killed and run again, also twice at once: finished shards stay, and the bytes are always the same. Shards
-    that are no longer as they were written are found by their checksums and made again.
+    Can be killed and run again, or run twice at once: finished shards are kept, and the result is always the same.
+    Shards that fail their checksums are rebuilt.
 
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
@@ -75,7 +75,7 @@ def _prepare(
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
     tokens.describe()
     for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
-        board.notice(f"{stem} is not as it was written; it is made again")
+        board.notice(f"{stem} is damaged and is rebuilt")
     shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
     return {
         "source": data.source,
@@ -88,7 +88,7 @@ def _prepare(
 
 @contextmanager
 def _board(as_json: bool) -> Iterator[TokeniseView]:
-    """Progress on the terminal; on standard error where standard output is for JSON."""
+    """Show progress on the terminal, on standard error if standard output holds JSON."""
     from gpas_cli.cli.literal_console import LiteralConsole
     from gpas_cli.cli.tokenise_view import TokeniseView
 
@@ -98,8 +98,9 @@ def _board(as_json: bool) -> Iterator[TokeniseView]:
 
 @app.command("status")
 def status(as_json: AsJson = False) -> None:
-    """Show the token caches of the project: text, tokenizer, documents, tokens, size, and what share of the text
-    `layout: pad` cut off. Reads no text, builds nothing.
+    """List the token caches of the project: text, tokenizer, documents, tokens and size.
+
+    Also shows the fraction of the text that `layout: pad` cuts off. Reads no text and builds nothing.
 
     Example: [bold]gpas data status --json[/bold]
     """
@@ -110,20 +111,22 @@ def status(as_json: AsJson = False) -> None:
     here = project()
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
     for path in () if as_json else unknown:
-        console().print(f"{path} is not as it was written; `gpas data check`", markup=False, soft_wrap=True)
+        console().print(f"{path} is missing or damaged; see `gpas data check`", markup=False, soft_wrap=True)
     if as_json:
         print_json(
             cache=str(here.cache), caches=[_stored(one) for one in found], undescribed=[str(path) for path in unknown]
         )
     elif not found and not unknown:
-        console().print(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " makes one"))
+        console().print(
+            Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one")
+        )
     elif found:
         console().print(_table(found))
 
 
 @app.command("check")
 def check(as_json: AsJson = False) -> None:
-    """Compare every byte of the token caches with its checksum; exit code 4 if one has changed. Changes nothing.
+    """Verify the checksums of the token caches. Changes nothing. Exit code 4 if a file is damaged.
 
     Example: [bold]gpas data check[/bold]
     """
@@ -141,11 +144,11 @@ def check(as_json: AsJson = False) -> None:
         )
     else:
         for path in unknown:
-            console().print(f"- {path} is not as it was written", markup=False, soft_wrap=True)
+            console().print(f"- {path} is missing or damaged", markup=False, soft_wrap=True)
         for marker in markers:
-            console().print(f"- {marker.with_suffix('')} is not as it was written", markup=False, soft_wrap=True)
-        remedy = "`gpas data prepare` with the grids that read them makes them again"
-        sound = f"Everything is as it was written (token caches: {len(found)})."
+            console().print(f"- {marker.with_suffix('')} is damaged", markup=False, soft_wrap=True)
+        remedy = "`gpas data prepare` with the grids that read them rebuilds them"
+        sound = f"No damage found (token caches: {len(found)})."
         console().print(remedy if markers or unknown else sound)
     if markers or unknown:
         raise typer.Exit(Exit.FAILED)
@@ -164,7 +167,7 @@ def _as_mapping(totals: Totals) -> dict[str, Any]:
 
 
 def _words(totals: dict[str, Any]) -> str:
-    more = "" if totals["final"] else ", more where it came from"
+    more = "" if totals["final"] else ", more in the source"
     return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 
 
@@ -185,5 +188,5 @@ def _table(found: Sequence[CachedCorpus]) -> Columns:
 
 
 def _cut(share: float | None) -> str:
-    """The share of the text that rows of `layout: pad` do not hold; "?" where an older version wrote the cache."""
+    """Return the fraction of the text that `layout: pad` cuts off; "?" if an older version wrote the cache."""
     return "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"

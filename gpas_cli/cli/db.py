@@ -1,4 +1,4 @@
-"""`gpas db`: the results database, which can always be rebuilt from the run directories."""
+"""`gpas db`: maintain the results database, which can always be rebuilt from the run directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer(help="Upgrade, check, rebuild or back up the results database.
 
 @app.command()
 def upgrade(as_json: AsJson = False) -> None:
-    """Bring the schema to this version; a backup is made first.
+    """Upgrade the schema of the database to this version; make a backup first.
 
     Example: [bold]gpas db upgrade[/bold]
     """
@@ -27,7 +27,7 @@ def upgrade(as_json: AsJson = False) -> None:
 
 @app.command()
 def check(as_json: AsJson = False) -> None:
-    """Compare the database with the run directories; exit code 4 if they disagree.
+    """Compare the database with the run directories. Exit code 4 if they disagree.
 
     Example: [bold]gpas db check[/bold]
     """
@@ -47,13 +47,13 @@ def check(as_json: AsJson = False) -> None:
 
 @app.command()
 def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
-    """Make the database anew from the run directories alone; the old one is replaced only when the new one is whole.
+    """Rebuild the database from the run directories. The old database is replaced once the new one is complete.
 
     Example: [bold]gpas db rebuild --yes[/bold]
     """
     from gpas_cli.store import maintenance, session
 
-    confirm(f"Replace {session.name_of(project().database)} by one made from {project().runs}?", yes)
+    confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
     console().print(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.", markup=False)
     for problem in result.problems:
@@ -64,7 +64,7 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
 
 @app.command()
 def backup(as_json: AsJson = False) -> None:
-    """Copy the database while it may be in use.
+    """Copy the database to a file beside it, even while it is in use.
 
     Example: [bold]gpas db backup[/bold]
     """

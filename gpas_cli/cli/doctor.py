@@ -1,4 +1,4 @@
-"""`gpas doctor`: what this machine can do for the project."""
+"""`gpas doctor`: check this machine and this project."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 def doctor(
     nodes: Annotated[
-        bool, typer.Option("--nodes", help="Ask a compute node too: a SLURM job of a few seconds.")
+        bool, typer.Option("--nodes", help="Also check a compute node, with a SLURM job of a few seconds.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.
 
-    Exit code 4 if something is a problem; each problem comes with its remedy.
+    Each problem is printed with its remedy. Exit code 4 if there is a problem.
 
     Example: [bold]gpas doctor[/bold]
     """

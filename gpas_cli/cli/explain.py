@@ -1,4 +1,4 @@
-"""`gpas explain`: what a cell is, layer by layer."""
+"""`gpas explain`: the equations and the configuration of a cell."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Bounds = Annotated[
     bool,
     typer.Option(
         "--bounds",
-        help="Also compute, at initialisation and in float64, the upper bounds of Spike No More and what GPAS "
-        "preserves of the gradient, beside their measured values. Needs torch.",
+        help="Also compute the upper bounds of Spike No More and how much of the gradient GPAS preserves, at "
+        "initialisation and in float64, beside measured values. Needs torch.",
     ),
 ]
 
 
 Force = Annotated[
-    bool, typer.Option("--force", help="With --bounds: compute them although it would take minutes, or much memory.")
+    bool, typer.Option("--force", help="With --bounds: compute them even if it takes minutes or much memory.")
 ]
 
 
 def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json: AsJson = False) -> None:
-    """Print the equation of every layer of a cell, how it starts, and its whole configuration.
+    """Print the equation of every layer of a cell, its initialisation and its whole configuration.
 
-    f is attention, then the feed-forward network; N a norm; G(x) = x - act(alpha) sg(x).
+    In the equations, f is attention, then the feed-forward network; N is a norm; G(x) = x - act(alpha) sg(x).
 
     Example: [bold]gpas explain mix-gpas-s1[/bold]
     """

@@ -1,4 +1,4 @@
-"""`gpas export`: a trained cell as a folder that `transformers` loads."""
+"""`gpas export`: write a trained cell as a folder that `transformers` loads."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from gpas_cli.evaluate.export import Exported
     from gpas_cli.grid.entry import Entry
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must be new or empty.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")]
 MaxError = Annotated[
     float,
     typer.Option(
-        min=0, help="Refuse to fold gates into plain LLaMA weights if a logit changes by more of the largest one."
+        min=0, help="Largest change of a logit, as a fraction of the largest logit, when folding gates into weights."
     ),
 ]
 Bundled = Annotated[
     bool,
-    typer.Option("--bundled", help="Export the network with its own code, also where plain LLaMA weights would do."),
+    typer.Option("--bundled", help="Export the network with its own code even if plain LLaMA weights suffice."),
 ]
 License = Annotated[
-    str, typer.Option("--license", metavar="ID", help="The licence that the model card names, e.g. apache-2.0.")
+    str, typer.Option("--license", metavar="ID", help="The licence for the model card, e.g. apache-2.0.")
 ]
 
 
@@ -44,7 +44,7 @@ def export(
 ) -> None:
     """Write a trained cell as a folder for transformers: weights, config, tokenizer, model card, and code if needed.
 
-    Pre-LN and LNS become a plain LLaMA, gates folded into its weights; other schemes bring their own code.
+    Pre-LN and LNS become a plain LLaMA with the gates folded into its weights; other schemes are exported with code.
 
     Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
     """
@@ -73,7 +73,7 @@ def export(
 
 
 def _checkpoint(entry: Entry) -> Path:
-    """The newest checkpoint of the cell's last training stage. Raises GpasError with the remedy when there is none."""
+    """Return the newest checkpoint of the cell's last training stage. Raises GpasError if there is none."""
     from gpas_cli.plan.stage_jobs import RUNNABLE
     from gpas_cli.state.outputs import newest_checkpoint
 
@@ -83,12 +83,12 @@ def _checkpoint(entry: Entry) -> Path:
         return found
     remedy = f"`gpas run grid {entry.grid}` trains it"
     if stage.kind not in RUNNABLE:
-        remedy = f"this version has no job for the stage {stage.kind}"
+        remedy = f"this version cannot run the stage {stage.kind}"
     raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
 
 
 def _origin(entry: Entry, trained: Path, text: Mapping[str, Any]) -> Origin:
-    """What the attempt that left the checkpoint `trained` records of its code."""
+    """Return the code version recorded by the attempt that wrote the checkpoint `trained`."""
     from gpas_cli.evaluate.card import Origin
     from gpas_cli.store.rundir import AttemptDir
 
@@ -107,7 +107,8 @@ def _facts(written: Exported) -> dict[str, object]:
 def _print(entry: Entry, folder: Path, written: Exported, max_error: float) -> None:
     from rich.text import Text
 
-    measured, code = written.measured, written.form == "bundled"
+    measured = written.measured
+    code = written.form == "bundled"
     form = (
         f"its own code, modeling_gpas.py: {written.reason}"
         if code

@@ -1,4 +1,4 @@
-"""`gpas figure`: curves of a grid as pictures."""
+"""`gpas figure`: plot curves of a grid."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ Out = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="The file to write; its suffix (.pdf, .svg, .png) names the format, without one it is SVG and PNG. "
+        help="The file to write, in the format of its suffix (.pdf, .svg, .png); without a suffix, SVG and PNG. "
         "Repeat for more files. By default figure.svg and figure.png.",
     ),
 ]
 EveryRun = Annotated[
-    bool, typer.Option("--every-run", help="A line for each run instead of mean and standard deviation over seeds.")
+    bool,
+    typer.Option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
 ]
-Title = Annotated[str | None, typer.Option("--title", help="Words above the plot; the grid's title by default.")]
+Title = Annotated[str | None, typer.Option("--title", help="Title of the plot; by default the grid's title.")]
 Size = Annotated[tuple[float, float], typer.Option("--size", help="Width and height in inches.", min=1)]
 
 
@@ -61,10 +62,10 @@ def figure(
     size: Size = (6.4, 4.0),
     as_json: AsJson = False,
 ) -> None:
-    """Draw curves of a grid's cells: the mean over seeds with a band of one standard deviation.
+    """Plot curves of a grid's cells: the mean over seeds with a band of one standard deviation.
 
-    Colours stand for schemes, line styles for gates. Triangles mark spikes of the loss and the gradient norm. With
-    --json the numbers are printed, and a picture is drawn only if -o names a file.
+    Colours distinguish schemes, line styles gates. Triangles mark spikes of the loss and the gradient norm. With
+    --json, prints the numbers and writes a file only if -o is given.
 
     Example: [bold]gpas figure quickstart --what activation_variance -o variance.pdf[/bold]
     """
@@ -84,19 +85,19 @@ def figure(
 
 
 def _files(asked: Path) -> list[Path]:
-    """The files that one --out means."""
+    """Return the files that one --out names."""
     return [asked] if asked.suffix else [asked.with_name(asked.name + suffix) for suffix in (".svg", ".png")]
 
 
 def _title(chosen: Sequence[Entry]) -> str:
-    """The titles of the grids, each once; the name of one that is not declared any more."""
+    """Return the titles of the grids, each once; the name of a grid that is no longer declared."""
     declared = experiments().grids
     titles = (declared[e.grid].title or e.grid if e.grid in declared else e.grid for e in chosen)
     return "; ".join(dict.fromkeys(titles))
 
 
 def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[CellCurve]:
-    """The curves of those cells that have recorded one."""
+    """Return the curves of the cells that have recorded one."""
     from gpas_cli.store.refresh import results_of
 
     with results_of(project()) as (engine, problem):
@@ -107,7 +108,7 @@ def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[CellCurve]:
 
 
 def _run(engine: Engine, entry: Entry, drawn: Quantity) -> CellCurve:
-    """The curve of whichever of the cell's stages recorded one last; without points if none did."""
+    """Return the curve of the cell's last stage that recorded one; without points if none did."""
     from gpas_cli.report import query
     from gpas_cli.report.series import CellCurve, by_layer, over_updates
 
@@ -142,14 +143,14 @@ def _make(runs: Sequence[CellCurve], drawn: Quantity, title: str, every_run: boo
 
 
 def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> str:
-    """What was drawn, and how many cells have nothing to draw."""
+    """Return what was drawn, and how many cells have no such curve."""
     words = f"Wrote {' and '.join(str(path) for path in paths)}: {len(made.series)} lines from {len(runs)} runs"
     missing = len(chosen) - len(runs)
     return f"{words}; {missing} of {len(chosen)} cells have no such curve yet." if missing else f"{words}."
 
 
 def _as_mapping(made: Figure, chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> dict[str, Any]:
-    """The numbers of a figure for `--json`. `over` is the averaged axis, `std` null for a single run."""
+    """Return the numbers of a figure for `--json`. `over` is the averaged axis; `std` is null for a single run."""
     recorded = {run.entry.id for run in runs}
     return {
         "title": made.title,

@@ -1,4 +1,4 @@
-"""`gpas init`: a project in this directory."""
+"""`gpas init`: make a project."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ IGNORED = ("/runs/", "/cache/", "/gpas.db*")
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Where; this directory by default.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Replace an experiments.yaml that is there.")] = False,
+    directory: Annotated[Path, typer.Argument(help="The directory to write to.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing experiments.yaml.")] = False,
 ) -> None:
-    """Write experiments.yaml, with every experiment of the paper declared, and a .gitignore for results.
+    """Write experiments.yaml, which declares every experiment of the paper, and a .gitignore for results.
 
     Example: [bold]gpas init my-reproduction[/bold]
     """
@@ -29,7 +29,7 @@ def init(
 
     target = directory / CONFIG_NAME
     if target.exists() and not force:
-        raise GpasError(f"{target} is already there; --force replaces it")
+        raise GpasError(f"{target} exists; --force replaces it")
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(packaged(CONFIG_NAME), target)
     _ignore(directory / ".gitignore")

@@ -1,4 +1,4 @@
-"""`gpas rerun`: run cells again that have a result."""
+"""`gpas rerun`: run cells that have a result again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.state.status import CellStatus
 
-NAMED = 20  # cells whose results are named before the question
+NAMED = 20  # cells whose results are printed before the confirmation
 
 
 def rerun(
@@ -26,17 +26,17 @@ def rerun(
     executor: Executor = "auto",
     jobs: Jobs = None,
     wait: Wait = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request: the earlier result stands.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request and keep the earlier result.")] = False,
     yes: Yes = False,
     notify: Notify = None,
     as_json: AsJson = False,
 ) -> None:
     """Run cells that have a result again, as a new attempt.
 
-    It begins at the first update. Nothing is erased: tables show the old number until the new one is there, and
-    `gpas why` shows both.
+    Training starts at the first update. Nothing is erased: tables show the old number until the new attempt has a
+    result, and `gpas why` shows both.
 
-    The request outlives this command: if it is killed, `gpas run grid` runs these cells.
+    If this command is killed, the request remains and `gpas run grid` runs these cells.
 
     Example: [bold]gpas rerun pre-gpas-s1[/bold]
 
@@ -66,7 +66,7 @@ def rerun(
 
 
 def _keys(entries: Sequence[Entry]) -> list[str]:
-    """The keys of the stages that this version runs."""
+    """Return the keys of the stages that this version can run."""
     from gpas_cli.plan.stage_jobs import RUNNABLE
 
     stages = (stage for entry in entries for stage in entry.cell.stages)
@@ -89,7 +89,9 @@ def _undo(entries: Sequence[Entry]) -> None:
 
     withdrawn = run_no_more(project().runs, _keys(entries))
     if not withdrawn:
-        raise GpasError("nothing to withdraw: no such cell waits to be run again; `gpas cancel` stops one that runs")
+        raise GpasError(
+            "nothing to withdraw: none of these cells waits to run again; `gpas cancel` stops a running one"
+        )
     for entry in entries:
         if any(stage.key in withdrawn for stage in entry.cell.stages):
-            console().print(f"{entry.id}: the earlier result stands", markup=False)
+            console().print(f"{entry.id}: keeps its earlier result", markup=False)

@@ -1,4 +1,4 @@
-"""`gpas retry`: run cells again that failed or were cancelled."""
+"""`gpas retry`: run failed and cancelled cells again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETRIED = ("failed", "cancelled", "unknown")
 
 def retry(
     cells: Annotated[
-        list[str] | None, typer.Argument(help="Cells by name or key; none means every one that failed.")
+        list[str] | None, typer.Argument(help="Cells by name or key; by default every failed or cancelled one.")
     ] = None,
     where: Where = None,
     executor: Executor = "auto",
@@ -29,9 +29,9 @@ def retry(
     notify: Notify = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run failed and cancelled cells again, from their last checkpoint where there is one. Attempts are kept.
+    """Run failed and cancelled cells again, from their last checkpoint if they have one. Attempts are kept.
 
-    Cells that were not started because one of these had failed come along.
+    Cells blocked by these failures are run too.
 
     Example: [bold]gpas retry pre-gpas-s1[/bold]
     """
@@ -53,7 +53,7 @@ def retry(
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
-    """The other cells of any grid that were cancelled as a stage of `chosen` had failed."""
+    """Return the cells of any grid, other than `asked`, that are blocked by a failed stage of `chosen`."""
     from gpas_cli.state.observe import statuses
 
     known = {entry.id for entry in asked}

@@ -1,4 +1,4 @@
-"""`gpas schema`: the form of the JSON that a command prints."""
+"""`gpas schema`: the JSON Schema of what a command prints with --json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _complete(incomplete: str) -> list[str]:
 def schema(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="The command, e.g. status or data check; none lists them.", autocompletion=_complete),
+        typer.Argument(help="A command, e.g. status or data check; by default, list them.", autocompletion=_complete),
     ] = None,
 ) -> None:
     """Print the JSON Schema of what a command prints with --json.

@@ -1,4 +1,4 @@
-"""`gpas table`: results as the paper lays them out."""
+"""`gpas table`: results in the layout of the paper."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from gpas_cli.report.result import Result
     from gpas_cli.report.table import Table
 
-FORMATS = ("rich", "markdown", "latex", "csv", "json")  # report.render's, and the terminal's own
+FORMATS = ("rich", "markdown", "latex", "csv", "json")  # those of report.render, and rich for the terminal
 
 
 def table(
     names: Names = None,
     where: Where = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Put the published numbers beside ours.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Print the published numbers beside ours.")] = False,
     form: Annotated[
         str,
-        typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.", autocompletion=complete_from(FORMATS)),
+        typer.Option(
+            "--format", "-f", help=f"Output format: {', '.join(FORMATS)}.", autocompletion=complete_from(FORMATS)
+        ),
     ] = "rich",
     as_json: AsJson = False,
 ) -> None:
-    """Print a grid's table: mean and spread over seeds, difference from the base in parentheses, best and second best.
+    """Print a grid's table: mean and standard deviation over seeds, difference from the base, best and second best.
 
-    Cells without a result show how far they are. Differences are means over seeds of paired differences.
+    A cell without a result shows its progress. Differences, in parentheses, are means of paired differences over seeds.
 
     Example: [bold]gpas table quickstart --paper --format markdown[/bold]
     """
@@ -55,10 +57,10 @@ def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
 
     here, chosen = project(), entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
-    # Results first: a cell that ends meanwhile is then done and not yet read in, never a result without a done stage.
+    # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done stage.
     results = _results(here, stage_keys(chosen))
     seen = statuses(here.runs, chosen)
-    # Until a stage has been run again its earlier result counts.
+    # Until a stage has been run again, its earlier result counts.
     states = {key: (status.stands or status.state, status.fraction) for key, status in seen.items()}
     return build(chosen, states, results, spec)
 
@@ -71,7 +73,7 @@ def _spec(name: str) -> TableSpec:
 
 
 def _results(here: Project, keys: Sequence[str]) -> dict[str, Result]:
-    """Results by stage key, the newest read in first; a database that cannot be written is read as it is."""
+    """Ingest new events, then return results by stage key. A database that cannot be written is read as it is."""
     from gpas_cli.report.query import results
     from gpas_cli.store.refresh import results_of
 
@@ -93,7 +95,7 @@ def _print(made: Table, form: str) -> None:
 
 
 def render_as(made: Table, form: str) -> str:
-    """The table as text, without the newline at its end."""
+    """Return the table as text, without a trailing newline."""
     from gpas_cli.report.render import render
 
     return render(made, form).rstrip("\n")

@@ -1,4 +1,4 @@
-"""`gpas train`: one cell in the foreground."""
+"""`gpas train`: run one cell in the foreground."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from gpas_cli.schedule.summary import RunSummary
     from gpas_cli.state.status import CellStatus
 
-PROFILED = 5  # updates under the profiler
+PROFILED_UPDATES = 5
 
 
 def train(
     cell: Cell,
     settings: Settings = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Profile a few updates: a Chrome trace and a table of operators.")
+        bool, typer.Option("--profile", help="Profile a few updates: write a Chrome trace and a table of operators.")
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", help="Write TensorBoard events below this folder, too.")
+        Path | None, typer.Option("--tensorboard", help="Also write TensorBoard events to this folder.")
     ] = None,
-    wandb: Annotated[str | None, typer.Option("--wandb", help="Log to this Weights & Biases project, too.")] = None,
+    wandb: Annotated[str | None, typer.Option("--wandb", help="Also log to this Weights & Biases project.")] = None,
     notify: Notify = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one cell here and watch it. It is recorded like any run: `gpas status` and `gpas table` show it.
+    """Run one cell in the foreground. It is recorded like any run: `gpas status` and `gpas table` show it.
 
-    Resumes from the last checkpoint where there is one, also after a failure. What the cell builds on is run first.
-    Ctrl-C saves and leaves, a second one ends the job at once. Refuses a cell that has a result or runs elsewhere.
+    Resumes from the last checkpoint if there is one, even after a failure, and runs prerequisites first. Ctrl-C saves a
+    checkpoint and exits; a second Ctrl-C kills the job. Refuses a cell that has a result or is running elsewhere.
 
-    With settings such as optim.lr=3e-3 it is a cell of its own, with its own key; `gpas explain` takes them as well.
+    Settings such as optim.lr=3e-3 make a different cell with its own key; `gpas explain` accepts them too.
 
-    Ends with 0 when the cell has a result, 3 when it was interrupted, 4 when it failed.
+    Exit code 0 if the cell has a result, 3 if it was interrupted, 4 if it failed.
 
     Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
@@ -54,7 +54,7 @@ def train(
     _refuse(look(project().runs, [entry])[0])
     watch = replace(
         entry.watch,
-        profile=PROFILED if profile else entry.watch.profile,
+        profile=PROFILED_UPDATES if profile else entry.watch.profile,
         tensorboard=str(tensorboard.absolute()) if tensorboard else entry.watch.tensorboard,
         wandb=wandb or entry.watch.wandb,
     )
@@ -66,12 +66,12 @@ def train(
 def _settings(words: Sequence[str]) -> Sequence[str]:
     for word in words:
         if "=" not in word:
-            raise typer.BadParameter(f"one cell is trained, and '{word}' is no setting such as optim.lr=3e-3")
+            raise typer.BadParameter(f"'{word}' is not a setting such as optim.lr=3e-3; `gpas train` runs one cell")
     return words
 
 
 def _refuse(state: CellStatus) -> None:
-    """Raise GpasError for a cell that has a result, or that somebody is at."""
+    """Raise GpasError for a cell that has a result or is queued or running."""
     from gpas_cli.state.status import ALIVE, RESULTS
 
     name = state.entry.id
@@ -79,7 +79,7 @@ def _refuse(state: CellStatus) -> None:
         raise GpasError(f"{name} is {state.state} in attempt {state.attempt}; `gpas why {name}` shows its result")
     if state.state in ALIVE:
         remedy = f"`gpas logs {name} -f` follows it, `gpas cancel {name}` stops it"
-        raise GpasError(f"{name} is {state.state} already ({state.evidence}); {remedy}")
+        raise GpasError(f"{name} is already {state.state} ({state.evidence}); {remedy}")
 
 
 def _run(entry: Entry) -> RunSummary:
@@ -93,7 +93,7 @@ def _run(entry: Entry) -> RunSummary:
     with make_train_reporter(console()) as reporter:
         scheduler = LocalScheduler(here, [entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
         with stop_on_signals(scheduler):
-            if not scheduler.submit()["waiting"]:  # somebody was quicker
+            if not scheduler.submit()["waiting"]:  # another process claimed it first
                 scheduler.claims.close()
                 _refuse(look(here.runs, [entry])[0])
             return scheduler.follow()

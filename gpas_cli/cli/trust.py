@@ -1,4 +1,4 @@
-"""`gpas trust`: folders of other users whose plugins may be run."""
+"""`gpas trust`: allow the plugins in folders of other users."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpas_cli.cli.console import console
 
 
 def trust(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders; everything below them is trusted.")] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Trust these folders no longer.")] = False,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders; everything in them is trusted.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove these folders from the trusted ones.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Print the trusted folders.")] = False,
 ) -> None:
     """Allow plugins from folders that another user owns or can write to.

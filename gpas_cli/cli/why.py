@@ -1,4 +1,4 @@
-"""`gpas why`: from a number back to what made it."""
+"""`gpas why`: where a cell's number comes from."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 GONE = "its run directory is gone"
-SPIKES = 8  # named in one line
+SPIKES = 8  # spikes named in one line
 
 
 def why(cells: Cells, as_json: AsJson = False) -> None:
-    """Trace a cell's number to its runs: every attempt, host, code, text, seed, log and checkpoint.
+    """Show where a cell's number comes from: every attempt with its host, code, text, seed, log and checkpoint.
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
     """
@@ -48,8 +48,10 @@ def why(cells: Cells, as_json: AsJson = False) -> None:
 
 
 def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
-    """The keys of the stages with attempts, also of those whose run directories are gone. Raises GpasError for a cell
-    that has none."""
+    """Return the keys of the stages with attempts, even if their run directories are gone.
+
+    Raises GpasError for a cell without attempts.
+    """
     from gpas_cli.report.query import stage
     from gpas_cli.store.rundir import attempts
 
@@ -72,9 +74,9 @@ def _print(stage: Provenance) -> None:
     say = console().print
     say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
     if stage.parents:
-        say(f"  builds on {', '.join(stage.parents)}")
+        say(f"  follows {', '.join(stage.parents)}")
     if stage.base_key:
-        say(f"  base {stage.base_key}, from which it differs in")
+        say(f"  differs from base {stage.base_key} in")
         for difference in stage.differences:
             say(f"    {difference.setting}: {difference.base} -> {difference.own}", markup=False)
     if stage.spikes:
@@ -89,7 +91,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     mark = "  <- the number in tables" if attempt.number == decisive and seen.state == attempt.outcome else ""
     if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
         mark = f" (superseded by attempt {decisive})"
-    killed = f", ended by {_signal(attempt.signal)}" if attempt.signal else ""
+    killed = f", killed by {_signal(attempt.signal)}" if attempt.signal else ""
     cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
     say(f"  attempt {attempt.number}: {seen.state}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
@@ -114,7 +116,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
 
 
 def _computed(facts: Mapping[str, Any]) -> str:
-    """How the attempt computed, in words; "" where its journal does not say."""
+    """Return how the attempt computed, as text; "" if its journal does not record it."""
     if not facts:
         return ""
     parts = [f"micro-batches of {facts['micro_batch']} rows"] if "micro_batch" in facts else []
@@ -126,7 +128,7 @@ def _computed(facts: Mapping[str, Any]) -> str:
 
 
 def _standing(attempt: AttemptProvenance) -> StageStatus:
-    """The state of an attempt now; of one without an outcome, how its process ended or that it runs."""
+    """Return the state of an attempt: without an outcome, concluded from its process."""
     from gpas_cli.state.attempt import conclude_or_unknown
     from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
@@ -137,7 +139,7 @@ def _standing(attempt: AttemptProvenance) -> StageStatus:
 
 
 def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
-    """The first few in words."""
+    """Return the first spikes as text."""
     words = {"loss": "loss", "grad_norm": "gradient norm"}
     shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes]
     return f"spikes: {listed(shown, SPIKES)}"

@@ -119,7 +119,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
         (("figure", "--what", "gates"), "did you mean 'gate'?"),
         (("run", "grid", "--executor", "slurm"), "SLURM cannot be asked"),
-        (("init",), "is already there"),
+        (("init",), "exists; --force replaces it"),
         (("explain", "optim.lr=3e-3"), "name the cell to apply optim.lr=3e-3"),
         (("cancel", "optim.lr=3e-3"), "name the cells to apply optim.lr=3e-3"),
         (("cancel", "pre-s1", "optim.lr=3e-3"), "quickstart-lr/pre-lr0.003-s1"),

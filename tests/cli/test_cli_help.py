@@ -1,16 +1,16 @@
-"""What the face says about itself: help texts, completion, grammar."""
+"""Help texts, shell completion, and the words of messages."""
 
 from __future__ import annotations
 
 from face import Face
 
 from gpas_cli.cli import console
-from gpas_cli.cli.app import RESULTS, RUN, UPKEEP
+from gpas_cli.cli.app import MAINTAIN, RESULTS, RUN
 
 
-def test_commands_stand_under_headings(face: Face) -> None:
+def test_commands_are_listed_under_headings(face: Face) -> None:
     said = face("--help").out
-    places = [said.index(f"─ {heading} ─") for heading in (RUN, RESULTS, UPKEEP)]
+    places = [said.index(f"─ {heading} ─") for heading in (RUN, RESULTS, MAINTAIN)]
     assert places == sorted(places)
     assert places[0] < said.index("│ retry") < places[1] < said.index("│ table") < places[2] < said.index("│ doctor")
 
@@ -30,7 +30,7 @@ def test_the_shell_completes_conditions_keys_and_words(face: Face) -> None:
     assert console.complete_from(("running", "failed"))("running,f") == ["running,failed"]
 
 
-def test_init_elsewhere_says_where_to_go(face: Face) -> None:
+def test_init_prints_the_next_commands(face: Face) -> None:
     assert "Next: cd 'sub dir/here', then gpas plan" in face("init", "sub dir/here").out
     assert "Next: gpas plan" in face("init", "--force").out
 

@@ -48,7 +48,7 @@ def test_an_attempt_that_fails_leaves_the_old_number_in_tables(face: Face) -> No
     face.ended("pre-s1", "failed", cause="no luck")
     assert state(face, "pre-s1")[0] == "failed"
     assert "4.0" in face("table", "small", "--format", "csv").out
-    assert "the earlier result stands" in face("rerun", "pre-s1", "--undo").out
+    assert "keeps its earlier result" in face("rerun", "pre-s1", "--undo").out
     assert state(face, "pre-s1") == ("done", 4.0)
     face("rerun", "pre-s1", "--undo", expect=Exit.USAGE)
 

@@ -15,7 +15,7 @@ def test_the_signal_and_the_reason_of_the_retry_are_shown(face: Face) -> None:
     reason = {"of": 1, "why": "killed by SIGKILL, and nothing shows that memory ran out", "reduced": False}
     write_json(second.attempt_path, {**second.read_attempt(), "retry": reason})
     said = face("why", "pre-s1").out
-    assert "attempt 1: interrupted, ended by SIGKILL" in said
+    assert "attempt 1: interrupted, killed by SIGKILL" in said
     assert "after attempt 1: killed by SIGKILL, and nothing shows that memory ran out" in said
     tries = face("why", "pre-s1", "--json").json["stages"][0]["attempts"]
     assert [(each["signal"], each["retry"]) for each in tries] == [(9, None), (None, reason)]

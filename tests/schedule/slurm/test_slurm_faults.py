@@ -122,7 +122,7 @@ def test_a_job_that_was_killed_runs_again_as_it_was(cluster: Cluster, tmp_path: 
     toy.finish()
     assert [fact["resources"]["micro_batch"] for fact in toy.facts()] == [4, 4]
     said = toy.gpas("why", "pre-gpas-s1").stdout
-    assert ", ended by SIGKILL" in said
+    assert ", killed by SIGKILL" in said
     assert "after attempt 1: killed by SIGKILL, and nothing shows that memory ran out" in said
     toy.trained_once()
 
