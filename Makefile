@@ -24,7 +24,7 @@ test: venv
 test-machine: venv
 	$(BIN)/python -m pytest -m 'machine and not long'
 
-# What takes long, most of it on real SLURM clusters, one for each worker: python3 tests/schedule/slurm/cluster.py install full
+# What takes long, most of it on real SLURM clusters, one for each worker: python3 tests/cluster.py install full
 # Two clusters on a busy machine may be later than a test can wait; a test that fails runs again, alone, and fails for good.
 test-long: venv
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --durations 10 \

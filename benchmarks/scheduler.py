@@ -1,6 +1,6 @@
 """What 1,000 SLURM jobs cost: submitting them, and asking for their state; on the cluster that SLURM_CONF names.
 
-    python tests/schedule/slurm/cluster.py up /tmp/c && . /tmp/c/env.sh && python benchmarks/scheduler.py --json
+    python tests/cluster.py up /tmp/c && . /tmp/c/env.sh && python benchmarks/scheduler.py --json
 
 A round submits a grid of CELLS cells held, as a user does (process start included), then a bare sbatch array of that
 size, then asks for the state of all, as table and as JSON, each time of a controller that is asked anew. Ratios are

@@ -9,8 +9,8 @@ cancels, preempts, and loses its controller and nodes. Meanwhile many commands w
 comes from the seed. What is thrown is printed as it happens and kept as a file that can be replayed, also in part.
 
 It ends with `0 lost, 0 doubled, 0 wrong` and exit code 0; or with what broke, the folder that has the evidence, and
-exit code 4. A SLURM of its own needs the packages of `tests/schedule/slurm/cluster.py install`; a full disk needs
-root. What is unavailable is left out, with a message. Code that changes during a run may break it.
+exit code 4. A SLURM of its own needs the packages of `tests/cluster.py install`; a full disk needs root. What is
+unavailable is left out, with a message. Code that changes during a run may break it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-TESTS = Path(__file__).resolve().parent
-sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "schedule/slurm")]
-NEEDED = ("torch", "sqlalchemy", "safetensors", "submitit", "typer", "yaml", "psutil", "pytest")
+NEEDED = ("gpas_cli", "torch", "sqlalchemy", "safetensors", "submitit", "typer", "yaml", "psutil", "pytest")
 DISK = 256  # megabytes of the file system that a project is on
 STEPS = 300  # updates of a cell: some seconds
 SHORTEST = 10.0  # seconds that are worth another round

@@ -125,15 +125,14 @@ def working(project: Project, cell: Entry) -> Callable[[], StageStatus | None]:
 
 OTHER = """
 import sys
-sys.path[:0] = sys.argv[1:3]
 from pathlib import Path
 import launching
 from gpas_cli.schedule.local import scheduler as local
 from gpas_cli.schedule.scheduler import stop_on_signals
 from gpas_cli.project import Project
 local.POLL, local.TICK = 0.01, 0.05
-project = Project.find(Path(sys.argv[3]), environ={})
-entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[4:]]
+project = Project.find(Path(sys.argv[1]), environ={})
+entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[2:]]
 scheduler = launching.scheduler(project, *entries)
 with stop_on_signals(scheduler):
     print(launching.states(scheduler.run()))
@@ -143,9 +142,9 @@ with stop_on_signals(scheduler):
 @contextmanager
 def other_run(project: Project, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A `gpas run` in another process; words are act:seed."""
-    root = str(HERE.parent)
-    command = [sys.executable, "-c", OTHER, root, str(HERE), str(project.config), *words]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+    command = [sys.executable, "-c", OTHER, str(project.config), *words]
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield child
     finally:

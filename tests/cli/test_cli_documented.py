@@ -5,23 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
+from command_list import COMMANDS
 
-from gpas_cli.cli.app import app
 from gpas_cli.cli.schemas import DOCUMENTS
 
 OVERVIEW = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text()
-
-
-def commands(group: object, prefix: str = "gpas") -> list[tuple[str, object]]:
-    found = []
-    for name, command in group.commands.items():
-        path = f"{prefix} {name}"
-        found += commands(command, path) if hasattr(command, "commands") else [(path, command)]
-    return found
-
-
-COMMANDS = commands(get_command(app))
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from command_list import COMMANDS
 from face import START, Face, step
 from jsonschema import Draft202012Validator
-from test_cli_documented import COMMANDS
 
 from gpas_cli.cli.schemas import DOCUMENTS
 from gpas_cli.cli.schemas.jsonschema import json_schema

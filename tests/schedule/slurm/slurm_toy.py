@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -198,6 +200,21 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
 
+INSTANTS = (
+    "claimed", "recorded", "script", "first-claim", "last-claim", "before-sbatch", "sbatch-running", "after-sbatch",
+    "before-answer", "answer-recorded",
+)  # fmt: skip
+
+
+def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
+    """A submitter that is killed at that instant of its work."""
+    driver = [sys.executable, str(Path(__file__).with_name("dying_submitter.py")), instant]
+    command = [*driver, "run", "grid", "--executor", "slurm", "--yes", *where]
+    died = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)
+    assert died.returncode == -9, died.stdout + died.stderr
+
+
 __all__ = [
-    "BROKEN", "LONG", "PATIENCE", "SlurmToy", "job_of", "kill", "node_of", "one_cell", "paused", "started", "wait",
+    "BROKEN", "INSTANTS", "LONG", "PATIENCE", "SlurmToy", "die_at", "job_of", "kill", "node_of", "one_cell", "paused",
+    "started", "wait",
 ]  # fmt: skip

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,9 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from slurm_toy import PATIENCE, SlurmToy, wait
-
-HERE = Path(__file__).parent
+from slurm_toy import INSTANTS, PATIENCE, SlurmToy, die_at, wait
 
 
 @contextmanager
@@ -70,20 +66,6 @@ def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path
     toy.finish()
     assert len(toy.attempts()) == 6
     toy.trained_once()
-
-
-INSTANTS = (
-    "claimed", "recorded", "script", "first-claim", "last-claim", "before-sbatch", "sbatch-running", "after-sbatch",
-    "before-answer", "answer-recorded",
-)  # fmt: skip
-
-
-def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
-    """A submitter that is killed at that instant of its work."""
-    driver = [sys.executable, str(HERE / "dying_submitter.py"), instant]
-    command = [*driver, "run", "grid", "--executor", "slurm", "--yes", *where]
-    died = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)
-    assert died.returncode == -9, died.stdout + died.stderr
 
 
 @pytest.mark.long

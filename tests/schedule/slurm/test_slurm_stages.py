@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import SlurmToy, wait
-from test_slurm_run import INSTANTS, die_at
+from slurm_toy import INSTANTS, SlurmToy, die_at, wait
 
 from gpas_cli.plan import stage_jobs
 from gpas_cli.state.observe import observe

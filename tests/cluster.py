@@ -1,9 +1,9 @@
 """A throw-away SLURM cluster on this machine, for tests: several nodes, fake GPUs, preemption; loopback only.
 
-    python tests/schedule/slurm/cluster.py up FOLDER [light|full]     again: starts whatever has died
+    python tests/cluster.py up FOLDER [light|full]     again: starts whatever has died
     . FOLDER/env.sh
-    python tests/schedule/slurm/cluster.py down FOLDER
-    python tests/schedule/slurm/cluster.py install [light|full]       Debian's packages, as root
+    python tests/cluster.py down FOLDER
+    python tests/cluster.py install [light|full]       Debian's packages, as root
 
 light has no accounting (slurmctld, slurmd, munge); full adds slurmdbd on a MariaDB of its own. No systemd and no
 cgroups; works as root, and as any user whose host name resolves to loopback. FOLDER must be short (unix sockets).
@@ -39,7 +39,7 @@ def lacking(kind: str) -> str:
     programs = [name for k in ("light", "full")[: 1 + (kind == "full")] for name in NEEDED[k]]
     absent = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:{SBIN}") is None]
     if absent:
-        return f"no {', '.join(absent)}; `python tests/schedule/slurm/cluster.py install {kind}` as root"
+        return f"no {', '.join(absent)}; `python tests/cluster.py install {kind}` as root"
     if not _on_loopback() and not os.access(HOSTS, os.W_OK):
         return f"{socket.gethostname()} does not resolve to loopback, and {HOSTS} cannot be written"
     return ""
