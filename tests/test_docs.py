@@ -17,11 +17,12 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from gpas_cli import __version__
 from gpas_cli.cli.app import app
 from gpas_cli.cli.schemas import DOCUMENTS
 from gpas_cli.cli.schemas.jsonschema import json_schema
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import TOP, load
+from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
 from gpas_cli.spec.cell import Cell
 from gpas_cli.store.schema import Base
@@ -81,6 +82,10 @@ YAML = [(name_of(page), text) for page, text in blocks("yaml")]
 PYTHON = [(name_of(page), text) for page, text in blocks("python")]
 
 
+def make_targets() -> list[str]:
+    return re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+
+
 def hooks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
     module = importlib.util.module_from_spec(spec)
@@ -101,8 +106,7 @@ def test_readme_is_short_and_has_its_picture() -> None:
 )
 def test_command_lines_parse(page: str, words: list[str]) -> None:
     if words[0] == "make":
-        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert words[1] in targets
+        assert words[1] in make_targets()
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file()
     elif words[0] == "source":
@@ -139,7 +143,6 @@ def test_the_check_of_commands_can_fail(wrong: str) -> None:
 def experiments(text: str) -> str:
     """A whole experiments file from a block: one as it is, grids among those that are shipped, other sections alone."""
     declared = yaml.safe_load(text)
-    assert set(declared) <= set(TOP), f"not sections of experiments.yaml: {set(declared) - set(TOP)}"
     if "version" in declared:
         return text
     if "grids" in declared:
@@ -203,6 +206,23 @@ def test_contributing_names_files_for_ten_kinds_of_change() -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     named = {path.rstrip(".") for path in FILE.findall(page.read_text("utf-8"))}
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_the_citation_and_the_changelog_are_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0")
+    assert citation["preferred-citation"]["title"].startswith("GPAS: Accelerating Convergence")
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert (ROOT / "LICENSE").read_text("utf-8").split("\n")[0].strip() == "Apache License"
+    assert (ROOT / "gpas_cli/py.typed").is_file()
+
+
+def test_ci_calls_targets_of_the_makefile() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    called = {step.split()[1] for step in steps if step.startswith("make ")}
+    assert {"check", "docs", "test"} == called <= set(make_targets())
+    assert "make docs" in (ROOT / ".ci/run").read_text("utf-8").splitlines()
 
 
 def test_generated_parts_are_placed_once_each() -> None:
