@@ -1,12 +1,12 @@
-"""YAML text -> a tree of nodes with line and column. Nothing in a file can execute, loop, or grow without bound.
+"""Read YAML into a tree of nodes that know their line and column. No file can execute code, loop or grow unbounded.
 
-Allowed: mappings with distinct keys, lists, scalars, anchors, aliases, merge keys. Refused: tags, several documents,
-an alias inside its own anchor, nesting or alias expansion beyond what a grid could need.
+Allowed are mappings with distinct keys, lists, scalars, anchors, aliases and merge keys. Refused are tags, a second
+document, an alias inside its own anchor, and nesting or alias expansion deeper or larger than any grid needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,12 @@ MAX_BYTES = 4_000_000
 MAX_DEPTH = 24
 MAX_NODES = 500_000
 
-# libyaml is about ten times faster than the pure Python parser; not every build of PyYAML has it.
+# libyaml is about ten times faster than the parser in Python; not every build of PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Mark(NamedTuple):
-    """A place in a file; lines and columns count from 1. Line 0: the whole of what `file` names."""
+    """A place in a file. Lines and columns count from 1; line 0 stands for the file as a whole."""
 
     file: str
     line: int
@@ -38,8 +38,11 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A value and where it stands. `key` is the place of the mapping key it follows; `depth` and `count` bound the
-    tree below it with every alias written out."""
+    """A value and its place in the file.
+
+    `key` is the place of the mapping key in front of the value. `depth` and `count` are the levels and the number of
+    nodes of the tree below, with every alias expanded.
+    """
 
     value: Scalar | tuple[Node, ...] | dict[str, Node]
     mark: Mark
@@ -48,7 +51,7 @@ class Node:
     count: int = 1
 
     def plain(self) -> Any:
-        """The value without its positions."""
+        """Return the value as dicts, lists and scalars, without places."""
         if isinstance(self.value, dict):
             return {name: node.plain() for name, node in self.value.items()}
         if isinstance(self.value, tuple):
@@ -57,12 +60,19 @@ class Node:
 
 
 def mapping(children: dict[str, Node], mark: Mark, key: Mark | None = None) -> Node:
-    """A mapping node of `children`."""
-    return Node(children, mark, key, *_extent(children.values(), mark))
+    """Return a mapping node. Raises InvalidExperiments if it is too deep or too large."""
+    depth, count = _extent(children.values(), mark)
+    return Node(children, mark, key, depth, count)
+
+
+def sequence(items: tuple[Node, ...], mark: Mark) -> Node:
+    """Return a list node. Raises InvalidExperiments if it is too deep or too large."""
+    depth, count = _extent(items, mark)
+    return Node(items, mark, None, depth, count)
 
 
 def read_document(path: Path) -> Node:
-    """The tree of the one YAML document in the file. Raises InvalidExperiments, or GpasError if it is unreadable."""
+    """Read the YAML document in a file. Raises GpasError if it is unreadable, InvalidExperiments if it is not valid."""
     name = _display(path)
     try:
         raw = path.read_bytes()
@@ -74,73 +84,93 @@ def read_document(path: Path) -> Node:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
-        raise _fault(Mark(name, line, column), "is not UTF-8 text") from None
+        line = before.count(b"\n") + 1
+        column = error.start - before.rfind(b"\n")
+        raise _invalid(Mark(name, line, column), "is not UTF-8 text") from None
     return parse_document(text, name)
 
 
 def parse_document(text: str, name: str) -> Node:
-    """The tree of the one YAML document in `text`; `name` is what error messages call the file."""
+    """Parse `text` as one YAML document. `name` is the file's name in error messages. Raises InvalidExperiments."""
     try:
         return _Composer(yaml.parse(text, Loader=_LOADER), name).document()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Mark(name, mark.line + 1, mark.column + 1) if mark else Mark(name, 1, 1)
-        reason = "; ".join(part for part in (error.context, error.problem) if part)
-        if mark and _tab_indents(text, mark.line):
-            reason = "the line is indented with a tab; use spaces"
-        raise _fault(place, f"is not YAML: {reason}") from None
+        raise _syntax_error(error, text, name) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise _fault(Mark(name, 1, 1), f"is not YAML: {str(error).splitlines()[0]}") from None
+        raise _invalid(Mark(name, 1, 1), f"is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def _syntax_error(error: yaml.MarkedYAMLError, text: str, name: str) -> InvalidExperiments:
+    """Return the error that a user sees for one of the YAML parser's."""
+    mark = error.problem_mark or error.context_mark
+    place = Mark(name, mark.line + 1, mark.column + 1) if mark else Mark(name, 1, 1)
+    reason = "; ".join(part for part in (error.context, error.problem) if part)
+    if mark and _tab_indents(text, mark.line):
+        reason = "the line is indented with a tab; use spaces"
+    return _invalid(place, f"is not YAML: {reason}")
 
 
 def _tab_indents(text: str, line: int) -> bool:
-    """Whether there is a tab before the first other character of line `line`, counted from 0."""
+    """Return whether the indentation of line `line`, counted from 0, has a tab."""
     content = "".join(text.split("\n")[line : line + 1])
-    return "\t" in content[: len(content) - len(content.lstrip())]
+    indentation = content[: len(content) - len(content.lstrip())]
+    return "\t" in indentation
 
 
 def _display(path: Path) -> str:
-    """The path as a terminal can open it: relative where the file lies below the working directory."""
+    """Return the path relative to the working directory if it is below it, else absolute."""
     here = Path.cwd()
     absolute = path.absolute()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
-def _fault(mark: Mark, message: str) -> InvalidExperiments:
+def _invalid(mark: Mark, message: str) -> InvalidExperiments:
     return InvalidExperiments([Problem((), message, str(mark))])
 
 
-def _extent(children: Any, mark: Mark) -> tuple[int, int]:
-    depth = count = 1
+def _too_deep(mark: Mark) -> InvalidExperiments:
+    return _invalid(mark, f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _extent(children: Iterable[Node], mark: Mark) -> tuple[int, int]:
+    """Return the depth and the number of nodes of a node at `mark` with these children."""
+    depth = 1
+    count = 1
     for child in children:
         depth = max(depth, child.depth + 1)
         count += child.count
     if depth > MAX_DEPTH:
-        raise _fault(mark, f"is nested more than {MAX_DEPTH} levels deep")
+        raise _too_deep(mark)
     if count > MAX_NODES:
-        raise _fault(mark, f"its aliases expand to more than {MAX_NODES:,} values")
+        raise _invalid(mark, f"its aliases expand to more than {MAX_NODES:,} values")
     return depth, count
 
 
 class _Composer:
-    """Events -> nodes. The depth is checked on the way down, before recursion can hurt."""
+    """Builds nodes from the parser's events.
+
+    `yaml.compose` would build a tree as well, but without the places of aliases and without telling explicit tags from
+    implied ones; it refuses to define an anchor twice, and crashes the interpreter on input that is nested deeply.
+    Here the depth is checked on the way down.
+    """
 
     def __init__(self, events: Iterator[Any], name: str):
-        self.events, self.name = events, name
-        self.anchors: dict[str, Node | None] = {}
+        self.events = events
+        self.name = name
+        self.anchors: dict[str, Node | None] = {}  # None while the anchored node is being built
         self.level = 0
         self.duplicates: list[Problem] = []
 
     def document(self) -> Node:
+        """Return the root of the only document. Raises InvalidExperiments, for all duplicate keys at once."""
         next(self.events)  # stream start
         if isinstance(next(self.events), yaml.StreamEndEvent):
-            raise _fault(Mark(self.name, 1, 1), "is empty; `gpas init` writes a file to start from")
+            raise _invalid(Mark(self.name, 1, 1), "is empty; `gpas init` writes a file to start from")
         root = self.node(next(self.events))
         next(self.events)  # document end
         after = next(self.events)
         if not isinstance(after, yaml.StreamEndEvent):
-            raise _fault(self.mark(after), "a second document begins; write one document to a file")
+            raise _invalid(self.mark(after), "a second document begins; write one document to a file")
         if self.duplicates:
             raise InvalidExperiments(self.duplicates)
         return root
@@ -149,53 +179,56 @@ class _Composer:
         return Mark(self.name, event.start_mark.line + 1, event.start_mark.column + 1)
 
     def node(self, event: Any) -> Node:
+        """Return the node that begins with `event`."""
         mark = self.mark(event)
         if isinstance(event, yaml.AliasEvent):
-            return self.alias(event, mark)
+            return self.anchored(str(event.anchor), mark)
         if event.tag is not None:
-            raise _fault(mark, f"the tag '{event.tag}' is not allowed; write a plain value")
+            raise _invalid(mark, f"the tag '{event.tag}' is not allowed; write a plain value")
         if event.anchor is not None:
-            self.anchors[event.anchor] = None  # unfinished: an alias to it from within is a loop
+            self.anchors[event.anchor] = None
         self.level += 1
         if self.level > MAX_DEPTH:
-            raise _fault(mark, f"is nested more than {MAX_DEPTH} levels deep")
+            raise _too_deep(mark)
         node = self.content(event, mark)
         self.level -= 1
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
 
+    def anchored(self, anchor: str, mark: Mark) -> Node:
+        """Return the node that the alias at `mark` refers to."""
+        if anchor not in self.anchors:
+            raise _invalid(mark, f"the alias '*{anchor}' has no anchor '&{anchor}' before it")
+        node = self.anchors[anchor]
+        if node is None:
+            raise _invalid(mark, f"the alias '*{anchor}' stands inside its own anchor")
+        return node
+
     def content(self, event: Any, mark: Mark) -> Node:
         if isinstance(event, yaml.ScalarEvent):
             return Node(self.scalar(event, mark), mark)
         if isinstance(event, yaml.SequenceStartEvent):
-            items = tuple(self.until(yaml.SequenceEndEvent))
-            return Node(items, mark, None, *_extent(items, mark))
+            return sequence(tuple(self.items()), mark)
         return mapping(self.pairs(), mark)
 
     def scalar(self, event: Any, mark: Mark) -> Scalar:
         if character := control_character(event.value, allowed="\n\t"):
-            raise _fault(mark, f"has the control character {character}; write plain text")
-        if not event.implicit[0]:
+            raise _invalid(mark, f"has the control character {character}; write plain text")
+        is_quoted = not event.implicit[0]
+        if is_quoted:
             return str(event.value)
         try:
             return resolve(event.value)
         except ValueError as error:
-            raise _fault(mark, str(error)) from None
+            raise _invalid(mark, str(error)) from None
 
-    def alias(self, event: Any, mark: Mark) -> Node:
-        if event.anchor not in self.anchors:
-            raise _fault(mark, f"the alias '*{event.anchor}' has no anchor '&{event.anchor}' before it")
-        node = self.anchors[event.anchor]
-        if node is None:
-            raise _fault(mark, f"the alias '*{event.anchor}' stands inside its own anchor")
-        return node
-
-    def until(self, end: type) -> Iterator[Node]:
-        while not isinstance(event := next(self.events), end):
+    def items(self) -> Iterator[Node]:
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
             yield self.node(event)
 
     def pairs(self) -> dict[str, Node]:
+        """Return the values of a mapping by key. Its own keys win over merged ones; duplicates are collected."""
         own: dict[str, Node] = {}
         merged: dict[str, Node] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
@@ -203,33 +236,31 @@ class _Composer:
             name = self.key(event, mark)
             value = self.node(next(self.events))
             if name == "<<" and event.implicit[0]:
-                merged = {**_merge_source(value), **merged}
+                merged = {**_merged(value), **merged}
             elif name in own:
                 first = own[name].key
-                told = f"; first on line {first.line}" if first else ""
-                self.duplicates.append(Problem((), f"the key '{name}' is given twice{told}", str(mark)))
+                where = f"; first on line {first.line}" if first else ""
+                self.duplicates.append(Problem((), f"the key '{name}' is given twice{where}", str(mark)))
             else:
                 own[name] = replace(value, key=mark)
         return {**merged, **own}
 
     def key(self, event: Any, mark: Mark) -> str:
         if not isinstance(event, yaml.ScalarEvent):
-            raise _fault(mark, "a key must be a word")
+            raise _invalid(mark, "a key must be a word")
         if event.tag is not None or event.anchor is not None:
-            raise _fault(mark, "a key takes neither a tag nor an anchor")
+            raise _invalid(mark, "a key takes neither a tag nor an anchor")
         if character := control_character(event.value):
-            raise _fault(mark, f"the key has the control character {character}; write plain text")
+            raise _invalid(mark, f"the key has the control character {character}; write plain text")
         return str(event.value)
 
 
-def _merge_source(node: Node) -> dict[str, Node]:
-    """What `<<: *a` or `<<: [*a, *b]` brings; of several, the first wins."""
-    if isinstance(node.value, dict):
-        return node.value
-    if isinstance(node.value, tuple) and all(isinstance(item.value, dict) for item in node.value):
-        found: dict[str, Node] = {}
-        for item in node.value:
-            assert isinstance(item.value, dict)
-            found = {**item.value, **found}
-        return found
-    raise _fault(node.mark, "a merge key '<<' takes a mapping or a list of mappings")
+def _merged(node: Node) -> dict[str, Node]:
+    """Return the entries that `<<: *a` or `<<: [*a, *b]` adds to a mapping. Of several mappings the first wins."""
+    sources = node.value if isinstance(node.value, tuple) else (node,)
+    found: dict[str, Node] = {}
+    for source in sources:
+        if not isinstance(source.value, dict):
+            raise _invalid(node.mark, "a merge key '<<' takes a mapping or a list of mappings")
+        found = {**source.value, **found}
+    return found

@@ -1,7 +1,7 @@
-"""What a plain YAML scalar means, in the YAML 1.2 core manner, and how a value is written as a label.
+"""Plain YAML scalars as values, by the rules of YAML 1.2's core schema, and values as text.
 
-Only `true` and `false` are booleans (`on`, `off`, `yes`, `no` are words), `1e-3` is a number, `1:30:00` is a word,
-`010` is ten.
+Only `true` and `false` are booleans: `on`, `off`, `yes` and `no` are words. `1e-3` is a number, `1:30:00` is a word,
+and `010` is ten. PyYAML's own resolver follows YAML 1.1, where all of these differ.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MAX_DIGITS = 40
 
-# Booleans in YAML 1.1, words here; what the writer meant, for the error message.
+# Booleans in YAML 1.1 and words here, with the boolean that error messages suggest.
 WORDS_FOR_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
 def resolve(text: str) -> Scalar:
-    """The value of an unquoted scalar. Raises ValueError for a number of more than 40 digits."""
+    """Return the value of an unquoted scalar. Raises ValueError for an integer of more than 40 digits."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if text[0] not in "+-.0123456789":
         return text
-    if len(text) > MAX_DIGITS and (_INTEGER.fullmatch(text) or _HEXADECIMAL.fullmatch(text) or _OCTAL.fullmatch(text)):
-        raise ValueError(f"a number of {len(text)} digits is too long")
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _HEXADECIMAL.fullmatch(text) or _OCTAL.fullmatch(text):
-        return int(text, 0)
+    is_decimal = _INTEGER.fullmatch(text) is not None
+    if is_decimal or _HEXADECIMAL.fullmatch(text) or _OCTAL.fullmatch(text):
+        if len(text) > MAX_DIGITS:
+            raise ValueError(f"a number of {len(text)} digits is too long")
+        return int(text, 10 if is_decimal else 0)
     if _FLOAT.fullmatch(text):
         return float(text)
     if _SPECIAL.fullmatch(text):
@@ -47,7 +46,7 @@ def resolve(text: str) -> Scalar:
 
 
 def spelled(value: Scalar) -> str:
-    """A value as one would write it in the file: `none`, `true`, `0.001`, `pre`."""
+    """Return a value as it is written in a file: `none`, `true`, `0.001`, `pre`."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -56,10 +55,10 @@ def spelled(value: Scalar) -> str:
 
 
 def identity(label: Label) -> tuple[bool, Label]:
-    """What equal labels share, fit for a set: 1 and 1.0 are equal; true and the word '1' are neither."""
+    """Return a hashable that is equal for equal labels: for 1 and 1.0, but not for true or the word '1'."""
     return isinstance(label, bool), label
 
 
 def same(a: Label, b: Label) -> bool:
-    """Whether two labels are equal: 1 is 1.0, but not true and not the word '1'."""
+    """Return whether two labels are equal: 1 and 1.0 are, but 1 is neither true nor the word '1'."""
     return identity(a) == identity(b)
