@@ -12,12 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
 COLUMNS = 84
-FONT_FACES = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
+FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def drawn(command: list[str], columns: int = COLUMNS) -> str:
@@ -28,7 +27,7 @@ def drawn(command: list[str], columns: int = COLUMNS) -> str:
     console.print(Text.assemble(("$ ", "green"), (" ".join(command), "bold")))
     for line in done.stdout.rstrip().splitlines():
         console.print(Text.from_ansi(line), soft_wrap=False)
-    return console.export_svg(title=command[0], code_format=FONT_FACES.sub("", CONSOLE_SVG_FORMAT))
+    return FONT_FACES.sub("", console.export_svg(title=command[0]))
 
 
 if __name__ == "__main__":

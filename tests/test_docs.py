@@ -87,7 +87,12 @@ def make_targets() -> list[str]:
 
 
 def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    return script("hooks")
+
+
+def script(name: str) -> ModuleType:
+    """A file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -98,7 +103,17 @@ def test_readme_is_short_and_has_its_picture() -> None:
     assert len(text.splitlines()) <= 150
     picture = (ROOT / re.search(r"!\[.*?\]\((.*?\.svg)\)", text)[1]).read_text("utf-8")
     assert "gpas&#160;table&#160;quickstart&#160;--paper" in picture
-    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", picture), "the picture loads something"
+    assert_loads_nothing(picture)
+
+
+def test_a_picture_is_what_a_command_prints() -> None:
+    picture = script("picture").drawn([sys.executable, "-c", "print('\x1b[1m47.13\x1b[0m')"])
+    assert ">47.13</text>" in picture
+    assert_loads_nothing(picture)
+
+
+def assert_loads_nothing(picture: str) -> None:
+    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", picture)
 
 
 @pytest.mark.parametrize(
