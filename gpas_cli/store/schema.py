@@ -62,6 +62,8 @@ class ProjectRow(Base):
 
 
 class StageRow(Base):
+    """What is computed: a stage of a cell, with all settings (`cell`) and the stages it depends on (`parents`)."""
+
     __tablename__ = "stage"
 
     key: Mapped[str] = mapped_column(String(16), primary_key=True)
@@ -71,7 +73,9 @@ class StageRow(Base):
 
 
 class AttemptRow(Base):
-    """`created`, `started` and `ended` are unix times; NULL in a column means that no event has told it yet.
+    """One try at a stage: where and with what it ran, how it ended, and how much of its journal has been read.
+
+    `created`, `started` and `ended` are unix times. NULL in a column means that no event has reported it yet.
 
     `journal_mtime` (nanoseconds) and `journal_tail` (a checksum of the last bytes before `journal_offset`) show a
     journal that changed after it was read; NULL: read by revision 0001. `gone` is the unix time at which the run
@@ -121,6 +125,8 @@ class AttemptRow(Base):
 
 
 class MetricRow(Base):
+    """The final numbers of an attempt, such as `perplexity`, from the outcome in its journal."""
+
     __tablename__ = "metric"
 
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
@@ -129,7 +135,10 @@ class MetricRow(Base):
 
 
 class CurveRow(Base):
-    """Clustered on its key: a curve is one stretch of the file, and takes about 22 bytes a point."""
+    """Numbers by update, such as `loss` or `eval_perplexity`.
+
+    The table is clustered on its key: a curve is one stretch of the file, and takes about 22 bytes a point.
+    """
 
     __tablename__ = "curve"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
@@ -141,6 +150,9 @@ class CurveRow(Base):
 
 
 class LayerCurveRow(Base):
+    """Numbers by update and layer, such as `activation_variance`. `layer` is the index in the event's list, from 0: a
+    value after the last layer's is the final norm's."""
+
     __tablename__ = "layer_curve"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
 
