@@ -28,7 +28,7 @@ def theory_of(cell: Cell, *, force: bool = False) -> Theory:
         raise GpasError(f"--bounds needs torch, which cannot be imported: {error}") from error
     here = project()
     with working("computing the bounds") as show:
-        return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, tell=show)
+        return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, notify=show)
 
 
 def _checkpoints(cell: Cell) -> list[Path]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpas_cli.evaluate.card import Origin
-    from gpas_cli.evaluate.export import Exported
+    from gpas_cli.evaluate.card import TrainingOrigin
+    from gpas_cli.evaluate.export import ExportReport
     from gpas_cli.grid.entry import Entry
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")]
@@ -48,18 +48,18 @@ def export(
 
     Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
     """
-    from gpas_cli.evaluate.export import Wish
+    from gpas_cli.evaluate.export import ExportOptions
     from gpas_cli.evaluate.export import export as write
     from gpas_cli.state.outputs import text_of
 
     entry, here = find_cells([cell])[0], project()
     trained = _checkpoint(entry)
     text = text_of(trained)
-    wish = Wish(folder=folder, max_error=max_error, bundled=bundled, license_id=license_id)
+    options = ExportOptions(folder=folder, max_error=max_error, bundled=bundled, license_id=license_id)
     written = write(
         entry.cell,
         trained,
-        wish,
+        options,
         cache=here.cache,
         root=here.config.parent,
         tokenizer=text.get("tokenizer"),
@@ -87,24 +87,24 @@ def _checkpoint(entry: Entry) -> Path:
     raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
 
 
-def _origin(entry: Entry, trained: Path, text: Mapping[str, Any]) -> Origin:
+def _origin(entry: Entry, trained: Path, text: Mapping[str, Any]) -> TrainingOrigin:
     """Return the code version recorded by the attempt that wrote the checkpoint `trained`."""
-    from gpas_cli.evaluate.card import Origin
+    from gpas_cli.evaluate.card import TrainingOrigin
     from gpas_cli.store.rundir import AttemptDir
 
     attempt = AttemptDir(trained.parents[1]).read_attempt()
     git = attempt.get("git") or {}
     code, commit = str(attempt.get("code", "")), str(git.get("commit", ""))
-    return Origin(name=entry.id, code=code, commit=commit, dirty=bool(git.get("dirty")), text=text)
+    return TrainingOrigin(name=entry.id, code=code, commit=commit, dirty=bool(git.get("dirty")), text=text)
 
 
-def _facts(written: Exported) -> dict[str, object]:
+def _facts(written: ExportReport) -> dict[str, object]:
     from dataclasses import asdict
 
     return {**asdict(written), "checkpoint": str(written.checkpoint)}
 
 
-def _print(entry: Entry, folder: Path, written: Exported, max_error: float) -> None:
+def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float) -> None:
     from rich.text import Text
 
     measured = written.measured

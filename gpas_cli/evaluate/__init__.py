@@ -1,1 +1,1 @@
-"""What is asked of a trained network: stages after pretraining, each reading its parent's last checkpoint."""
+"""Evaluate and export trained networks from their checkpoints; bounds of the papers for untrained ones."""

@@ -1,39 +1,39 @@
-"""Upper bounds of the spectral norms of sub-layer Jacobians, from standard deviations (Spike No More, Takase et al.).
+"""Upper bounds on the spectral norms of sub-layer Jacobians, from standard deviations (Spike No More, Takase et al.).
 
-Symbols, as the paper's and in our networks:
+Symbols of the paper, and the corresponding parts of our networks:
 
     d, d_ffn, d_head, h, L   hidden size, feed-forward size, head size, heads, tokens in the sequence
     sigma_x, sigma_x'        standard deviation of the residual stream entering attention, the feed-forward network
     sigma_Q, K, V, O         of the attention's matrices q_proj, k_proj, v_proj, o_proj
-    sigma_1, sigma_2         of the feed-forward network's W_1 and W_2: gate_proj and down_proj; up_proj is W_1 if there
-                             is no gate_proj
+    sigma_1, sigma_2         of the feed-forward network's W_1 and W_2: gate_proj and down_proj; without a gate_proj,
+                             W_1 is up_proj
     sigma_V                  of SwiGLU's V: up_proj
-    s                        of what the module itself receives: 1 behind a norm of weight 1
+    s                        of the module's own input: 1 after a norm of weight 1
 
-What the bounds assume (Assumption 1, section 3): matrices and stream are independent, normal, of mean 0. A matrix of
-shape (n, m) then has the spectral norm sigma (sqrt(n) + sqrt(m)) and a stream vector the length sigma_x sqrt(d), so
-that a norm's Jacobian has the spectral norm 1 / sigma_x (equations 14 and 22). These are estimates for wide networks,
-not inequalities that hold for every draw; the products of norms leave so much room that the bounds hold all the same.
-The paper drops z z^T / d from a norm's Jacobian because its entries are small. Its spectral norm is not: it is 1. But
-I - z z^T / d is a projection, of spectral norm 1 as well, so that the norm in (14) is right.
+Assumption 1 (section 3): matrices and stream are independent and normal with mean 0. A matrix of shape (n, m) then has
+the spectral norm sigma (sqrt(n) + sqrt(m)) and a stream vector the length sigma_x sqrt(d), so a norm's Jacobian has the
+spectral norm 1 / sigma_x (equations 14 and 22). These are estimates for wide networks rather than inequalities for
+every draw, but the products of norms leave enough room for the bounds to hold. The paper drops z z^T / d from a norm's
+Jacobian because its entries are small. Its spectral norm is 1, which is not small; but I - z z^T / d is a projection,
+whose spectral norm is 1 as well, so the norm in (14) is right.
 
-How the text is read where it leaves a choice:
+Where the paper leaves a choice:
 
-- Equation (15) takes the activation for the identity. Figure 2 plots it although the networks there have another one.
-  For SwiGLU it is computed the same way, with W_1 = gate_proj: comparable with the figure, but no bound; (44) is it.
+- Equation (15) takes the identity as activation. Figure 2 plots it for networks with another activation. For SwiGLU we
+  compute it with W_1 = gate_proj, for comparison with the figure. It is then not a bound; (44) is.
 - (44) bounds two diagonal matrices by the expected maximum of d_ffn normal variables (37, 41): of one token, and
   without absolute values. log is the natural logarithm, and 2.1 = 1.1 (largest slope of SiLU) + 1.
-- (20) leaves ||J^Z|| to appendix G. Its equation (75) assumes that every token attends to all L alike (A = 1/L), and
-  one sigma for Q, K and V. Ours are measured one by one: sigma^3 -> sigma_Q sigma_K sigma_V, sigma -> sigma_V. Our
-  attention is causal: token t attends to t tokens, and averaging then has a norm of up to 2 instead of 1. The room left
-  by the sum over heads and by the products of norms is larger than what this lacks.
-- In (65) and (66) index l is left over behind a sum over l, and the factor delta_kj of the last part is lost. Both only
-  make the bound larger; the lost delta is why (75) grows with sqrt(L).
-- (68) adds up D_l v_l^T as if D_l and v_l were independent, although both are linear in x_l. That does up to L of a
-  few times d; for longer sequences the sum is larger than assumed and grows with L instead of sqrt(L).
+- (20) refers to appendix G for ||J^Z||. Its equation (75) assumes that every token attends to all L equally (A = 1/L)
+  and one sigma for Q, K and V. We measure each sigma: sigma^3 -> sigma_Q sigma_K sigma_V, sigma -> sigma_V. Our
+  attention is causal: token t attends to t tokens, and averaging then has a norm of up to 2 instead of 1. The sum over
+  heads and the products of norms leave more room than that factor.
+- In (65) and (66) index l remains outside a sum over l, and the factor delta_kj of the last part is missing. Both only
+  make the bound larger; the missing delta is why (75) grows with sqrt(L).
+- (68) sums D_l v_l^T as if D_l and v_l were independent, although both are linear in x_l. This is adequate for L up to
+  a few times d; for longer sequences the sum is larger than assumed and grows with L instead of sqrt(L).
 - The weight of a norm, or the multiplier of LNS (1 in the paper), multiplies both 1 / sigma_x and s. (43) has s as a
   factor; in (75) it enters squared, through D_l v_l^T and E_k v_l^T.
-- Layers that are not x + f(N(x)) are bounded by the paper's reasoning, part by part (`Surroundings.bound`).
+- Layers other than x + f(N(x)) are bounded by the same reasoning, part by part (`Surroundings.bound`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SILU_SLOPE = 1.1
 
 
 @dataclass(frozen=True)
-class FeedForward:
-    """Standard deviations and shape of a feed-forward network; `sigma_v` is None where it has no gate."""
+class FeedForwardSigmas:
+    """Standard deviations and shape of a feed-forward network; `sigma_v` is None without a gate."""
 
     d: int
     d_ffn: int
@@ -60,11 +60,11 @@ class FeedForward:
         return (math.sqrt(self.d) + math.sqrt(self.d_ffn)) ** 2
 
     def identity(self) -> float:
-        """Bound of the network's Jacobian with the identity as activation, equation (11)."""
+        """Return the bound of the Jacobian with the identity as activation, equation (11)."""
         return self.sigma_1 * self.sigma_2 * self.c_ffn
 
     def swiglu(self, s: float = 1.0) -> float | None:
-        """Bound of the SwiGLU's Jacobian, equation (43); None for a network that is none."""
+        """Return the bound of a SwiGLU's Jacobian, equation (43); None for other networks."""
         if self.sigma_v is None:
             return None
         c_swiglu = (SILU_SLOPE + 1) * self.c_ffn * math.sqrt(2 * self.d * math.log(self.d_ffn))
@@ -72,8 +72,8 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Standard deviations and shape of a self-attention over `length` tokens."""
+class AttentionSigmas:
+    """Standard deviations and shape of self-attention over `length` tokens."""
 
     d: int
     heads: int
@@ -84,7 +84,7 @@ class Attention:
     sigma_o: float
 
     def heads_jacobian(self, s: float = 1.0) -> float:
-        """Bound of ||J^Z||, equation (75)."""
+        """Return the bound of ||J^Z||, equation (75)."""
         d_head = self.d // self.heads
         root = math.sqrt(self.length)
         scores = (root + 2 + 1 / root) * self.sigma_q * self.sigma_k * self.sigma_v * math.sqrt(self.d**3 * d_head)
@@ -92,16 +92,16 @@ class Attention:
         return self.heads * (s**2 * scores + values)
 
     def jacobian(self, s: float = 1.0) -> float:
-        """Bound of the attention's Jacobian, equation (19): sigma_O C_Attn."""
+        """Return the bound of the attention's Jacobian, equation (19): sigma_O C_Attn."""
         return self.sigma_o * 2 * math.sqrt(self.d) * self.heads_jacobian(s)
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around a module in the residual formula, as factors of spectral norms.
+    """The parts around a module in the residual formula, as factors of spectral norms.
 
-    `in_norm`, `branch_norm`, `out_norm`: gain / sigma of a norm's input, equation (14); 1 for a norm that is not there.
-    `gates`: 1 for a slot that is empty or whose gate stops the gradient, else |1 - act(alpha)|.
+    `in_norm`, `branch_norm`, `out_norm`: gain / sigma of the norm's input, equation (14); 1 for an absent norm.
+    `gates`: 1 for an empty slot or a gate with stop-gradient, else |1 - act(alpha)|.
     """
 
     in_norm: float = 1.0
@@ -111,7 +111,7 @@ class Surroundings:
     gates: tuple[tuple[str, float], ...] = ()
 
     def bound(self, module: float) -> float:
-        """Bound of the sub-layer's Jacobian given its module's: sub-additivity and sub-multiplicativity, nothing else.
+        """Return the bound of a sub-layer's Jacobian, given its module's, by sub-additivity and sub-multiplicativity.
 
         For x + f(N(x)) it is 1 + module / sigma_x: equation (9), (17), and thus (15), (20), (44).
         """
@@ -121,17 +121,17 @@ class Surroundings:
         return gate.get("out", 1.0) * self.out_norm * gate.get("sum", 1.0) * total * gate.get("entry", 1.0)
 
 
-def identity_bound(network: FeedForward, sigma_x: float) -> float:
-    """Equation (15): 1 + sigma_1 sigma_2 / sigma_x' C_ffn."""
+def identity_bound(network: FeedForwardSigmas, sigma_x: float) -> float:
+    """Return equation (15): 1 + sigma_1 sigma_2 / sigma_x' C_ffn."""
     return Surroundings(in_norm=1 / sigma_x).bound(network.identity())
 
 
-def swiglu_bound(network: FeedForward, sigma_x: float) -> float | None:
-    """Equation (44): 1 + sigma_V sigma_1 sigma_2 / sigma_x' C_swiglu; None for a network without a gate."""
+def swiglu_bound(network: FeedForwardSigmas, sigma_x: float) -> float | None:
+    """Return equation (44): 1 + sigma_V sigma_1 sigma_2 / sigma_x' C_swiglu; None for a network without a gate."""
     module = network.swiglu()
     return None if module is None else Surroundings(in_norm=1 / sigma_x).bound(module)
 
 
-def attention_bound(attention: Attention, sigma_x: float) -> float:
-    """Equation (20): 1 + sigma_O / sigma_x C_Attn, with ||J^Z|| of equation (75)."""
+def attention_bound(attention: AttentionSigmas, sigma_x: float) -> float:
+    """Return equation (20): 1 + sigma_O / sigma_x C_Attn, with ||J^Z|| of equation (75)."""
     return Surroundings(in_norm=1 / sigma_x).bound(attention.jacobian())

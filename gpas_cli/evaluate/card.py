@@ -1,4 +1,4 @@
-"""The model card of an exported network: README.md, as the Hugging Face hub reads it. No torch."""
+"""Write the model card of an exported network: a README.md for the Hugging Face hub. No torch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a network comes from: the cell's name, and the version of the code and the git commit that trained it."""
+class TrainingOrigin:
+    """The cell's name, and the version of the code and the git commit that trained the network."""
 
     name: str = ""
     code: str = ""
     commit: str = ""
     dirty: bool = False
-    text: Mapping[str, Any] = field(default_factory=dict)  # what the training journalled about its text
+    text: Mapping[str, Any] = field(default_factory=dict)  # the journalled facts about the text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the card says of the exported weights. `perplexity` is that of the exported network on `tokens` held-out
-    tokens, None where there was no text; `code` is whether the folder has a modeling_gpas.py, `local_text`
-    whether the cell's text lies on this machine rather than on the hub."""
+    """Facts about the exported weights. `perplexity` is measured on `tokens` held-out tokens, None if the text was not
+    available; `code`: whether the folder has a modeling_gpas.py; `local_text`: whether the cell's text is a file of
+    this machine rather than a data set of the hub."""
 
     step: int
     steps: int
@@ -51,14 +51,14 @@ class Facts:
 
 
 def check_license(name: str) -> str:
-    """`name` as the hub writes licences, "" for none. Raises GpasError for what cannot be the id of one."""
+    """Return `name` in the hub's spelling of licences, "" for none. Raises GpasError if it cannot be a licence id."""
     if name and not _LICENSE.fullmatch(name):
-        raise GpasError(f"--license: '{name}' is no id of a licence; write for example apache-2.0, mit or cc-by-4.0")
+        raise GpasError(f"--license: '{name}' is not the id of a licence, such as apache-2.0, mit or cc-by-4.0")
     return name.lower()
 
 
-def card(cell: Cell, origin: Origin, facts: Facts, folder: Path, license_id: str = "") -> str:
-    """The text of README.md for the export of `cell` in `folder`."""
+def card(cell: Cell, origin: TrainingOrigin, facts: Facts, folder: Path, license_id: str = "") -> str:
+    """Return the text of README.md for the export of `cell` to `folder`."""
     title = f"{cell.model.norm.title}{' + GPAS' if cell.model.gate else ''}, {facts.parameters:,} parameters"
     sections = {
         f"# {title}": _summary(cell, origin),
@@ -85,18 +85,18 @@ def _front_matter(cell: Cell, facts: Facts, license_id: str) -> dict[str, Any]:
 
 
 def _datasets(data: Data) -> list[str]:
-    """The data sets of the hub that the text comes from."""
+    """Return the data sets on the hub that the text comes from."""
     if data.source == "c4":
         return ["allenai/c4"]
     on_hub = data.source == "hf" and _REPOSITORY.fullmatch(data.path) and not data.path.endswith((".json", ".csv"))
     return [data.path] if on_hub else []
 
 
-def _summary(cell: Cell, origin: Origin) -> str:
+def _summary(cell: Cell, origin: TrainingOrigin) -> str:
     name = f"Cell `{one_line(origin.name)}`, key" if origin.name else "Key"
     return (
         f"A language model trained with gpas_cli {__version__}. "
-        f"{name} `{cell.trained.key}`; `gpas.json` has its whole configuration."
+        f"{name} `{cell.trained.key}`; `gpas.json` has its complete configuration."
     )
 
 
@@ -120,13 +120,15 @@ def _network(cell: Cell, facts: Facts) -> str:
     form = (
         "its own code" if facts.code else "plain LLaMA: scales, gates and embedding stages are folded into the weights"
     )
-    words = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
+    legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
     equations = "\n".join(description(cell.model))
-    return f"As it was trained:\n\n```text\n{equations}\n```\n\n{words} This folder has it as {form}."
+    return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."
 
 
-def _training(cell: Cell, origin: Origin, facts: Facts) -> dict[str, str]:
-    data, optim, text = cell.data, cell.optim, origin.text
+def _training(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]:
+    data = cell.data
+    optim = cell.optim
+    text = origin.text
     commit = f"`{origin.commit}`{' with local changes' if origin.dirty else ''}" if origin.commit else ""
     source = f"{data.source}{f' `{one_line(data.path)}`' if data.path else ''}"
     return {
@@ -145,7 +147,7 @@ def _training(cell: Cell, origin: Origin, facts: Facts) -> dict[str, str]:
 
 def _evaluation(facts: Facts) -> str:
     if facts.perplexity is None:
-        return "Not evaluated: the held-out text was not there when the network was exported."
+        return "Not evaluated: the held-out text was not available at export."
     where = f"the first {facts.tokens:,} tokens of the held-out text"
     return f"Perplexity {facts.perplexity:.6g} on {where}, measured with these weights."
 
@@ -153,7 +155,7 @@ def _evaluation(facts: Facts) -> str:
 def _license(license_id: str) -> str:
     if license_id:
         return f"`{license_id}`"
-    return "None has been chosen. `gpas export --license ID` writes one; the text's licence may bind the weights, too."
+    return "Not chosen. `gpas export --license ID` sets one; the licence of the text may also apply to the weights."
 
 
 def _bullets(facts: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A cell's checkpoint as a folder for `transformers`, with the error of folding measured before anything is written."""
+"""Export a cell's checkpoint as a folder for `transformers`, after measuring the error of folding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpas_cli import __version__
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.card import Facts, Origin, card, check_license
+from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
 from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
 from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.llama import Llama, build
@@ -29,17 +29,17 @@ from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import prepare_text
 
-MAX_ERROR = 1e-3
+MAX_ERROR = 1e-3  # of logits, relative to the largest
 HELD_OUT_TOKENS = 4096
 RANDOM_ROWS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """How the exported network compares with the cell's, both in float32.
+class Comparison:
+    """The exported network compared with the cell's, both in float32.
 
-    The errors are max |difference| / max |logit|; None where there was nothing to compare: no held-out text, or a
-    network exported as it is. A perplexity is None without held-out text and where it is no finite number.
+    The errors are max |difference| / max |logit|; None without held-out text, or if the network is exported unchanged.
+    A perplexity is None without held-out text, or if it is not finite.
     """
 
     random_error: float | None = None
@@ -50,12 +50,12 @@ class Measured:
 
     @property
     def worst(self) -> float:
-        """The larger error; not a number if one is not."""
+        """The larger error; NaN if one is NaN."""
         return _largest(error for error in (0.0, self.random_error, self.held_out_error) if error is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class ExportReport:
     """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates."""
 
     form: str
@@ -65,13 +65,13 @@ class Exported:
     steps: int
     parameters: int
     dtype: str
-    measured: Measured
+    measured: Comparison
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What is asked of an export: where to, the largest error of folding, and whether to bundle in any case."""
+class ExportOptions:
+    """The target folder, the largest error of folding, and whether to export the code even if folding is possible."""
 
     folder: Path
     max_error: float = MAX_ERROR
@@ -82,36 +82,38 @@ class Wish:
 def export(
     cell: Cell,
     trained: Path,
-    wish: Wish,
+    options: ExportOptions,
     *,
     cache: Path,
     root: Path,
     tokenizer: str | None,
     notify: Callable[[str], None],
-    origin: Origin | None = None,
-) -> Exported:
-    """Write the network of `trained`, the checkpoint of the cell's last training stage, to `wish.folder`.
+    origin: TrainingOrigin | None = None,
+) -> ExportReport:
+    """Export the network of `trained`, the checkpoint of the cell's last training stage, to `options.folder`.
 
-    `tokenizer` is the identity of the one it was trained with, if known; `origin` is for the model card. Raises
-    GpasError when the checkpoint is damaged, the folder in the way, the licence no id, or the error of folding above
-    `wish.max_error`; nothing is written then.
+    `tokenizer` is the identity of the tokenizer in training, if known; `origin` is for the model card. Writes nothing
+    and raises GpasError if the checkpoint is damaged, the folder is not empty, the licence is not an id, or the error
+    of folding exceeds `options.max_error`.
     """
-    check_target(wish.folder)
-    check_license(wish.license_id)
+    check_target(options.folder)
+    check_license(options.license_id)
     if cell.model.family != Family():
-        raise GpasError("networks of another family than llama cannot be exported by this version")
+        raise GpasError("only networks of the family llama can be exported")
     corpus, notes = _text(cell, cache, root, tokenizer, notify)
     network, step = _load(cell, trained)
-    reason = "--bundled asks for it" if wish.bundled else obstacle(cell.model)
+    reason = "--bundled was given" if options.bundled else obstacle(cell.model)
     if reason:
-        make_files, measured = bundled_files, _measure(cell, network, None, corpus)
+        make_files = bundled_files
+        measured = _measure(cell, network, None, corpus)
     else:
-        # Weights kept in bfloat16 are folded and compared in float32, lest rounding them again hide what folding does.
+        # bfloat16 weights are folded and compared in float32, so that rounding does not hide the error of folding.
         ours = network.float()
         network = fold(ours)
-        make_files, measured = llama_files, _measure(cell, ours, network, corpus)
-        _refuse_above(wish.max_error, measured)
-    written = Exported(
+        make_files = llama_files
+        measured = _measure(cell, ours, network, corpus)
+        _refuse_above(options.max_error, measured)
+    written = ExportReport(
         form="bundled" if reason else "llama",
         reason=reason,
         checkpoint=trained,
@@ -125,13 +127,15 @@ def export(
     tokens, tokenizer_files = _tokens(cell, corpus)
     about = {
         "gpas.json": _origin(cell, written),
-        "README.md": _card(cell, wish, written, origin or Origin(), root, bool(tokenizer_files)),
+        "README.md": _card(cell, options, written, origin or TrainingOrigin(), root, bool(tokenizer_files)),
     }
-    write_folder(wish.folder, network, {**make_files(network, tokens), **tokenizer_files, **about})
+    write_folder(options.folder, network, {**make_files(network, tokens), **tokenizer_files, **about})
     return written
 
 
-def _card(cell: Cell, wish: Wish, written: Exported, origin: Origin, root: Path, tokenizer: bool) -> str:
+def _card(
+    cell: Cell, options: ExportOptions, written: ExportReport, origin: TrainingOrigin, root: Path, tokenizer: bool
+) -> str:
     measured = written.measured
     facts = Facts(
         step=written.step,
@@ -144,46 +148,47 @@ def _card(cell: Cell, wish: Wish, written: Exported, origin: Origin, root: Path,
         tokens=measured.held_out_tokens,
         local_text=bool(cell.data.path) and (root / cell.data.path).exists(),
     )
-    return card(cell, origin, facts, wish.folder, check_license(wish.license_id))
+    return card(cell, origin, facts, options.folder, check_license(options.license_id))
 
 
 def _text(
     cell: Cell, cache: Path, root: Path, tokenizer: str | None, notify: Callable[[str], None]
 ) -> tuple[Corpus | None, list[str]]:
-    """The text the cell was trained on, if it can be had, and what has to be said about it."""
+    """Return the text the cell was trained on, None if it is unavailable, and notes for the user."""
     try:
         corpus = prepare_text(cell, cache, root, notify=notify)
     except DataError as error:
         return None, [f"no held-out text, no tokenizer exported: {error}"]
     if tokenizer is not None and corpus.tokenizer.identity != tokenizer:
-        # Ids of another tokenizer mean other words: better none than a wrong one.
-        names = f"{tokenizer[:12]}, not with {corpus.tokenizer.identity[:12]}, which the text here gives"
+        # The ids of another tokenizer stand for other words.
+        names = f"{tokenizer[:12]}, but the text on this machine has {corpus.tokenizer.identity[:12]}"
         return None, [f"no held-out text, no tokenizer exported: the cell was trained with tokenizer {names}"]
     return corpus, []
 
 
 def _load(cell: Cell, trained: Path) -> tuple[Llama, int]:
-    """The trained network in the dtype it was trained in, and the updates it has had."""
+    """Return the trained network in the dtype of its training, and its number of updates."""
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
     try:
         return network, checkpoint.load(trained, cell.trained.key, network, None).step
     except DamagedCheckpoint as error:
-        raise GpasError(f"{error}; delete it, and an older one is exported") from error
+        raise GpasError(f"{error}; delete it to export an older one") from error
 
 
-def _measure(cell: Cell, ours: Llama, exported: Llama | None, corpus: Corpus | None) -> Measured:
-    """Both networks on random ids and on the head of the held-out text; `exported` is None where it is `ours`."""
+def _measure(cell: Cell, ours: Llama, exported: Llama | None, corpus: Corpus | None) -> Comparison:
+    """Compare both networks on random ids and on the start of the held-out text; `exported` is None if unchanged."""
     error = None if exported is None else logit_difference(ours, exported, _random_ids(cell, ours))
     if corpus is None:
-        return Measured(random_error=error)
-    score, others = _score(cell, ours, corpus), None if exported is None else _score(cell, exported, corpus)
-    return Measured(
+        return Comparison(random_error=error)
+    score = _score(cell, ours, corpus)
+    exported_score = None if exported is None else _score(cell, exported, corpus)
+    return Comparison(
         random_error=error,
         held_out_error=None if exported is None else _held_out_error(cell, ours, exported, corpus),
         held_out_tokens=int(score["tokens"]),
         perplexity=_finite(score["perplexity"]),
-        exported_perplexity=_finite(others["perplexity"]) if others else None,
+        exported_perplexity=_finite(exported_score["perplexity"]) if exported_score else None,
     )
 
 
@@ -213,40 +218,43 @@ def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
 
 
 def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:
-    device, rows = ours.model.embed_tokens.weight.device, micro_batch_rows(cell, _precision(ours))
+    device = ours.model.embed_tokens.weight.device
+    rows = micro_batch_rows(cell, _precision(ours))
     tokens = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus, rows))
     return _largest([logit_difference(ours, exported, ids) for ids in tokens])
 
 
 def _largest(errors: Iterable[float]) -> float:
-    """The largest error, or not a number if one is not."""
+    """Return the largest error, NaN if one is NaN."""
     return max(errors, key=lambda error: (error != error, error))
 
 
-def _refuse_above(bound: float, measured: Measured) -> None:
-    # Written so that an error that is not a number is refused too.
+def _refuse_above(bound: float, measured: Comparison) -> None:
+    # "not <=" rather than ">", so that NaN is refused too.
     if not measured.worst <= bound:
         raise GpasError(
-            f"as plain LLaMA weights this network's logits change by {measured.worst:.2g} of the largest one, more "
-            f"than --max-error {bound:g}: its gates scale the stream so far that the norms' eps counts; "
-            "--bundled exports it exactly, with its own code"
+            f"folding into plain LLaMA weights changes the logits by {measured.worst:.2g} of the largest one, more "
+            f"than --max-error {bound:g}: the gates scale the stream so much that the norms' eps matters; "
+            "--bundled exports the network exactly, with its own code"
         )
 
 
 def _tokens(cell: Cell, corpus: Corpus | None) -> tuple[dict[str, int | None], dict[str, str]]:
-    """What config.json says of token ids and row length, and the tokenizer's files. A row has no start token."""
+    """Return the token ids and row length for config.json, and the tokenizer's files. Rows have no start token."""
     length = cell.data.length
     if corpus is None:
-        ids, files = dict[str, int](), dict[str, str]()
+        ids = dict[str, int]()
+        files = dict[str, str]()
     else:
-        ids, files = corpus.tokenizer.special_ids(), corpus.tokenizer.transformers_files(length)
+        ids = corpus.tokenizer.special_ids()
+        files = corpus.tokenizer.transformers_files(length)
     named = {f"{name}_id": ids.get(name) for name in ("bos_token", "eos_token", "pad_token")}
     return {"max_position_embeddings": length, **named}, files
 
 
-def _origin(cell: Cell, written: Exported) -> str:
-    """gpas.json: where the network comes from and how well it was folded."""
-    # A path below `runs`: the folder is made to be given away.
+def _origin(cell: Cell, written: ExportReport) -> str:
+    """Return gpas.json: the origin of the network and the error of folding."""
+    # Only the path below `runs`: the folder may be published.
     facts = {**asdict(written), "checkpoint": "/".join(written.checkpoint.parts[-5:])}
     whole = {"gpas_cli": __version__, "stage": cell.trained.key, **facts, "cell": cell.to_mapping()}
     return json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"

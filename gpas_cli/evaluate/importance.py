@@ -1,4 +1,4 @@
-"""Layer importance: what the network loses when one layer is taken out (GPAS, section 5.5; here in nats per token)."""
+"""Layer importance: the rise of the loss when one layer is removed (GPAS, section 5.5; here in nats per token)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpas_cli.train.run import prepare_text, record_verified
 
 @contextmanager
 def without_layer(network: Llama, layer: int) -> Iterator[None]:
-    """The network with layer `layer` = 0..layers-1 taken out: the stream passes by unchanged."""
+    """Remove layer `layer` = 0..layers-1 inside the context: the stream is unchanged there."""
     whole = network.model.layers
     network.model.layers = nn.ModuleList(block for i, block in enumerate(whole) if i != layer)
     try:
@@ -36,9 +36,9 @@ def without_layer(network: Llama, layer: int) -> Iterator[None]:
 def measure(
     cell: Cell, trained: Path, cache: Path, root: Path, emit: Emit, stop: Stop, world: World = ALONE
 ) -> Outcome:
-    """Validation loss without each layer in turn, minus the loss of the whole network. Collective.
+    """Measure the validation loss without each layer, minus the loss of the whole network. Collective.
 
-    `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint when it is not sound.
+    `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint if it is damaged.
     """
     assert cell.importance is not None
     emit = emit if world.leads else silent

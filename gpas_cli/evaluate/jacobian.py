@@ -1,4 +1,4 @@
-"""What the bounds speak of, measured: standard deviations, spectral norms and gradients of a network's sub-layers."""
+"""Measure the quantities in the bounds: standard deviations, spectral norms and gradients of sub-layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.bounds import Attention, FeedForward, Surroundings
+from gpas_cli.evaluate.bounds import AttentionSigmas, FeedForwardSigmas, Surroundings
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.probe import observed_inputs
@@ -23,8 +23,8 @@ LANCZOS_STEPS = 24
 
 
 def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = LANCZOS_STEPS) -> float:
-    """The largest singular value of f's Jacobian at x, by Lanczos on J^T J: from below, and exact once `steps` reaches
-    the number of elements of x. Stop-gradients count as autograd counts them."""
+    """Return the largest singular value of f's Jacobian at x, by Lanczos on J^T J: a lower bound, exact once `steps`
+    reaches the number of elements of x. Stop-gradients count as in autograd."""
     with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that can be differentiated twice
         x = x.detach().requires_grad_()
         y = f(x)
@@ -40,7 +40,7 @@ def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = LANCZOS
 
 
 def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int) -> float:
-    """Lanczos with full reorthogonalisation for a symmetric operator on tensors shaped like `like`."""
+    """Return the largest eigenvalue of a symmetric operator on tensors shaped like `like`, by Lanczos."""
     steps = min(steps, like.numel())
     basis = like.new_zeros(steps + 1, like.numel())
     start = torch.randn(like.numel(), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
@@ -61,32 +61,32 @@ def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: 
 
 
 @contextmanager
-def seen_by(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
-    """The input of each of `modules` in the forward pass inside the context."""
+def module_inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Collect the input of each of `modules` in the forward pass inside the context."""
     seen: dict[nn.Module, Tensor] = {}
     with observed_inputs(modules, seen.__setitem__):
         yield seen
 
 
 def deviation(x: Tensor) -> float:
-    """Standard deviation around 0, as Assumption 1 has it, over all tokens and features together."""
+    """Return the standard deviation around 0 (Assumption 1) over all tokens and features."""
     return x.square().mean().sqrt().item()
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What stands around a module, and s, the standard deviation of what the module receives."""
+    """The parts around a module, and s, the standard deviation of the module's input."""
 
     around: Surroundings
     s: float
 
 
 def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
-    """The sub-layer's surroundings when the stream is `x`: with one sigma per place, over all tokens as the paper has
-    it, and with the sigma of the worst token. A spectral norm over a sequence is no less than that of any token."""
+    """Return the surroundings of a sub-layer for the stream `x`, with sigmas over all tokens, as in the paper, and
+    with those of the worst token. A spectral norm over a sequence is at least that of any token."""
     residual = sublayer.residual
     norms = (residual.in_norm, residual.branch_norm, residual.out_norm)
-    with torch.no_grad(), seen_by([*norms, sublayer.module]) as seen:
+    with torch.no_grad(), module_inputs([*norms, sublayer.module]) as seen:
         sublayer.apply(x)
     gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, Gate))
 
@@ -100,7 +100,7 @@ def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
 
 
 def _norm_factor(norm: nn.Module, square: Tensor) -> float:
-    """Largest gain over the deviation of the norm's input, given its square; 1 where there is no norm."""
+    """Return the largest gain over the deviation of the norm's input, given its square; 1 without a norm."""
     if isinstance(norm, nn.Identity):
         return 1.0
     gain = norm.get_parameter("weight").abs().max().item() * getattr(norm, "scale", 1.0)
@@ -111,19 +111,20 @@ def _gate_factor(gate: Gate) -> float:
     return 1.0 if gate.stop_gradient else abs(1 - gate.value().item())
 
 
-def attention_numbers(module: nn.Module, size: Size, length: int) -> Attention:
-    """The measured standard deviations of an attention's matrices."""
+def attention_numbers(module: nn.Module, size: Size, length: int) -> AttentionSigmas:
+    """Return the measured standard deviations of an attention's matrices."""
     sigmas = [_sigma(module, f"{name}_proj") for name in ("q", "k", "v", "o")]
-    return Attention(size.hidden, size.heads, length, *sigmas)
+    return AttentionSigmas(size.hidden, size.heads, length, *sigmas)
 
 
-def feed_forward_numbers(module: nn.Module, size: Size) -> FeedForward:
-    """The measured standard deviations of a feed-forward network's matrices; W_1 of a SwiGLU is its gate_proj."""
+def feed_forward_numbers(module: nn.Module, size: Size) -> FeedForwardSigmas:
+    """Return the measured standard deviations of a feed-forward network's matrices; SwiGLU's W_1 is gate_proj."""
     names = {name for name, _ in module.named_children()}
-    first, second = _sigma(module, "up_proj"), _sigma(module, "down_proj")
+    up = _sigma(module, "up_proj")
+    down = _sigma(module, "down_proj")
     if "gate_proj" not in names:
-        return FeedForward(size.hidden, size.ffn, first, second)
-    return FeedForward(size.hidden, size.ffn, _sigma(module, "gate_proj"), second, sigma_v=first)
+        return FeedForwardSigmas(size.hidden, size.ffn, up, down)
+    return FeedForwardSigmas(size.hidden, size.ffn, _sigma(module, "gate_proj"), down, sigma_v=up)
 
 
 def _sigma(module: nn.Module, name: str) -> float:
@@ -131,14 +132,14 @@ def _sigma(module: nn.Module, name: str) -> float:
 
 
 def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, SubLayer, Tensor, Tensor]]:
-    """Per layer: attention, feed-forward network, and the stream (1, time, hidden) that enters each.
+    """Yield attention, feed-forward network, and the input stream (1, time, hidden) of each, for every layer.
 
-    tokens: (1, time). Raises GpasError for layers that are not their two sub-layers one after the other.
+    tokens: (1, time). Raises GpasError for layers that are not the composition of their two sub-layers.
     """
     decoder = network.model
-    with torch.no_grad(), seen_by([*decoder.layers, decoder.norm]) as seen:
+    with torch.no_grad(), module_inputs([*decoder.layers, decoder.norm]) as seen:
         decoder(tokens)
-        entering = [seen[place] for place in (*decoder.layers, decoder.norm)]
+        entering = [seen[module] for module in (*decoder.layers, decoder.norm)]
         positions = decoder.positions(entering[0])
     for layer, x, y in zip(decoder.layers, entering, entering[1:], strict=False):
         assert isinstance(layer, Block)
@@ -146,23 +147,23 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
         with torch.no_grad():
             middle = attention.apply(x)
             if not torch.allclose(feed_forward.apply(middle), y):
-                raise GpasError("the bounds know only layers that are attention and then a feed-forward network")
+                raise GpasError("the bounds apply only to layers of attention followed by a feed-forward network")
         yield attention, feed_forward, x, middle
 
 
 def stream_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> list[Tensor]:
-    """The loss's gradient with respect to the stream entering every layer and the final norm: layers + 1 tensors of
-    shape (1, time, hidden). tokens, targets: (1, time); the loss is the mean over all targets, in nats."""
+    """Return the loss's gradient with respect to the stream entering every layer and the final norm: layers + 1 tensors
+    of shape (1, time, hidden). tokens, targets: (1, time); the loss is the mean over all targets, in nats."""
     entering: list[Tensor] = []
 
     def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        # A leaf in place of the embedding, so that frozen embeddings do not matter.
+        # A leaf instead of the embedding's output, so that gradients exist for frozen embeddings too.
         x = args[0] if entering else args[0].detach().requires_grad_()
         entering.append(x)
         return (x, *args[1:])
 
-    places = [*network.model.layers, network.model.norm]
-    handles = [place.register_forward_pre_hook(keep) for place in places]
+    modules = [*network.model.layers, network.model.norm]
+    handles = [module.register_forward_pre_hook(keep) for module in modules]
     try:
         loss = F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten())
     finally:

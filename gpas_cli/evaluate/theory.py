@@ -1,4 +1,4 @@
-"""The papers' theory for one cell at initialisation, in float64: bounds beside what they bound, layer by layer."""
+"""The papers' theory for one cell at initialisation, in float64: bounds and measured norms, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpas_cli.data.loader import Batches
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.bounds import FeedForward
+from gpas_cli.evaluate.bounds import FeedForwardSigmas
 from gpas_cli.evaluate.jacobian import (
     Reading,
     attention_numbers,
@@ -34,18 +34,18 @@ from gpas_cli.train.precision import choose_device
 from gpas_cli.train.run import prepare_text
 from gpas_cli.words import byte_size
 
-# Tokens that are measured: the reference's row. Attention's bound and its Jacobian depend on their number.
+# Measured tokens: a row of the reference. Attention's bound and its Jacobian depend on their number.
 TOKENS = 256
-# Built in float32, then turned into float64 beside it.
+# Built in float32 (4) and then copied to float64 (8).
 BYTES_PER_PARAMETER = 12
-# What a CPU thread does in a second: parameters of layers, times tokens, whose spectral norms it finds. Assumed.
+# Assumed speed of a CPU thread: parameters of layers, times tokens, whose spectral norms it computes per second.
 THREAD_RATE = 1.2e8
-PATIENCE = 120.0
+MAX_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row of text: tokens and their successors, shape (1, time), and where they come from."""
+    """One row of text: tokens and their successors, shape (1, time), and their origin."""
 
     tokens: Tensor
     targets: Tensor
@@ -55,8 +55,8 @@ class Sample:
 @dataclass(frozen=True)
 class SubLayerBound:
     """One sub-layer. `bound`: equation (20), (44), or (15) for a feed-forward network without a gate, for a stream of
-    standard deviation `stream_std`; `worst`: the same for the token it is largest for; `norm`: the measured spectral
-    norm of the Jacobian, over all tokens together."""
+    standard deviation `stream_std`; `worst`: the same for the token with the largest bound; `norm`: the measured
+    spectral norm of the Jacobian over all tokens together."""
 
     stream_std: float
     bound: float
@@ -90,10 +90,10 @@ class LayerBounds:
 
 @dataclass(frozen=True)
 class Preserved:
-    """The stream entering layer `layer`, L + 1 being the final norm: the gradient's norm under naive scaling over that
-    under GPAS, predicted from the gates (None where no product of them is it) and by autograd.
+    """The norm of the gradient under naive scaling over that under GPAS, for the stream entering layer `layer` (L + 1:
+    the final norm): predicted from the gates (None if no product of betas is exact) and measured by autograd.
 
-    `error`: largest difference from the prediction in any element, relative to the largest element.
+    `error`: the largest difference of an element from the prediction, relative to the largest element.
     """
 
     layer: int
@@ -104,7 +104,7 @@ class Preserved:
 
 @dataclass(frozen=True)
 class Theory:
-    """What `gpas explain --bounds` prints about a cell. `gates`: where the gates' values come from, "" if none."""
+    """The results of `gpas explain --bounds` for a cell. `gates`: the origin of the gates' values, "" without gates."""
 
     sample: str
     length: int
@@ -115,7 +115,7 @@ class Theory:
     @property
     def log10_bound(self) -> float:
         """Equation (7): log10 of the bound of ||dL/dx_1|| / ||dL/dy_L||. The paper's product ends at N - 1, which
-        leaves out a layer; this is over all of them."""
+        omits a layer; this one is over all layers."""
         return sum(math.log10(layer.bound) for layer in self.layers)
 
     @property
@@ -131,21 +131,22 @@ def examine(
     trained: Sequence[Path] = (),
     *,
     force: bool = False,
-    tell: Callable[[str], None] = lambda message: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> Theory:
-    """Bounds and measurements of `cell`'s network as it starts, and what its gates preserve.
+    """Compute bounds and measurements of `cell`'s network at initialisation, and the gradients its gates preserve.
 
-    trained: checkpoints to take the gates' values from, best first; only the gates, and only for what they preserve.
-    `tell` is told what is being done. Raises GpasError when the network does not fit into memory and, unless `force`,
-    when it would take half of the free memory or more than PATIENCE seconds.
+    trained: checkpoints, best first, for the gates' values in the comparison of gradients; all else is initial.
+    `notify` is called with each step. Raises GpasError if the network does not fit into memory and, unless `force`,
+    if it would take half of the free memory or more than MAX_SECONDS.
     """
     device = choose_device()
     _check_cost(cell.model, device, force=force)
-    tell("building the network in float64")
+    notify("building the network in float64")
     sample = _on(device, own_text(cell, cache, root) or random_text(cell))
     network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
-    layers = tuple(bounds_of(network, sample, tell))
-    gates, preserved = "", list[Preserved]()
+    layers = tuple(bounds_of(network, sample, notify))
+    gates = ""
+    preserved = list[Preserved]()
     if cell.model.gate is not None:
         gates = _take_gates(network, trained)
         preserved = preserved_gradients(network, sample)
@@ -153,7 +154,7 @@ def examine(
 
 
 def own_text(cell: Cell, cache: Path, root: Path) -> Sample | None:
-    """The first row of the cell's first batch, without filling; None unless its text lies in the cache already."""
+    """Return the first row of the cell's first batch without padding; None unless its text is in the cache."""
     if not any((cache / "tokens").glob(f"{cell.data.source}-*")):
         return None
     try:
@@ -161,28 +162,30 @@ def own_text(cell: Cell, cache: Path, root: Path) -> Sample | None:
     except (DataError, _NotPrepared):
         return None
     batch = Batches(corpus.train, cell.optim.batch, cell.seed).at(0)
-    inputs, targets = batch.inputs[:1, :TOKENS], batch.targets[:1, :TOKENS]
+    inputs = batch.inputs[:1, :TOKENS]
+    targets = batch.targets[:1, :TOKENS]
     real = int((targets >= 0).sum())
-    tokens = torch.from_numpy(inputs[:, :real].copy()), torch.from_numpy(targets[:, :real].copy())
-    return Sample(*tokens, "the first row of the cell's first batch")
+    tokens = torch.from_numpy(inputs[:, :real].copy())
+    successors = torch.from_numpy(targets[:, :real].copy())
+    return Sample(tokens, successors, "the first row of the cell's first batch")
 
 
 class _NotPrepared(Exception):
-    """Tokenising would have to begin first."""
+    """The text would have to be tokenised first."""
 
 
 def _refuse(message: str) -> None:
-    # `prepare` tells what takes time before it begins; an explanation does not begin it.
+    # `prepare_text` notifies before it starts anything slow, which `gpas explain` should not start.
     raise _NotPrepared(message)
 
 
 def random_text(cell: Cell) -> Sample:
-    """Uniform random tokens of the cell's length; never the vocabulary's last row, which may be held at zero."""
-    # A packed row has a successor for its last token, a padded one has not.
+    """Return uniform random tokens of the cell's length, without the vocabulary's last row, which may be zero."""
+    # In packed rows the last token has a successor, in padded rows it has none.
     width = min(cell.data.length + (cell.data.layout == "pack"), TOKENS + 1)
     generator = torch.Generator().manual_seed(cell.seed)
     row = torch.randint(0, cell.model.size.vocab - 1, (1, width), generator=generator)
-    return Sample(row[:, :-1], row[:, 1:], "random tokens: the cell's text is not prepared here")
+    return Sample(row[:, :-1], row[:, 1:], "random tokens, since the cell's text is not tokenised here")
 
 
 def _on(device: torch.device, sample: Sample) -> Sample:
@@ -195,26 +198,27 @@ def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     sizes = f"about {byte_size(needed)}, and {byte_size(free)} are free"
     need = f"the bounds need this network in float64, {sizes}"
-    smaller = "ask for a smaller cell of the same scheme"
+    smaller = "choose a smaller cell of the same scheme"
     if needed > free:
         raise GpasError(f"{need}; {smaller}")
     inside = TOKENS * sum(p.numel() for p in network.model.layers.parameters())
     seconds = 0.0 if device.type == "cuda" else inside / (THREAD_RATE * torch.get_num_threads())
-    if not force and (2 * needed > free or seconds > PATIENCE):
+    if not force and (2 * needed > free or seconds > MAX_SECONDS):
         time_needed = f", and take about {max(1, round(seconds / 60))} min here" if seconds else ""
         raise GpasError(f"{need}{time_needed}; {smaller}, or use --force")
 
 
 def bounds_of(
-    network: Llama, sample: Sample, tell: Callable[[str], None] = lambda message: None
+    network: Llama, sample: Sample, notify: Callable[[str], None] = lambda message: None
 ) -> Iterator[LayerBounds]:
-    """Every layer of a float64 network, first layer first."""
-    began, number = time.monotonic(), network.spec.size.layers
-    tell("gradients of all layers")
+    """Yield the bounds of every layer of a float64 network, first layer first."""
+    began = time.monotonic()
+    layers = network.spec.size.layers
+    notify("gradients of all layers")
     gradients = [g.norm().item() for g in stream_gradients(network, sample.tokens, sample.targets)]
     for index, (attention, feed_forward, x, middle) in enumerate(sublayer_inputs(network, sample.tokens)):
         spent = f", {time.monotonic() - began:.0f} s so far" if index else ""
-        tell(f"layer {index + 1} of {number}{spent}")
+        notify(f"layer {index + 1} of {layers}{spent}")
         yield LayerBounds(
             layer=index + 1,
             equation=_is_papers(network.spec, index + 1),
@@ -225,7 +229,7 @@ def bounds_of(
 
 
 def _is_papers(model: Model, layer: int) -> bool:
-    """Whether the paper's equations are meant for this layer: x + f(N(x)), gates whose Jacobian is 1 aside."""
+    """Whether the paper's equations apply to this layer: x + f(N(x)), with or without gates whose Jacobian is I."""
     wiring = model.wiring(layer)
     bare = wiring.in_norm is not None and wiring.branch_norm is None and wiring.out_norm is None and wiring.skip == 1
     return bare and (model.gate is None or model.gate.stop_gradient)
@@ -250,24 +254,24 @@ def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> FeedForw
     )
 
 
-def _of_feed_forward(numbers: FeedForward, reading: Reading) -> float:
+def _of_feed_forward(numbers: FeedForwardSigmas, reading: Reading) -> float:
     swiglu = numbers.swiglu(reading.s)
     return reading.around.bound(numbers.identity() if swiglu is None else swiglu)
 
 
 def _take_gates(network: Llama, trained: Sequence[Path]) -> str:
-    """Fill the gates from the first checkpoint that can be read; where the values come from, in words."""
+    """Load the gates from the first readable checkpoint; return the origin of their values in words."""
     for path in trained:
         try:
             checkpoint.load_gates(path, network)
         except checkpoint.DamagedCheckpoint:
             continue
         return f"as trained ({path.name})"
-    return "as they start" + (f"; none of {len(trained)} checkpoints can be read" if trained else "")
+    return "as initialised" + (f"; none of {len(trained)} checkpoints can be read" if trained else "")
 
 
 def preserved_gradients(network: Llama, sample: Sample) -> list[Preserved]:
-    """GPAS, appendix B, for the stream entering every layer and the final norm."""
+    """Compare gradients as in GPAS, appendix B, for the stream entering every layer and the final norm."""
     predicted = naive_over_preserved(network.spec, gate_alphas(network))
     naive, preserved = both_gradients(network, sample.tokens, sample.targets)
     rows = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.bounds import Attention, FeedForward, attention_bound, identity_bound, swiglu_bound
+from gpas_cli.evaluate.bounds import AttentionSigmas, FeedForwardSigmas, attention_bound, identity_bound, swiglu_bound
 from gpas_cli.evaluate.jacobian import spectral_norm, stream_gradients, sublayer_inputs
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
 from gpas_cli.model.llama import Llama, build
@@ -47,7 +47,7 @@ def linear(layers: Sequence[LayerBounds]) -> list[float]:
 def test_equation_15_at_1700_million_parameters() -> None:
     """Section 4: sigma = sqrt(2/(5d)), W_2 divided by sqrt(2N), and the stream as short, or sqrt(2/5), or 1."""
     sigma = math.sqrt(2 / (5 * 2304))
-    ffn = FeedForward(2304, 9216, sigma, sigma / math.sqrt(48))
+    ffn = FeedForwardSigmas(2304, 9216, sigma, sigma / math.sqrt(48))
     assert ffn.c_ffn == pytest.approx(48**2 * 9)
     assert identity_bound(ffn, sigma) == pytest.approx(1 + sigma / math.sqrt(48) * 20736)
     assert identity_bound(ffn, math.sqrt(2 / 5)) == pytest.approx(1.8216, abs=1e-4)
@@ -56,9 +56,9 @@ def test_equation_15_at_1700_million_parameters() -> None:
 
 
 def test_equations_44_and_20_as_printed() -> None:
-    ffn = FeedForward(16, 64, 0.1, 0.2, sigma_v=0.3)
+    ffn = FeedForwardSigmas(16, 64, 0.1, 0.2, sigma_v=0.3)
     assert swiglu_bound(ffn, 0.5) == pytest.approx(1 + 0.006 / 0.5 * 2.1 * 144 * math.sqrt(32 * math.log(64)))
-    attention = Attention(16, 4, 25, 0.1, 0.1, 0.1, 0.2)
+    attention = AttentionSigmas(16, 4, 25, 0.1, 0.1, 0.1, 0.2)
     heads = 4 * ((5 + 2 + 1 / 5) * 1e-3 * math.sqrt(16**3 * 4) + 0.1 * (4 + 2))
     assert attention.heads_jacobian() == pytest.approx(heads)
     assert attention_bound(attention, 0.5) == pytest.approx(1 + 0.2 / 0.5 * 2 * 4 * heads)
@@ -152,7 +152,7 @@ def test_a_layer_that_is_not_its_two_sublayers_is_refused(monkeypatch: pytest.Mo
     layer = model.model.layers[1]
     whole = layer.forward
     monkeypatch.setattr(layer, "forward", lambda x, places: x + whole(x, places))
-    with pytest.raises(GpasError, match="attention and then a feed-forward network"):
+    with pytest.raises(GpasError, match="attention followed by a feed-forward network"):
         list(bounds_of(model, sample()))
 
 

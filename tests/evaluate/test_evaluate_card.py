@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import Facts, Origin, card, check_license
+from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
 from gpas_cli.spec.cell import Cell, cell_from
 
 OPTIM = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
 TEXT = {"fingerprint": "f00d", "validation_fingerprint": "beef", "tokenizer": "70ce"}
-ORIGIN = Origin(name="small/mix-gpas-s1", code="c0de", commit="a" * 40, dirty=True, text=TEXT)
+ORIGIN = TrainingOrigin(name="small/mix-gpas-s1", code="c0de", commit="a" * 40, dirty=True, text=TEXT)
 FACTS = Facts(
     step=24, steps=24, parameters=12345, dtype="float32", code=True, tokenizer=True, perplexity=12.5, tokens=500
 )
@@ -69,14 +69,14 @@ def test_a_licence_is_the_users_choice() -> None:
     ],
 )
 def test_only_data_sets_of_the_hub_are_named(data: dict[str, str], named: list[str] | None) -> None:
-    assert front_matter(card(cell(size="71m", data=data), Origin(), FACTS, Path("x"))).get("datasets") == named
+    assert front_matter(card(cell(size="71m", data=data), TrainingOrigin(), FACTS, Path("x"))).get("datasets") == named
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
     facts = Facts(
         step=3, steps=24, parameters=1, dtype="float32", code=False, tokenizer=False, perplexity=None, tokens=0
     )
-    text = card(cell(norm="pre", gate=None), Origin(), facts, Path("x"))
+    text = card(cell(norm="pre", gate=None), TrainingOrigin(), facts, Path("x"))
     assert "Not evaluated" in text
     assert "3 of 24" in text
     assert "None" not in text.split("## Licence")[0]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from end_to_end import WORDS
 
-from gpas_cli.evaluate.export import Exported, Wish, export
+from gpas_cli.evaluate.export import ExportOptions, ExportReport, export
 from gpas_cli.model.gate import Gate
 from gpas_cli.model.llama import build
 from gpas_cli.model.norm import RMSNorm
@@ -66,10 +66,10 @@ class Room:
         return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
 
     def export(
-        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **wish: Any
-    ) -> Exported:
+        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **options: Any
+    ) -> ExportReport:
         return export(
-            cell, self.checkpoint(cell, alphas), Wish(folder=self.folder / "out" / name, **wish),
+            cell, self.checkpoint(cell, alphas), ExportOptions(folder=self.folder / "out" / name, **options),
             cache=self.folder / "cache", root=self.folder, tokenizer=None, notify=lambda _: None,
         )  # fmt: skip
 

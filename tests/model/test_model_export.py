@@ -15,7 +15,7 @@ from exporting import Room, needs_transformers, run_alone
 from safetensors.torch import load_file
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.export import Wish, export
+from gpas_cli.evaluate.export import ExportOptions, export
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.spec.norm import SCHEMES
@@ -88,7 +88,7 @@ def load_all(folder: Path, rows: list[list[int]], names: list[str]) -> dict[str,
 
 def test_an_error_above_the_bound_is_refused_and_nothing_is_written(room: Room) -> None:
     cell, alphas = room.cell(gate="gpas", seed=5), (1.25, 1.25, 1.25, 1.25)
-    with pytest.raises(GpasError, match=r"logits change by .* more than --max-error 0\.001.*--bundled"):
+    with pytest.raises(GpasError, match=r"changes the logits by .* more than --max-error 0\.001.*--bundled"):
         room.export(cell, "refused", alphas)
     assert not (room.folder / "out/refused").exists()
     assert room.export(cell, "allowed", alphas, max_error=2.0).measured.worst > 1e-3
@@ -128,7 +128,7 @@ def test_another_tokenizer_is_not_passed_off_as_the_cells(room: Room) -> None:
     cell = room.cell(gate="gpas", seed=7)
     folder = room.folder / "out/other"
     written = export(
-        cell, room.checkpoint(cell), Wish(folder=folder), cache=room.folder / "cache", root=room.folder,
+        cell, room.checkpoint(cell), ExportOptions(folder=folder), cache=room.folder / "cache", root=room.folder,
         tokenizer="0" * 64, notify=lambda _: None,
     )  # fmt: skip
     assert "trained with tokenizer 000000000000" in written.notes[0]
@@ -146,8 +146,8 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(room: Room) -> None:
     shard.write_bytes(bytes(content))
     with pytest.raises(GpasError, match=r"checksum.*delete it"):
         export(
-            cell, trained, Wish(folder=room.folder / "out/damaged"), cache=room.folder / "cache", root=room.folder,
-            tokenizer=None, notify=lambda _: None,
+            cell, trained, ExportOptions(folder=room.folder / "out/damaged"), cache=room.folder / "cache",
+            root=room.folder, tokenizer=None, notify=lambda _: None,
         )  # fmt: skip
 
 
