@@ -79,7 +79,7 @@ def test_gates_come_from_the_first_checkpoint_that_can_be_read(root: Path) -> No
 
 def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory, "BYTES_PER_PARAMETER", 10**15)
-    with pytest.raises(GpasError, match="10.0 kB are free"):
+    with pytest.raises(GpasError, match="GB are free"):
         examine(cell(), root / "cache", root)
 
 
@@ -92,5 +92,5 @@ def test_what_would_take_minutes_is_refused_with_an_estimate(root: Path, monkeyp
     assert told[-1].startswith(f"layer {cell().model.size.layers} of {cell().model.size.layers}")
     monkeypatch.setattr(theory, "THREAD_RATE", 1e12)
     monkeypatch.setattr(theory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
-    with pytest.raises(GpasError, match="10.0 kB are free"):
+    with pytest.raises(GpasError, match=r"10\.0 kB are free"):
         examine(cell(), root / "cache", root, force=True)
