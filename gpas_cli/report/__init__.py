@@ -1,4 +1,4 @@
-"""Rows -> table cells.
+"""Tables, figures and provenance, made from database rows.
 
     query     the decisive result of each stage, attempts, curves, from the database
     labels    what a cell is called: in row titles, and in the papers

@@ -1,4 +1,4 @@
-"""What each cell of a `Table` says, in the style of one output format."""
+"""The text of each cell of a `Table`, in the style of an output format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpas_cli.report.table import Column, Printed, Row, Table, TableCell
 
 @dataclass(frozen=True)
 class Style:
-    """How one format writes text, emphasis and signs. `escape` also makes text printable."""
+    """How an output format writes text, emphasis and signs. `escape` also makes text printable."""
 
     escape: Callable[[str], str]
     bold: Callable[[str], str]
@@ -29,7 +29,7 @@ PLAIN = Style(one_line, str, str)
 
 
 def number(value: float, digits: int, style: Style, sign: str = "") -> str:
-    """`value` with `digits` after the point; sign "+" shows it always."""
+    """Return `value` with `digits` after the point; with `sign` "+", positive numbers get a plus."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("" if value > 0 else style.minus) + style.infinity
     text = f"{value:{sign}.{digits}f}"
@@ -39,7 +39,7 @@ def number(value: float, digits: int, style: Style, sign: str = "") -> str:
 
 
 def cell_text(cell: TableCell, digits: int, style: Style) -> str:
-    """Our number in a cell: "33.49 ± 0.05 (-0.74*)", "running 45 %"; "" where the grid has no such cell."""
+    """Return our number in a cell: "33.49 ± 0.05 (-0.74*)", "running 45 %"; "" if the grid has no such cell."""
     if cell.summary is None:
         return style.escape(cell.status)
     mean = number(cell.summary.mean, digits, style)
@@ -55,7 +55,7 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
 
 
 def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
-    """A published number with its difference from the published base, "" where there is none."""
+    """Return a published number with its difference from the published base, "" if there is none."""
     if printed is None:
         return ""
     delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
@@ -63,25 +63,25 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
 
 
 def grid(table: Table, style: Style) -> list[list[str]]:
-    """All text of the table, headers first, in display order."""
+    """Return the text of all cells, headers first."""
     header = [corner(table), *(title for column in table.columns for title in titles(table, column))]
     return [[style.escape(text) for text in header], *(_line(table, row, style) for row in table.rows)]
 
 
 def titles(table: Table, column: Column) -> list[str]:
-    """The headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
+    """Return the headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
     theirs = {source: table.published[source].as_if or column.title for source in column.sources}
     return [column.title, *(f"{theirs[source]}, {load(source)['short']}" for source in column.sources)]
 
 
 def corner(table: Table) -> str:
-    """What the numbers are, for the corner of the table."""
+    """Return the text of the top left cell: the metric and its unit."""
     unit = f", {table.metric.unit}" if table.metric.unit else ""
     return f"{table.metric.title}{unit}"
 
 
 def column_groups(table: Table) -> list[list[int]]:
-    """Indices of `grid`'s columns, without the first, that belong together: ours and the published ones beside it."""
+    """Return the groups of columns of `grid`, without the first, that belong together: ours and the published ones."""
     groups: list[list[int]] = []
     start = 1
     for column in table.columns:

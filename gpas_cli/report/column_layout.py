@@ -1,6 +1,6 @@
-"""How the columns of a table fit a width: with less padding, with wrapped headers, or in several blocks.
+"""Fitting the columns of a table into a width: with less padding, with wrapped headers, or in several blocks.
 
-Text is never cut. Widths are in any unit: characters of a terminal, points on paper.
+Text is never truncated. Widths are in any unit: characters on a terminal, points on paper.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spacing:
-    """The room between two columns and, together, at both ends of a line. `wrapped`: headers take several lines."""
+    """The space between two columns, and at both ends of a line together. `wrapped`: headers take several lines."""
 
     gap: int
     edges: int = 0
@@ -20,7 +20,7 @@ class Spacing:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """`blocks` hold the indices of the columns that stand side by side; column 0 comes first in each of them."""
+    """The indices of the columns in each block of the table; column 0 comes first in each of them."""
 
     spacing: Spacing
     blocks: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ def fit(
     room: float,
     spacings: Sequence[Spacing],
 ) -> ColumnLayout:
-    """The layout with the fewest blocks; among equals, that of the first spacing at which all of them fit.
+    """Return the layout with the fewest blocks; among equals, that of the first spacing at which all of them fit.
 
     groups: columns to keep together where possible; all but column 0. widths: of each column; wrapped_widths: the same
     with wrapped headers. A column that does not fit beside column 0 gets a block of its own, wider than `room`.
@@ -56,7 +56,7 @@ def _split(
 ) -> tuple[tuple[int, ...], ...]:
     blocks: list[tuple[int, ...]] = [] if groups else [(0,)]
     for group in groups:
-        # A group too wide for a block of its own is taken apart.
+        # A group too wide for a block of its own is split.
         whole = _width((0, *group), widths, spacing) <= room
         for part in [tuple(group)] if whole else [(i,) for i in group]:
             if blocks and _width((*blocks[-1], *part), widths, spacing) <= room:

@@ -1,4 +1,4 @@
-"""How one entry stands: the number it contributes to a table, or why there is none."""
+"""The status of one entry of a table cell: the number that it contributes, or why there is none."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
 
-# The order in which a cell names what it waits for, and how.
-WORDS = {
+# States without a number, in the order in which a table cell names them, and their names.
+STATE_NAMES = {
     "diverged": "diverged",
     "running": "running",
     "queued": "queued",
@@ -36,11 +36,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class EntryStatus:
-    """One entry in a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
+    """One entry of a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
 
-    state: as `gpas status` has it, or "unsynced" (done, but the database has not heard of it) or "unrecorded" (done
-    without this metric). progress: fraction of the stage that is done, where known. withheld: a result of the database
-    that is not shown, because the run directories do not have it any more.
+    state: as in `gpas status`, or "unsynced" (done, but not yet in the database) or "unrecorded" (done without this
+    metric). progress: the fraction of the stage that is done, if known. withheld: a result in the database that is not
+    shown, because the run directories no longer contain it.
     """
 
     entry: Entry
@@ -56,9 +56,9 @@ class EntryStatus:
 def entry_status(
     entry: Entry, seed: Label | None, metric: Metric, name: str, states: States, results: Results
 ) -> EntryStatus:
-    """The status of `entry` for the number called `name`: that of the first stage in its chain that is not done.
+    """Return the status of `entry` for the number called `name`: that of the first stage in its chain that is not done.
 
-    A result counts only where the run directory shows it too, by the evidence that `gpas status` goes by.
+    A result counts only if the run directory confirms it, by the evidence that `gpas status` uses.
 
     Raises GpasError when the entry has no stage that reports the metric.
     """
@@ -73,7 +73,7 @@ def entry_status(
         if result is not None and result.outcome == "diverged":
             return EntryStatus(entry, seed, "diverged", stage.key, result=result)
         if result is None or result.outcome != "done":
-            # A state is known of one stage at least; whoever is at a later stage has done this one.
+            # The state of a later stage implies that this one is done.
             later = any(after.key in states for after in entry.cell.stages[position + 1 :])
             state, progress = states.get(stage.key, ("done" if later else "missing", None))
             state = "unsynced" if state == "done" else state
@@ -93,24 +93,25 @@ def _is_supported(result: Result, states: States) -> bool:
 
 
 def missing_numbers(statuses: Sequence[EntryStatus], over: str) -> str:
-    """Why numbers are missing: "" when none is, "running 45 %", "3/5 seeds", "2 queued, 1 missing"."""
-    lacking = [status for status in statuses if status.value is None]
-    if not lacking:
+    """Return why numbers are missing: "" if none is, "running 45 %", "3/5 seeds", "2 queued, 1 missing"."""
+    missing = [status for status in statuses if status.value is None]
+    if not missing:
         return ""
-    counts = Counter(status.state for status in lacking)
-    words = [_word(state, count, lacking, len(counts) > 1) for state, count in sorted(counts.items(), key=_order)]
-    if len(lacking) == len(statuses):
+    counts = Counter(status.state for status in missing)
+    words = [_word(state, count, missing, len(counts) > 1) for state, count in sorted(counts.items(), key=_order)]
+    if len(missing) == len(statuses):
         return ", ".join(words)
     diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
-    return f"{len(statuses) - len(lacking)}/{len(statuses)} {over}s{diverged}"
+    return f"{len(statuses) - len(missing)}/{len(statuses)} {over}s{diverged}"
 
 
 def _order(item: tuple[str, int]) -> int:
-    return list(WORDS).index(item[0]) if item[0] in WORDS else len(WORDS)
+    return list(STATE_NAMES).index(item[0]) if item[0] in STATE_NAMES else len(STATE_NAMES)
 
 
-def _word(state: str, count: int, lacking: Sequence[EntryStatus], counted: bool) -> str:
-    known = [s.progress for s in lacking if s.state == state and s.progress is not None]
-    # Rounded down: 100 % is said only of what is finished.
+def _word(state: str, count: int, missing: Sequence[EntryStatus], counted: bool) -> str:
+    name = STATE_NAMES.get(state, state)
+    known = [s.progress for s in missing if s.state == state and s.progress is not None]
+    # Rounded down, so that only a finished stage shows 100 %.
     percent = f" {math.floor(100 * sum(known) / len(known))} %" if known and state in ("running", "interrupted") else ""
-    return f"{count} {WORDS.get(state, state)}{percent}" if counted else f"{WORDS.get(state, state)}{percent}"
+    return f"{count} {name}{percent}" if counted else f"{name}{percent}"

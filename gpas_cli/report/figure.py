@@ -1,7 +1,7 @@
-"""Series of a grid as a picture for a paper: PDF, SVG or PNG.
+"""Draw the series of a grid as a PDF, SVG or PNG file.
 
-Needs matplotlib (the extra `figures`), imported only here and only when a figure is drawn. The same data gives the same
-file: no date, no random ids.
+Needs matplotlib (the extra `figures`), which is imported only when a figure is drawn. The same data gives the same
+file, without dates or random ids.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.series import Series
 
 FORMATS = (".pdf", ".svg", ".png")
-# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008, without yellow; grey).
+# Colours that colour-blind readers can distinguish (Okabe and Ito, 2008, without yellow, plus grey).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
-MARKERS = ("o", "s", "^", "D", "v")  # one for each round through the colours
-SHADES = "viridis"  # for colours that stand for numbers
-BRIGHTEST = 0.85  # part of the shades that is dark enough for white paper
+MARKERS = ("o", "s", "^", "D", "v")  # one for each pass through the colours
+SHADES = "viridis"  # for colours that represent numbers
+BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
 SIZE = (6.4, 4.0)  # inches, without what a long legend adds
 LONGEST_LABEL = 34  # characters in a line of the legend
 ROWS = 24  # entries in a column of the legend
 LINE = 0.19  # inches; the height of a line of the legend or title
 NARROW = 5.0  # inches; a narrower plot has its legend below
-FEW = 40  # points that are marked one by one
-SPREAD = 0.8  # layers over which the final norm's values are spread, so that none hides another
-TICKS = 4  # at least so many numbers on a logarithmic axis
+FEW = 40  # points; longer curves have no markers
+SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+TICKS = 4  # the least number of ticks on a logarithmic axis
 STEPS = ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)))  # multiples of powers of ten, the coarsest first
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Series with the words around them.
+    """Series with the titles of the plot and its axes.
 
-    log: y is logarithmic where all values are positive. layers: how many there are where x counts layers, else 0.
-    every_run: each run has a line of its own; otherwise the mean with a band of a standard deviation on both sides.
+    log: y is logarithmic if all values are positive. layers: the number of layers if x counts layers, else 0.
+    every_run: draw a line for each run instead of the mean with a band of one standard deviation on both sides.
     """
 
     title: str
@@ -59,13 +59,13 @@ def check_formats(paths: Sequence[Path]) -> None:
 
 
 def save(figure: Figure, paths: Sequence[Path], size: tuple[float, float] = SIZE) -> None:
-    """Write the picture to `paths`, each in the format of its suffix; `size` in inches.
+    """Write the figure to `paths`, each in the format of its suffix; `size` is in inches.
 
-    Raises GpasError without matplotlib, for another suffix, or without anything to draw.
+    Raises GpasError without matplotlib, for an unknown suffix, or if there is nothing to draw.
     """
     check_formats(paths)
     if not figure.series:
-        raise GpasError(f"{figure.title}: nothing was recorded that could be drawn")
+        raise GpasError(f"{figure.title}: no such curve has been recorded")
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Canvas
@@ -87,7 +87,7 @@ def save(figure: Figure, paths: Sequence[Path], size: tuple[float, float] = SIZE
 
 
 def _canvas_size(figure: Figure, size: tuple[float, float]) -> tuple[float, float]:
-    """Room for the legend as well: beside the plot it may be taller than it, and below it is added to the height."""
+    """Return the size including the legend, which may be taller than the plot or, if below, adds to its height."""
     lines = sum(len(textwrap.wrap(series.title, LONGEST_LABEL)) for series in figure.series)
     height = size[1] + LINE * max(0, len(_title_lines(figure, size[0])) - 1)
     if size[0] < NARROW:
@@ -118,7 +118,7 @@ def _draw(canvas: Any, figure: Figure) -> None:
 
 
 def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
-    """Draw one series; the artist that stands for it in the legend."""
+    """Draw one series and return the artist that represents it in the legend."""
     look = {**_look(series), **({} if _few_points(figure) else {"marker": ""})}
     if figure.every_run:
         for run in series.runs:
@@ -136,7 +136,7 @@ def _draw_mean(axes: Any, figure: Figure, series: Series, look: dict[str, Any]) 
     handle = axes.plot([x for x, _ in means], [s.mean for _, s in means], **look)[0]
     band = [(x, s.mean - s.std, s.mean + s.std) for x, s in means if s.std is not None]
     if band:
-        # On a logarithmic axis a band that reaches zero ends at the lowest of the values.
+        # On a logarithmic axis, a band that reaches zero ends at the lowest value.
         lowest = min(y for run in series.runs for _, y in run.points)
         floor = lowest if _logarithmic(figure) else -math.inf
         xs, low, high = zip(*band, strict=True)
@@ -151,7 +151,7 @@ def _few_points(figure: Figure) -> bool:
 
 
 def _draw_final_norm(axes: Any, figure: Figure) -> None:
-    """The final norm is no layer: its values stand by themselves, right of the last layer."""
+    """Draw the values of the final norm, which is not a layer, to the right of the last layer."""
     shown = [series for series in figure.series if series.final_norm() is not None]
     for i, series in enumerate(shown):
         look, summary = _look(series), series.final_norm()
@@ -170,7 +170,7 @@ def _beyond(figure: Figure) -> float:
 
 
 def _look(series: Series) -> dict[str, Any]:
-    """Colour, dashes, marker and width of a series' lines."""
+    """Return the colour, dashes, marker and width of a series' lines."""
     colour: Any = COLOURS[series.colour % len(COLOURS)]
     if series.shade is not None:
         from matplotlib import colormaps
@@ -188,7 +188,7 @@ def _look(series: Series) -> dict[str, Any]:
 
 
 def _layer_axis(axes: Any, figure: Figure) -> None:
-    """Whole numbers for layers, and words for the final norm, behind a line."""
+    """Label layers with integers, and the final norm, behind a vertical line, with its name."""
     step = math.ceil(figure.layers / 16)
     ticks: list[float] = list(range(1, figure.layers + 1, step))
     labels = [f"{tick:g}" for tick in ticks]
@@ -200,7 +200,7 @@ def _layer_axis(axes: Any, figure: Figure) -> None:
 
 
 def _logarithmic(figure: Figure) -> bool:
-    """Whether y can be logarithmic: all values are positive."""
+    """Return whether y is logarithmic: all values are positive."""
     return figure.log and all(y > 0 for series in figure.series for run in series.runs for _, y in run.points)
 
 
@@ -217,7 +217,7 @@ def _log_axis(axes: Any, figure: Figure) -> None:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between `low` and `high`: as few as show the scale, on a logarithmic axis."""
+    """Return round numbers between `low` and `high` for a logarithmic axis: the fewest that show the scale."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in STEPS:
         # Powers of whole numbers, so that 3e-5 is not 3.0000000000000004e-05.
@@ -237,7 +237,7 @@ def readable(value: float) -> str:
 
 
 def _legend(canvas: Any, figure: Figure, handles: Sequence[Any]) -> None:
-    """A list of the series outside the plot, inside the canvas."""
+    """Draw a legend of the series beside or below the plot."""
     below = canvas.get_figwidth() < NARROW
     legend = canvas.legend(
         handles,
@@ -257,7 +257,7 @@ def _legend(canvas: Any, figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def _explained(figure: Figure) -> Iterator[str]:
-    """What lines, bands and triangles are."""
+    """Yield what lines, bands and triangles represent."""
     sizes = sorted({len(series.runs) for series in figure.series})
     over = figure.series[0].runs[0].over
     if sizes[-1] > 1 and not figure.every_run:

@@ -1,4 +1,4 @@
-"""What a cell is called: titles for people, and the facts by which published numbers are found."""
+"""Labels of cells: row and column titles, and the facts by which published numbers are looked up."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 Label = str | int | float | bool
 RowKey = tuple[Label | None, ...]
 
-NO_MATCH = "-"  # the label of what no paper names
-# Axes whose words say by themselves what they are; other labels are shown with the name of their axis.
+NO_MATCH = "-"  # the label of a setting that no paper has
+# Axes whose labels are clear without the axis's name; other labels are shown with it.
 SPEAKING_AXES = ("norm", "gate", "embed", "init", "family", "size", "task", "data", "activation", "site")
 PROPER_NAMES = {"gpas": "GPAS"}
 
 
 def facts(entry: Entry) -> dict[str, Label]:
-    """The labels by which papers know this cell.
+    """Return the labels that papers use for this cell.
 
-    Read from the cell itself, not from the grid's labels: a grid may call a gate what it likes, and only the unchanged
-    71m is the papers' 71m. Axes that papers have no word for keep the grid's label.
+    They are read from the cell, not from the grid's labels: a grid may give a gate any name, and only the unmodified
+    71m is the papers' 71m. Axes that papers do not have keep the grid's label.
     """
     model = entry.cell.model
     return {
@@ -45,16 +45,16 @@ def facts(entry: Entry) -> dict[str, Label]:
 
 
 def describe_norm(model: Model) -> str:
-    """The scheme's name where its settings are the published ones. LNS is published in both of its forms."""
+    """Return the scheme's name if its settings are the published ones. LNS is published in two forms."""
     own = SCHEMES.get(model.scheme)
     published = isinstance(model.norm, LNS) or (own is not None and model.norm == own())
     return model.scheme if published else NO_MATCH
 
 
 def describe_gate(gate: Gate | None) -> str:
-    """ "none", "gpas", or what differs from GPAS as proposed, e.g. "activation=tanh" or "stop_gradient=false".
+    """Return "none", "gpas", or the difference from GPAS as proposed: "activation=tanh", "stop_gradient=false".
 
-    The start of a gate that could not move from 0 is not counted: papers do not tell it.
+    The initial value of an activation whose gradient at 0 is zero is ignored: papers do not state it.
     """
     if gate is None:
         return "none"
@@ -66,14 +66,14 @@ def describe_gate(gate: Gate | None) -> str:
 
 
 def row_title(axes: Sequence[str], key: RowKey, scheme_titles: Mapping[Label, str]) -> str:
-    """The labels of a row in words; what is absent ("none") is left out, e.g. "Pre-LN + GPAS"."""
+    """Return the title of a row, without labels "none": "Pre-LN + GPAS"."""
     parts = [label_title(axis, label, scheme_titles) for axis, label in zip(axes, key, strict=True)]
     said = [part for part in parts if part]
     return " + ".join(said) if said else f"no {axes[-1]}"
 
 
 def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, str]) -> str:
-    """One label in words; "" where it names an absence."""
+    """Return the title of one label; "" for "none"."""
     if label is None or label == "none":
         return ""
     if axis == "norm" and label in scheme_titles:
@@ -84,7 +84,7 @@ def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, st
 
 
 def scheme_titles(entries: Sequence[Entry]) -> dict[Label, str]:
-    """Label on the `norm` axis -> title, where the label is the scheme's own name: a variant keeps its label."""
+    """Return the titles of labels on the `norm` axis that are names of schemes; a variant keeps its label."""
     return {
         entry.axes["norm"]: entry.cell.model.norm.title
         for entry in entries

@@ -1,7 +1,7 @@
 r"""One `Table` -> LaTeX: a `table` environment with booktabs' rules, or several where one would be too wide for a page.
 
-Column widths are estimated from those of Computer Modern's characters, so that nothing sticks out of a text width of
-345 pt, the default of `article` at 10 pt.
+Column widths are estimated from those of Computer Modern's characters, so that tables fit into a text width of 345 pt,
+the default of `article` at 10 pt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREAMBLE = (
     r"% Needs \usepackage{booktabs}. Made for a text width of 345pt; in two columns put table* for table.",
     "% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.",
 )
-# Kinds of notes that begin with a word of ours and not with a name.
+# Kinds of notes whose first word is capitalised: it is never a name.
 SENTENCES = ("seeds", "delta", "marks", "diverged", "unfinished", "pairs", "base", "gains")
 
 _GREEK = {
@@ -70,7 +70,7 @@ _OTHER_WIDTH = 7.3
 
 
 def latex_escape(text: str) -> str:
-    """Text that LaTeX typesets as it is."""
+    """Return text that LaTeX typesets verbatim."""
     escaped = "".join(_ESCAPED.get(character, character) for character in one_line(text))
     return re.sub("-(?=-)", "-{}", escaped)  # else two hyphens become a dash
 
@@ -87,7 +87,7 @@ LATEX = Style(
 
 
 def to_latex(table: Table) -> str:
-    """One or more `table` environments below a comment on what they need; the notes are in the last."""
+    """Return one or more `table` environments below a comment on the packages they need; the last has the notes."""
     lines, title = grid(table, LATEX), latex_escape(table.spec.title)
     widths, wrapped = _widths(table)
     layout = fit(column_groups(table), widths, wrapped, TEXT_WIDTH, SPACINGS)
@@ -100,19 +100,19 @@ def to_latex(table: Table) -> str:
     environments = []
     for i, block in enumerate(layout.blocks, 1):
         caption = title if len(layout.blocks) == 1 else f"{title} ({i} of {len(layout.blocks)})"
-        told = _notes(notes(table)) if i == len(layout.blocks) else []
+        sentences = _sentences(notes(table)) if i == len(layout.blocks) else []
         rows = [[line[j] for j in block] for line in lines]
-        environments.append(_environment(caption, label, rows, layout.spacing, told))
+        environments.append(_environment(caption, label, rows, layout.spacing, sentences))
     return "\n\n".join(["\n".join(PREAMBLE), *environments]) + "\n"
 
 
 def text_width(text: str) -> float:
-    r"""About how many points plain `text` takes in \small, rather more than less."""
+    r"""Return the approximate width of plain `text` in \small, in points, rounded up."""
     return sum(_WIDTHS.get(character, _OTHER_WIDTH) for character in text)
 
 
 def _widths(table: Table) -> tuple[list[float], list[float]]:
-    """The widths of all columns in points, and those with wrapped headers."""
+    """Return the widths of all columns in points, and the widths with wrapped headers."""
     header, *body = grid(table, PLAIN)
     ours = {group[0] for group in column_groups(table)}
     widest = [
@@ -126,7 +126,7 @@ def _widths(table: Table) -> tuple[list[float], list[float]]:
 
 
 def _wrap(text: str, width: float) -> str:
-    """A header in as many lines as it needs to be at most `width` points wide."""
+    """Return a header broken into lines of at most `width` points."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -140,13 +140,15 @@ def _wrap(text: str, width: float) -> str:
     return rf"\begin{{tabular}}[b]{{@{{}}r@{{}}}}{stacked}\end{{tabular}}"
 
 
-def _notes(found: Sequence[Note]) -> list[str]:
-    """The notes as a paragraph of sentences, a line of source for each."""
-    said = [note.text[:1].upper() + note.text[1:] if note.kind in SENTENCES else note.text for note in found]
-    return [f"    {latex_escape(text)}." for text in said]
+def _sentences(found: Sequence[Note]) -> list[str]:
+    """Return the notes as sentences of a paragraph, each on a line of its own."""
+    texts = [note.text[:1].upper() + note.text[1:] if note.kind in SENTENCES else note.text for note in found]
+    return [f"    {latex_escape(text)}." for text in texts]
 
 
-def _environment(caption: str, label: str, rows: Sequence[Sequence[str]], spacing: Spacing, told: Sequence[str]) -> str:
+def _environment(
+    caption: str, label: str, rows: Sequence[Sequence[str]], spacing: Spacing, sentences: Sequence[str]
+) -> str:
     header, *body = (f"    {' & '.join(row)} \\\\" for row in rows)
     # Nothing outside the outer columns: their text ends where the rules do.
     columns = f"@{{}}{label}{'r' * (len(rows[0]) - 1)}@{{}}"
@@ -159,6 +161,6 @@ def _environment(caption: str, label: str, rows: Sequence[Sequence[str]], spacin
         *("    \\toprule", header, "    \\midrule", *body, "    \\bottomrule"),
         "  \\end{tabular}",
     ]
-    if told:
-        lines += ["  \\par\\smallskip", "  \\parbox{\\linewidth}{\\footnotesize\\raggedright", *told, "  }"]
+    if sentences:
+        lines += ["  \\par\\smallskip", "  \\parbox{\\linewidth}{\\footnotesize\\raggedright", *sentences, "  }"]
     return "\n".join([*lines, "\\end{table}"])

@@ -1,4 +1,4 @@
-"""What can stand in a table: a metric's title, unit, better direction, and the stage that reports it."""
+"""The metrics that a table can show: title, unit, better direction, and the stage that reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpas_cli.errors import GpasError, nearest
 
 @dataclass(frozen=True)
 class Metric:
-    """`digits` are shown after the point, and numbers equal in these digits tie. `kind` is what papers call it."""
+    """A metric. `digits` are shown after the point; numbers equal in these digits tie. `kind` is its name in papers."""
 
     name: str
     title: str
@@ -21,11 +21,11 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """The metric that published tables are compared by."""
+        """The name under which published tables have the metric."""
         return self.kind or self.name
 
     def recorded_as(self, task: str) -> str:
-        """The name under which a run reports it: scores have one for each task, and "average"."""
+        """Return the name under which a run reports it: downstream scores have one per task, and "average"."""
         return f"{self.name}/{task}" if self.stage == "downstream" else self.name
 
 
@@ -49,7 +49,7 @@ METRICS = {
 
 
 def metric(name: str) -> Metric:
-    """The metric called `name`. Raises GpasError with the nearest name."""
+    """Return the metric called `name`. Raises GpasError with the nearest name."""
     if name not in METRICS:
         raise GpasError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
     return METRICS[name]

@@ -1,4 +1,4 @@
-"""What a reader must know of a table besides its numbers: one sentence a note, none where there is nothing to say."""
+"""Notes below a table: what a reader must know besides the numbers, one sentence each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpas_cli.report.table import Row, Table, TableCell
 from gpas_cli.words import abbreviated, count, listed
 
 SIGNIFICANT = 0.05
-FEWEST = 3  # pairs: two can agree by chance far too easily for a test that trusts their spread
+MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 NAMED = 3  # cells in one note
-SAME_BUDGET = 1.5  # a published run of up to this many times our tokens, or as many fewer, is not remarked on
+SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a method gains over its base, ours and published: differences of the metric, not yet signed by direction."""
+    """Our and a published difference between a method and its base, in units of the metric."""
 
     row: str
     column: str
@@ -40,7 +40,7 @@ class Gain:
 
 
 def notes(table: Table) -> tuple[Note, ...]:
-    """All notes of a table, in the order of reading."""
+    """Return all notes of a table, in the order in which they are printed."""
     makers = (
         _seeds,
         _delta,
@@ -60,7 +60,7 @@ def notes(table: Table) -> tuple[Note, ...]:
 
 
 def gains(table: Table) -> list[Gain]:
-    """Every cell where both we and a source have a number for the method and for its base."""
+    """Return a gain for every cell where both we and a source have a number for the method and for its base."""
     return [
         Gain(full_title(table, row), table.columns[i].title, source, cell.delta.mean, printed.delta)
         for row, i, cell in _cells(table)
@@ -70,15 +70,15 @@ def gains(table: Table) -> list[Gain]:
 
 
 def full_title(table: Table, row: Row) -> str:
-    """The row's title as it reads outside the table: "Pre-LN + GPAS"."""
+    """Return the row's title with that of its base: "Pre-LN + GPAS"."""
     base = next((other for other in table.rows if row.indent and other.key == row.base), None)
     return f"{base.title} {row.title}" if base else row.title
 
 
 def significant(cell: TableCell) -> bool:
-    """Whether the difference from the base is marked with a star."""
+    """Return whether the difference from the base is marked with a star."""
     delta = cell.delta
-    return delta is not None and delta.p is not None and delta.n >= FEWEST and delta.p < SIGNIFICANT
+    return delta is not None and delta.p is not None and delta.n >= MIN_PAIRS and delta.p < SIGNIFICANT
 
 
 def _cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
@@ -90,7 +90,7 @@ def _where(table: Table, row: Row, column: int) -> str:
 
 
 def _statuses(table: Table) -> list[EntryStatus]:
-    """Each entry once: with a column per task it stands in several cells."""
+    """Return each entry once; with a column per task, an entry is in several cells."""
     return list({s.entry.id: s for _, _, cell in _cells(table) for s in cell.statuses}.values())
 
 
@@ -101,7 +101,7 @@ def _seeds(table: Table) -> Iterator[Note]:
         number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
     elif sizes:
-        yield Note("seeds", f"one {over} a cell: differences may be noise")
+        yield Note("seeds", f"one {over} per cell: differences may be noise")
 
 
 def _delta(table: Table) -> Iterator[Note]:
@@ -117,7 +117,8 @@ def _delta(table: Table) -> Iterator[Note]:
     yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}")
     if any(map(significant, deltas)):
         yield Note(
-            "delta", f"* paired t test over {table.spec.over}s, two-sided p < {SIGNIFICANT:g}, each cell by itself"
+            "delta",
+            f"* paired t test over {table.spec.over}s, two-sided p < {SIGNIFICANT:g}, per cell, uncorrected",
         )
 
 
@@ -140,17 +141,17 @@ def _diverged(table: Table) -> Iterator[Note]:
 
 def _unfinished(table: Table) -> Iterator[Note]:
     statuses = [s for _, _, cell in _cells(table) for s in cell.statuses]
-    lacking = [s for s in statuses if s.value is None and s.state != "diverged"]
-    if lacking:
-        counts = Counter(s.state for s in lacking)
-        told = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        yield Note("unfinished", f"{len(lacking)} of {len(statuses)} numbers are not there yet: {told}")
-    if any(s.state == "unsynced" for s in lacking):
-        yield Note("unfinished", "unsynced: finished, but not in the database; `gpas sync` reads it in")
+    missing = [s for s in statuses if s.value is None and s.state != "diverged"]
+    if missing:
+        counts = Counter(s.state for s in missing)
+        states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+        yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs have no result: {states}")
+    if any(s.state == "unsynced" for s in missing):
+        yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas sync`")
 
 
 def _withheld(table: Table) -> Iterator[Note]:
-    """Numbers that the database has and the run directories do not."""
+    """Note numbers that are in the database but not in the run directories."""
     withheld = [s for s in _statuses(table) if s.withheld is not None]
     gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
     changed = [s for s in withheld if s not in gone]
@@ -163,8 +164,8 @@ def _withheld(table: Table) -> Iterator[Note]:
     if changed:
         yield Note(
             "withheld",
-            f"not shown, because the run directories do not have them any more: the numbers of {_few(changed)}; "
-            f"`gpas status` shows the evidence, `gpas sync` reads it in",
+            f"not shown, because the run directories no longer contain them: the numbers of {_few(changed)}; "
+            f"`gpas status` shows the evidence, `gpas sync` updates the database",
         )
 
 
@@ -194,8 +195,10 @@ def _bases(table: Table) -> Iterator[Note]:
 
 
 def _mixtures(table: Table) -> Iterator[Note]:
-    """Numbers side by side that were not obtained alike. Texts are compared within a column: sizes may differ in
-    vocabulary, and then have different tokens of the same text."""
+    """Note numbers that were obtained with different text, precision, code or devices.
+
+    Texts are compared within a column, because sizes may differ in vocabulary and so in the tokens of the same text.
+    """
     for index, column in enumerate(table.columns):
         cells = [row.cells[index] for row in table.rows]
         statuses = [s for cell in cells for s in cell.statuses]
@@ -218,12 +221,12 @@ def _mixture(
 ) -> Iterator[Note]:
     counts = Counter(of(s.result) or "not recorded" for s in statuses if s.result is not None and s.value is not None)
     if len(counts) > 1:
-        told = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-        yield Note("mixture", f"{where}the numbers mix {what}: {told}")
+        parts = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        yield Note("mixture", f"{where}the numbers mix {what}: {parts}")
 
 
 def _changed(result: Result | None) -> bool:
-    """Whether several versions of the code made the result, one after the other."""
+    """Return whether several versions of the code produced the result, one after the other."""
     return result is not None and result.metrics.get("code_versions", 1) > 1
 
 
@@ -257,15 +260,15 @@ def _published(table: Table) -> Iterator[Note]:
 
 
 def _budgets(table: Table) -> Iterator[Note]:
-    """Published numbers that come from a much longer or shorter training than ours."""
+    """Note published numbers from a much longer or shorter training than ours."""
     found: dict[str, None] = {}
     for _, i, cell in _cells(table):
         entry = cell.statuses[0].entry.cell
         ours = entry.optim.rows * entry.data.length
         for source, printed in (cell.printed or {}).items():
             if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
-                told = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
-                found[f"{table.columns[i].title} was trained on {told}"] = None
+                budgets = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
+                found[f"{table.columns[i].title} was trained on {budgets}"] = None
     yield from (Note("budget", text) for text in found)
 
 
@@ -276,6 +279,6 @@ def _gains(table: Table) -> Iterator[Note]:
         same = sum(gain.ours * gain.published > 0 for gain in found)
         # The median: a published base that diverged differs from its method by a thousand.
         ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
-        told = f"{same} of {len(found)} have the sign of {load(source)['short']}"
+        signs = f"{same} of {len(found)} have the same sign as in {load(source)['short']}"
         digits = table.metric.digits
-        yield Note("gains", f"differences: {told}; median {ours:+.{digits}f} here, {theirs:+.{digits}f} there")
+        yield Note("gains", f"differences: {signs}; median {ours:+.{digits}f} here, {theirs:+.{digits}f} there")

@@ -1,4 +1,4 @@
-"""Where one number comes from: every attempt at its stage, on what it ran, and how the cell differs from its base."""
+"""The provenance of a number: every attempt at its stage, what it ran on, and how the cell differs from its base."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, read_json
 
-# Columns of an attempt that say where, when and with what it ran.
+# Columns of an attempt that record where, when and with what it ran.
 _FACTS = (
     *("host", "device", "gpu", "threads", "precision", "code", "git_commit", "git_dirty", "environment", "executor"),
     *("created", "started", "ended", "resumed_from", "last_step", "parameters"),
     *("fingerprint", "validation_fingerprint", "journal_damaged"),
 )
 
-# Fields of the event with which a training begins, and the bytes of a journal in which it is looked for.
+# Fields of the event that starts a training, and the bytes of a journal that are searched for it.
 _COMPUTED = ("strategy", "micro_batch", "processes", "recompute", "compiled", "gemm", "gemm_origin")
-_HEAD = 2**18
+_HEAD_BYTES = 2**18
 
 
 @dataclass(frozen=True)
 class AttemptProvenance:
-    """One attempt. `outcome` is None while it runs, or when it ended without telling.
+    """One attempt. `outcome` is None while it is running, or if it ended without an outcome.
 
-    `facts` are the columns of the table "attempt" that say where, when and with what it ran. `computed` is how a
-    training computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and
-    what chose it, `gemm_origin`. `checkpoint` is the newest one that is still there. `signal` is the number of the one
-    that ended the process, if any did and somebody saw it. `gone`: the run directory is not there any more. `retry`
-    says why the attempt was made, where that was a failure of the one before: {of: its number, why}.
+    facts: the columns of the table "attempt" that record where, when and with what it ran. computed: how a training
+    computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and what
+    chose it, `gemm_origin`. checkpoint: the newest one that still exists. signal: the number of the signal that killed
+    the process, if one did and it was recorded. gone: the run directory is gone. retry: why the attempt was made, if
+    after a failure: {of: the number of the failed attempt, why}.
     """
 
     number: int
@@ -55,7 +55,7 @@ class AttemptProvenance:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting in which the cell and its base differ; None: the setting does not exist there."""
+    """One setting in which the cell and its base differ; None means that the setting does not exist there."""
 
     setting: str
     base: object
@@ -64,9 +64,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Provenance:
-    """All that is known of one stage's result. `decisive` is the number of the attempt that tables show.
+    """The provenance of one stage's result. `decisive` is the number of the attempt that tables show.
 
-    `spikes` are (update, loss or grad_norm, value) by update, over all attempts.
+    spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts.
     """
 
     key: str
@@ -84,16 +84,16 @@ class Provenance:
 def trace_number(
     engine: Engine, runs: Path, key: str, base: Cell | None = None, catalogue: Catalogue | None = None
 ) -> Provenance:
-    """The provenance of the result of stage `key`; `runs` is the project's folder of run directories.
+    """Return the provenance of the result of stage `key`; `runs` is the project's folder of run directories.
 
-    `base` is the cell to compare with: by default the same cell without a gate. `catalogue`: of the experiments, for
-    schemes that plugins bring. Raises UnknownCell when the database has no attempt at the stage.
+    `base` is the cell to compare with, by default the same cell without a gate. `catalogue` is that of the experiments,
+    for schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
     """
     stage = query.stage(engine, key)
     tries = query.attempts(engine, key)
     if stage is None or not tries:
-        raise UnknownCell(f"{key}: the database has no attempt at it; `gpas sync` reads new ones in")
-    # Read as a cell, so that one recorded by an older version shows the settings that came later.
+        raise UnknownCell(f"{key}: the database has no attempt at this stage; `gpas sync` ingests new ones")
+    # Parsed as a cell, so that one recorded by an older version has the settings that were added later.
     own = cell_from(stage["cell"], catalogue)
     base = base or _ungated(own, catalogue)
     result = query.results(engine, [key]).get(key)
@@ -112,14 +112,14 @@ def trace_number(
 
 
 def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """The settings in which two cells' mappings differ, as dotted names, in the order they are written."""
+    """Return the settings in which two cells' mappings differ, with dotted names, in the order they are written."""
     left, right = _flat(base), _flat(own)
     names = dict.fromkeys((*right, *left))
     return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
 
 
 def _ungated(cell: Cell, catalogue: Catalogue | None) -> Cell | None:
-    """The same cell without a gate, None for a cell that has none."""
+    """Return the same cell without a gate, None for a cell that has none."""
     return cell_from({**cell.to_mapping(), "gate": None}, catalogue) if cell.model.gate else None
 
 
@@ -135,9 +135,9 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _computed(directory: AttemptDir) -> dict[str, Any]:
-    """How the attempt's training computes, {} for another stage, or where the journal cannot be read."""
+    """Return how the attempt's training computes; {} for other stages or if the journal cannot be read."""
     try:
-        events, _, _ = read(directory.journal_path, limit=_HEAD)
+        events, _, _ = read(directory.journal_path, limit=_HEAD_BYTES)
     except OSError:
         return {}
     phases = (event for event in events if event["kind"] == "phase" and event.get("name") == "training")
@@ -164,7 +164,7 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of an attempt, {} where it cannot be read: the database has what matters."""
+    """Return the JSON object in a file of an attempt, {} if it cannot be read: the database has what matters."""
     try:
         return read_json(path)
     except (OSError, StoreError):

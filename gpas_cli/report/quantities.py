@@ -1,4 +1,4 @@
-"""What `gpas figure` can draw: curves over updates and by layer, with the words and units of their axes."""
+"""The curves that `gpas figure` can draw, over updates or by layer, with the titles and units of their axes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ QUANTITIES = {quantity.name: quantity for quantity in (*OVER_UPDATES, *BY_LAYER)
 
 
 def quantity(name: str) -> Quantity:
-    """The quantity called `name`. Raises GpasError with the nearest name."""
+    """Return the quantity called `name`. Raises GpasError with the nearest name."""
     if name not in QUANTITIES:
         raise GpasError(f"unknown curve '{name}'; {nearest(name, QUANTITIES)}")
     return QUANTITIES[name]

@@ -1,4 +1,4 @@
-"""Questions to the database. Commands import this late: it brings SQLAlchemy in."""
+"""Database queries for reports. Commands import this module late, because it imports SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpas_cli.store.projection import SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, StageRow
 
 DECISIVE = ("done", "diverged")
-AT_ONCE = 500  # parameters in one statement; older SQLite refuses more than 999
+STATEMENT_PARAMETERS = 500  # in one statement; older SQLite refuses more than 999
 
-# Columns of an attempt that a result takes over as they are.
+# Columns of an attempt that are fields of a result.
 _SAME = (
     *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
     *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
@@ -22,9 +22,9 @@ _SAME = (
 
 
 def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
-    """Stage key -> what its latest done or diverged attempt reported; stages without one are left out.
+    """Return the result of the latest done or diverged attempt by stage key; stages without one are left out.
 
-    An attempt whose run directory is gone counts only where no other one is left, and is marked so.
+    An attempt whose run directory is gone counts only if there is no other, and its result is marked as gone.
     """
     found: dict[str, Result] = {}
     with engine.connect() as connection:
@@ -43,7 +43,7 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
 
 
 def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
-    """All attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
+    """Return all attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
     with engine.connect() as connection:
         rows = _rows(
             connection,
@@ -54,16 +54,17 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
 
 
 def stage(engine: Engine, key: str) -> dict[str, Any] | None:
-    """The stage's kind, parents and cell; None when the database has no attempt at it."""
+    """Return the stage's kind, parents and cell; None if the database has no attempt at it."""
     with engine.connect() as connection:
         rows = _rows(connection, select(StageRow.__table__).where(StageRow.key == key))
     return rows[0] if rows else None
 
 
 def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
-    """The curve `name` of a stage as (step, value) by step, attempts joined: of several, the latest attempt counts.
+    """Return the curve `name` of a stage as (step, value) pairs in order of step.
 
-    Attempts whose run directories are gone are left out.
+    Attempts are joined; at a step that several have, the latest one counts. Attempts whose run directories are gone are
+    left out.
     """
     points = (
         select(CurveRow.step, CurveRow.value)
@@ -77,13 +78,13 @@ def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
 
 
 def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
-    """The stage's spikes as (update, loss or grad_norm, value) by update; a resumed attempt's count once."""
+    """Return the stage's spikes as (update, "loss" or "grad_norm", value); those of a resumed attempt count once."""
     found = ((step, of, value) for of, name in SPIKE_CURVES.items() for step, value in curve(engine, key, name))
     return tuple(sorted(found))
 
 
 def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int, float]]]:
-    """A per-layer curve as (step, {layer: value}) by step, attempts joined like `curve`."""
+    """Return a per-layer curve as (step, {layer: value}) pairs; attempts are joined as in `curve`."""
     points = (
         select(AttemptRow.number, LayerCurveRow.step, LayerCurveRow.layer, LayerCurveRow.value)
         .join(AttemptRow, AttemptRow.id == LayerCurveRow.attempt_id)
@@ -122,4 +123,4 @@ def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
 
 def _parts(values: Iterable[Any]) -> Iterator[list[Any]]:
     distinct = list(dict.fromkeys(values))
-    return (distinct[i : i + AT_ONCE] for i in range(0, len(distinct), AT_ONCE))
+    return (distinct[i : i + STATEMENT_PARAMETERS] for i in range(0, len(distinct), STATEMENT_PARAMETERS))

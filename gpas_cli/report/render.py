@@ -16,18 +16,18 @@ from gpas_cli.report.latex import to_latex
 from gpas_cli.report.notes import full_title, gains, notes
 from gpas_cli.report.table import Row, Table, TableCell
 
-SCHEMA = 1  # of the JSON; grows when a reader of the old one would misread the new one
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would execute
+SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table, with the notes as a list."""
+    """Return a pipe table with the notes as a list."""
     style = Style(_markdown, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", indent="&nbsp;&nbsp;")
     header, *lines = grid(table, style)
     rule = ["---", *["---:"] * (len(header) - 1)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
-    told = "\n".join(f"- {_markdown(note.text)}" for note in notes(table))
-    return f"**{_markdown(table.spec.title)}**\n\n{body}\n\n{told}\n"
+    listed_notes = "\n".join(f"- {_markdown(note.text)}" for note in notes(table))
+    return f"**{_markdown(table.spec.title)}**\n\n{body}\n\n{listed_notes}\n"
 
 
 def _markdown(text: str) -> str:
@@ -38,9 +38,9 @@ def _markdown(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """One line per cell, all numbers in full.
+    """Return one line per cell, with numbers in full precision.
 
-    Text that a spreadsheet would execute as a formula has an apostrophe before it.
+    Text that a spreadsheet would execute as a formula gets an apostrophe in front.
     """
     names = ["metric", "mean", "std", "n", "wanted", "delta", "delta_std", "delta_n", "p", "mark", "status"]
     sources = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
@@ -56,7 +56,7 @@ def to_csv(table: Table) -> str:
 
 
 def _csv_cell(value: object) -> object:
-    """Numbers as they are, text printable and never a formula."""
+    """Return a number unchanged, and text printable and never a formula."""
     if not isinstance(value, str):
         return value
     text = one_line(value)
@@ -76,7 +76,7 @@ def _csv_printed(table: Table, cell: TableCell) -> list[object]:
 
 
 def to_json(table: Table) -> str:
-    """Everything, in schema `SCHEMA`. Numbers that are not finite are the strings "nan", "inf", "-inf"."""
+    """Return the whole table as JSON. Numbers that are not finite are the strings "nan", "inf", "-inf"."""
     data = {
         "schema": SCHEMA,
         "title": table.spec.title,
@@ -138,7 +138,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def render(table: Table, form: str) -> str:
-    """The table as text in one of FORMATS. Raises GpasError with the nearest format."""
+    """Return the table as text in one of FORMATS. Raises GpasError with the nearest format."""
     if form not in FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
     return FORMATS[form](table)

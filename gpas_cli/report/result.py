@@ -1,4 +1,4 @@
-"""The decisive result of one stage, as the tables use it. No SQLAlchemy here, so that tables can be built without."""
+"""The result of one stage that tables show. Without SQLAlchemy, so that tables can be built without a database."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 class Result:
     """What the latest done or diverged attempt of a stage reported.
 
-    `gone` says that its run directory, and that of every other such attempt, is not there any more: the numbers are
-    known, and nothing supports them. `device` is e.g. "cpu" or "cuda"; `ended` a unix time; `fingerprint` is that of
-    the training text. None: the journal does not tell.
+    gone: the run directories of this and every other such attempt are gone, so nothing confirms the numbers. device:
+    e.g. "cpu" or "cuda". ended: unix time. fingerprint: that of the training text. None means not recorded.
     """
 
     key: str

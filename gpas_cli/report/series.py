@@ -1,7 +1,7 @@
-"""Curves of single runs -> one series per method: mean and spread over seeds, a title, and how it is to be told apart.
+"""Group curves of cells into one series per method: mean and standard deviation over seeds, title, colour, line style.
 
-Colour stands for the scheme and whatever else varies, the line style for the gate, so that a scheme with and without
-GPAS shares a hue. No matplotlib here.
+Colours distinguish schemes and whatever else varies, line styles gates, so that a scheme with and without GPAS has one
+colour. This module does not need matplotlib.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Points = tuple[tuple[float, float], ...]
 
-STYLES = 4  # line styles that can be told apart; a grid with more gates gets a colour for each
-METHOD = ("norm", "gate")  # axes that make the first part of a title
+STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
+METHOD = ("norm", "gate")  # axes that form the first part of a title
 
 
 @dataclass(frozen=True)
 class CellCurve:
-    """The curve of one cell: finite points (x, y) by x, those at which spikes are marked, and the final norm's value.
+    """The curve of one cell: finite points (x, y) in order of x, points marked as spikes, and the final norm's value.
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
     """
@@ -43,9 +43,9 @@ class CellCurve:
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of one method. `labels` are those that they share.
+    """The runs of one method. `labels` are the ones that they share.
 
-    `colour` and `style` count from 0; where colours stand for numbers in order, `shade` goes from 0 to 1.
+    `colour` and `style` count from 0; if colours represent ordered numbers, `shade` is between 0 and 1.
     """
 
     title: str
@@ -56,34 +56,34 @@ class Series:
     shade: float | None = None
 
     def mean(self) -> list[tuple[float, Aggregate]]:
-        """Mean and standard deviation at every x that all runs have."""
+        """Return the mean and standard deviation at every x that all runs have."""
         values = [dict(run.points) for run in self.runs]
         common = sorted(set.intersection(*(set(points) for points in values)))
         return [(x, aggregate([points[x] for points in values])) for x in common]
 
     def tails(self) -> list[Points]:
-        """What runs have beyond the last x of the mean, each from there on: of a run still going, or of its peers."""
+        """Return the parts of runs beyond the last x of the mean, where some run has not got that far."""
         common = self.mean()
         last = common[-1][0] if common else -math.inf
         tails = [tuple(point for point in run.points if point[0] >= last) for run in self.runs]
         return [tail for tail in tails if len(tail) > (1 if common else 0)]
 
     def final_norm(self) -> Aggregate | None:
-        """Mean and standard deviation of the final norm's values, None where not all runs have one."""
+        """Return the mean and standard deviation of the final norm's values, None unless all runs have one."""
         values = [run.final_norm for run in self.runs if run.final_norm is not None]
         return aggregate(values) if values and len(values) == len(self.runs) else None
 
 
 def over_updates(curve: Iterable[tuple[float, float]], scale: float = 1.0) -> Points:
-    """The finite points of a curve, scaled: what is not finite cannot be drawn."""
+    """Return the finite points of a curve, scaled."""
     return tuple((x, y * scale) for x, y in curve if math.isfinite(y))
 
 
 def by_layer(entry: Entry, values: Mapping[int, float]) -> tuple[Points, float | None]:
-    """Values by index -> points over layers from 1 on, and the value of the final norm where there is one.
+    """Return points over layers, counted from 1, and the value of the final norm if there is one, from values by index.
 
-    The value after the last layer's is the final norm's. Of several values a layer, such as the gates of its two
-    sub-layers, the later ones lie between the layer and the next.
+    The value after the last layer's is the final norm's. If a layer has several values, such as the gates of its two
+    sub-layers, the later ones are placed between it and the next layer.
     """
     layers, count = entry.cell.model.size.layers, max(values, default=-1) + 1
     each = max(1, count // layers)
@@ -94,11 +94,11 @@ def by_layer(entry: Entry, values: Mapping[int, float]) -> tuple[Points, float |
 
 
 def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
-    """One series for each set of runs that differ in nothing but the averaged axis, in order of declaration.
+    """Return a series for each set of runs that differ only on the averaged axis, in declared order.
 
     A cell that several grids share counts once.
     """
-    # Reversed twice: of equal cells the first counts.
+    # Reversed twice, so that the first of equal cells is kept.
     distinct = list({run.entry.cell.key: run for run in reversed(runs)}.values())[::-1]
     groups: dict[tuple[str, frozenset[tuple[str, Label]]], list[CellCurve]] = {}
     for run in distinct:
@@ -116,13 +116,13 @@ def _labels(run: CellCurve) -> dict[str, Label]:
 
 
 def _varying(labels: Sequence[Mapping[str, Label]]) -> list[str]:
-    """The axes on which not all have the same label."""
+    """Return the axes on which labels differ."""
     axes = dict.fromkeys(axis for mapping in labels for axis in mapping)
     return [axis for axis in axes if len({mapping.get(axis) for mapping in labels}) > 1]
 
 
 def _title(labels: Mapping[str, Label], varying: Sequence[str], titles: Mapping[Label, str]) -> str:
-    """The method, and the labels of other axes that vary: "Pre-LN + GPAS, optim.lr 0.001"."""
+    """Return the method and the labels of other varying axes: "Pre-LN + GPAS, optim.lr 0.001"."""
     method = [axis for axis in METHOD if axis in labels]
     words = [row_title(method, tuple(labels[axis] for axis in method), titles)] if method else []
     words += [label_title(axis, labels.get(axis), titles) or f"no {axis}" for axis in varying if axis not in METHOD]
@@ -130,7 +130,7 @@ def _title(labels: Mapping[str, Label], varying: Sequence[str], titles: Mapping[
 
 
 def _with_grids(found: Sequence[Series]) -> list[Series]:
-    """Titles that two grids have in common, with the name of the grid."""
+    """Return the series; titles that two grids share get the name of the grid."""
     counts = Counter(series.title for series in found)
     return [
         replace(series, title=f"{series.title} ({series.runs[0].entry.grid})") if counts[series.title] > 1 else series
@@ -156,13 +156,13 @@ def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, 
 
 
 def _grid(series: Series, found: Sequence[Series]) -> str:
-    """The grid of a series where another has the same labels, else ""."""
+    """Return the grid of a series if another series has the same labels, else ""."""
     alike = sum(other.labels == series.labels for other in found)
     return series.runs[0].entry.grid if alike > 1 else ""
 
 
 def _styles(gates: Sequence[Label]) -> dict[Label, int]:
-    """Gate -> line style: the first gate is drawn solid (0), no gate dashed (1) where there are both."""
+    """Return line styles by gate: the first gate is solid (0) and, if there are both, no gate is dashed (1)."""
     distinct = list(dict.fromkeys(gates))
     others = [gate for gate in distinct if gate != "none"]
     order = [*others[:1], "none", *others[1:]] if others and "none" in distinct else distinct
@@ -170,7 +170,7 @@ def _styles(gates: Sequence[Label]) -> dict[Label, int]:
 
 
 def _colours(keys: Sequence[tuple[object, ...]], hued: Sequence[str]) -> dict[tuple[object, ...], int]:
-    """A colour for each key. A scheme has the same one in every figure that is coloured by schemes alone."""
+    """Return a colour for each key. A scheme has the same colour in every figure coloured by schemes alone."""
     distinct = list(dict.fromkeys(keys))
     if list(hued) == ["norm"] and all(key[0] in SCHEMES and not key[1] for key in distinct):
         return {key: list(SCHEMES).index(str(key[0])) for key in distinct}
@@ -178,7 +178,7 @@ def _colours(keys: Sequence[tuple[object, ...]], hued: Sequence[str]) -> dict[tu
 
 
 def _shades(labels: Sequence[object]) -> dict[object, float]:
-    """Numbers -> their rank between 0 and 1; nothing for words."""
+    """Return the ranks of numbers, scaled to 0 to 1; {} for words."""
     if not all(isinstance(label, int | float) and not isinstance(label, bool) for label in labels):
         return {}
     ranked = sorted({float(str(label)) for label in labels})

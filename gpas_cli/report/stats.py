@@ -1,4 +1,7 @@
-"""Mean, spread and paired differences over seeds. Few numbers, so no numpy; sums are exact (`math.fsum`)."""
+"""Mean, standard deviation and paired differences over seeds.
+
+The samples are small, so numpy is not used; sums are exact (`math.fsum`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Aggregate:
-    """`std` is the sample standard deviation (n - 1), None for a single number."""
+    """The mean of n numbers. `std` is the sample standard deviation (n - 1), None for a single number."""
 
     mean: float
     std: float | None
@@ -20,8 +23,8 @@ class Aggregate:
 class Paired:
     """Differences own - base over the seeds that both have.
 
-    `lower`: in how many seeds own is lower. `t` and the two-sided `p` of the paired t test are None with fewer than two
-    pairs or when all differences are equal.
+    `lower` and `higher` count the seeds in which own is lower or higher. `t` and the two-sided `p` of the paired t test
+    are None with fewer than two pairs or when all differences are equal.
     """
 
     mean: float
@@ -34,7 +37,7 @@ class Paired:
 
 
 def aggregate(values: Sequence[float]) -> Aggregate:
-    """Mean and sample standard deviation. Raises ValueError for no values; not finite in, not finite out."""
+    """Return the mean and sample standard deviation; not finite if a value is not. Raises ValueError for no values."""
     if not values:
         raise ValueError("no values")
     if not all(map(math.isfinite, values)):
@@ -43,13 +46,13 @@ def aggregate(values: Sequence[float]) -> Aggregate:
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Aggregate(mean, None, 1)
-    # A mean of equal numbers may be off by one rounding; their spread is still nothing.
+    # The mean of equal numbers may be off by a rounding error; their standard deviation is still 0.
     squares = 0.0 if len(set(values)) == 1 else math.fsum((v - mean) ** 2 for v in values)
     return Aggregate(mean, math.sqrt(squares / (len(values) - 1)), len(values))
 
 
 def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Paired | None:
-    """The paired differences of two methods by seed, None where no seed has both."""
+    """Return the paired differences of two methods by seed, None if no seed has both."""
     seeds = [seed for seed in own if seed in base]
     if not seeds:
         return None
@@ -68,8 +71,11 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
 
 
 def two_sided_p(t: float, freedom: int) -> float:
-    """P(|T| >= |t|) of Student's t with `freedom` >= 1 degrees of freedom: the finite series for whole degrees
-    (Abramowitz and Stegun, 26.7.3 and 26.7.4). Absolute error about 1e-15, so tiny values are only "below 1e-14"."""
+    """Return P(|T| >= |t|) of Student's t with `freedom` >= 1 degrees of freedom.
+
+    Uses the finite series for integer degrees (Abramowitz and Stegun, 26.7.3 and 26.7.4). The absolute error is about
+    1e-15, so that values below 1e-14 are not meaningful.
+    """
     if freedom < 1:
         raise ValueError("at least one degree of freedom")
     angle = math.atan2(abs(t), math.sqrt(freedom))

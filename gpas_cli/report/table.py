@@ -1,8 +1,8 @@
-"""Entries, their states and results -> one `Table`. Data only; `render` makes text of it.
+"""Build a `Table` from entries, their states and results. The table is data; `render` turns it into text.
 
-rows       one per method (the row axes); a method that differs from its base (`against`) stands beneath it
+rows       one per method (the row axes); a method with a base (`against`) is below its base
 columns    one per label of the column axis, or one per downstream task
-a cell     mean and spread over seeds, the paired difference from the base, published numbers, what is missing
+a cell     mean and standard deviation over seeds, paired difference from the base, published numbers, status
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Printed:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One row and column. `mark` is "best", "second" or ""; `status` says why numbers are missing, "" if none is.
+    """One cell. `mark` is "best", "second" or ""; `status` is why numbers are missing, "" if none is.
 
-    `delta` is None in a base row, and where no seed has both numbers. No statuses: the grid has no such cell.
+    `delta` is None in a base row, and if no seed has both numbers. `statuses` is empty if the grid has no such cell.
     """
 
     statuses: tuple[EntryStatus, ...] = ()
@@ -61,7 +61,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Row:
-    """One method. `base` is the key of the row its deltas refer to, None for a row that is itself a base."""
+    """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base."""
 
     key: RowKey
     title: str
@@ -81,7 +81,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A finished table. `rows` are in the order of display."""
+    """A table. `rows` are in display order."""
 
     spec: TableSpec
     metric: Metric
@@ -91,15 +91,15 @@ class Table:
 
 
 def stage_keys(entries: Sequence[Entry]) -> list[str]:
-    """The keys of all stages of the entries: what `states` and `results` should cover."""
+    """Return the keys of all stages of the entries, which `states` and `results` should cover."""
     return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
 
 
 def build(entries: Sequence[Entry], states: States, results: Results, spec: TableSpec) -> Table:
-    """The table of `entries`, whose stages' states and results are given by stage key.
+    """Return the table of `entries`; `states` and `results` are by stage key.
 
-    Raises GpasError for an unknown metric, axis or published table, and when two entries fall into one cell though they
-    differ in more than the averaged axis.
+    Raises GpasError for an unknown metric, axis or published table, and if two entries of one table cell differ in more
+    than the averaged axis.
     """
     sources = {source: published(source, name) for source, name in spec.published.items()}
     _check(entries, spec, sources)
@@ -135,9 +135,9 @@ def _check(entries: Sequence[Entry], spec: TableSpec, sources: Mapping[str, Publ
 
 
 def _group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
-    """Row key -> column label -> entries. With columns `task`, an entry is in the column of each of its tasks."""
+    """Return the entries by row key and column label. With columns `task`, an entry is in the column of each task."""
     groups: Groups = {}
-    # Grids that include one another may bring the same cell twice.
+    # Grids that include one another may have the same cell twice.
     for entry in {(entry.cell.key, *sorted(entry.axes.items())): entry for entry in entries}.values():
         row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
         for label in _column_labels(entry, spec):
@@ -156,19 +156,19 @@ def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
 
 
 def _refuse_mixture(group: Sequence[Entry], spec: TableSpec) -> None:
-    """A mean over entries that differ in something besides the seed would be a mean of different things."""
+    """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
     first = group[0]
     for entry in group[1:]:
         axes = sorted(entry.axes.keys() | first.axes.keys())
         differing = [axis for axis in axes if entry.axes.get(axis) != first.axes.get(axis) and axis != spec.over]
         if differing:
             raise GpasError(
-                f"table '{spec.title}': {first.id} and {entry.id} fall into one cell but differ in "
+                f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
                 f"{', '.join(differing)}; add it to the rows, or select cells with --where"
             )
     seeds = [entry.axes.get(spec.over) for entry in group]
     if len(set(seeds)) < len(seeds):
-        raise GpasError(f"table '{spec.title}': {first.id} is there twice; a cell counts once for each {spec.over}")
+        raise GpasError(f"table '{spec.title}': {first.id} occurs twice; a cell counts once for each {spec.over}")
 
 
 def _cells(
@@ -228,7 +228,7 @@ def _order(
     spec: TableSpec,
     titles: Mapping[Label, str],
 ) -> list[Row]:
-    """Bases in declared order, what is measured against each of them beneath it."""
+    """Return bases in declared order, each followed by the rows that are compared with it."""
     rows = []
     for key in cells:
         if bases.get(key) in cells:
@@ -242,8 +242,10 @@ def _order(
 
 
 def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:
-    """The rows with the best and second best of each column marked. Unfinished cells are not ranked; numbers that look
-    equal tie, and after a tie for best there is no second."""
+    """Return the rows with the best and second best cell of each column marked.
+
+    Unfinished cells are not ranked. Numbers equal in the displayed digits tie; after a tie for best there is no second.
+    """
     ranked = [list(row.cells) for row in rows]
     for column in range(len(ranked[0])):
         marks = _marks([row[column] for row in ranked], what)
@@ -257,7 +259,7 @@ def _marks(column: Sequence[TableCell], what: Metric) -> list[str]:
     numbers = sorted((n for n in shown if n is not None), reverse=what.better == "higher")
     if len(numbers) < 2:
         return [""] * len(shown)
-    names = {numbers[1]: "second", numbers[0]: "best"}  # where both are one number it is the best
+    names = {numbers[1]: "second", numbers[0]: "best"}  # if both are the same number, it is the best
     return ["" if n is None else names.get(n, "") for n in shown]
 
 

@@ -1,4 +1,4 @@
-"""Whether the tables that experiments.yaml declares can be made, checked when the file is read."""
+"""Check, when experiments.yaml is read, that the tables which it declares can be made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpas_cli.report.papers import published
 
 
 def table_problems(experiments: Experiments) -> Iterator[Problem]:
-    """What is wrong with the metric and the published tables that grids name, at its place in the file."""
+    """Yield the problems of the metrics and published tables that grids name, with their places in the file."""
     for grid in experiments.grids.values():
         if grid.table is not None:
             yield from _problems(experiments.grids, grid, grid.table)
@@ -39,7 +39,7 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec) -> Iterat
 
 
 def _stages(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
-    """The sections that the grid sets anywhere, and the grids that it includes: among them the stages of its cells."""
+    """Return the sections that the grid and its included grids set; they include the stages of its cells."""
     settings = [grid.base, *(override.settings for override in grid.override)]
     names = {name for node in settings for name in children(node)}
     names |= {name.partition(".")[0] for axis in grid.all_axes for name in axis.names}

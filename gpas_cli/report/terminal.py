@@ -1,4 +1,4 @@
-"""One `Table` -> rich, for a terminal of any width."""
+"""A `Table` as a rich renderable, for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpas_cli.report.column_layout import Spacing, fit
 from gpas_cli.report.notes import notes
 from gpas_cli.report.table import Table
 
-# Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that it could mistake.
+# Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.
 STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
 SPACINGS = (Spacing(3, edges=2), Spacing(2), Spacing(2, wrapped=True))
 NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
@@ -24,7 +24,7 @@ NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A table with its title above and its notes beneath. What does not fit the width goes into further blocks."""
+    """A table with its title above and its notes below. Columns that do not fit the width go into further blocks."""
 
     table: Table
 
@@ -43,13 +43,13 @@ def _widths(lines: Sequence[Sequence[Text]]) -> list[int]:
 
 
 def _wrapped_widths(lines: Sequence[Sequence[Text]]) -> list[int]:
-    """How wide the columns are when headers are wrapped at every blank."""
+    """Return the widths of the columns if headers are wrapped at every blank."""
     header, *body = lines
     return _widths([[max(text.split(" "), key=lambda word: word.cell_len, default=text) for text in header], *body])
 
 
 def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int) -> RichTable:
-    """One block, at most `room` wide: where one column is too wide for it, labels and then numbers are wrapped."""
+    """Return one block, at most `room` wide; if a single column is too wide, labels and then numbers are wrapped."""
     label, *widths = _wrapped_widths(lines) if spacing.wrapped else _widths(lines)
     left = room - spacing.edges - sum(spacing.gap + width for width in widths)
     # rich puts a character between two columns, besides the padding.

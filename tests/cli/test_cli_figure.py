@@ -65,7 +65,7 @@ def test_a_file_for_each_suffix(project: Path) -> None:
     [
         (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
         (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
-        (("--what", "importance"), "My grid: nothing was recorded that could be drawn"),
+        (("--what", "importance"), "My grid: no such curve has been recorded"),
     ],
 )
 def test_mistakes(project: Path, words: tuple[str, ...], message: str) -> None:

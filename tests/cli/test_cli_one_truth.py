@@ -67,7 +67,7 @@ def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bo
     said = project.shown()
     assert "103" not in said
     assert "1/2 seeds" in said
-    assert ("not shown, because the run directories do not have them any more: the numbers of gpas-s1" in said) is (
+    assert ("not shown, because the run directories no longer contain them: the numbers of gpas-s1" in said) is (
         not writable
     )
 

@@ -112,7 +112,7 @@ def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path)
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(GpasError, match="Title: nothing was recorded"):
+    with pytest.raises(GpasError, match="Title: no such curve has been recorded"):
         save(Figure("Title", "x", "y", ()), [tmp_path / "x.svg"])
 
 

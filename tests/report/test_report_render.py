@@ -44,14 +44,14 @@ MARKDOWN = """\
 
 - mean ± sample standard deviation over 3 seeds
 - in parentheses: difference from the same row with gate none, the mean over the seeds that both have
-- \\* paired t test over seeds, two-sided p \\< 0.05, each cell by itself
+- \\* paired t test over seeds, two-sided p \\< 0.05, per cell, uncorrected
 - bold: best of its column; underlined: second best (unfinished cells are not ranked)
 - diverged runs are not in the mean: LNS 71m
-- 2 of 12 numbers are not there yet: 1 missing, 1 running
+- 2 of 12 runs have no result: 1 missing, 1 running
 - differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)
 - GPAS paper: GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling, \
 table2\\_perplexity: validation perplexity on C4 after pretraining
-- differences: 2 of 2 have the sign of GPAS paper; median -1.31 here, -1.25 there
+- differences: 2 of 2 have the same sign as in GPAS paper; median -1.31 here, -1.25 there
 """
 
 LATEX = """\
@@ -164,7 +164,7 @@ def test_on_paper_what_does_not_fit_has_a_table_of_its_own() -> None:
         assert f"\\caption{{Perplexity ({i} of 3)}}" in environment
         assert "Pre-LN & missing" in environment
     assert [sum(f" {size} & " in environment for size in sizes) for environment in environments] == [2, 2, 1]
-    assert ["One seed a cell" in environment for environment in environments] == [False, False, True]
+    assert ["One seed per cell" in environment for environment in environments] == [False, False, True]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")

@@ -188,7 +188,8 @@ def test_published_numbers_stand_where_the_paper_has_the_cell() -> None:
         ("Pre-LN + GPAS", "gpas", -0.72, -0.74),
         ("LNS + GPAS", "gpas", -1.9, -1.77),
     ]
-    assert note(table, "gains") == "differences: 2 of 2 have the sign of GPAS paper; median -1.31 here, -1.25 there"
+    signs = "differences: 2 of 2 have the same sign as in GPAS paper"
+    assert note(table, "gains") == f"{signs}; median -1.31 here, -1.25 there"
 
 
 def test_a_stand_in_may_be_put_beside_the_papers_size() -> None:
@@ -295,7 +296,7 @@ def test_the_same_cell_of_two_grids_counts_once() -> None:
         ({"against": {"size": "71m"}}, "against: 'size' is not a row axis"),
         ({"published": {"gpas": "table3_accuracy"}}, "prints accuracy, not perplexity"),
         ({"published": {"gpsa": "table2_perplexity"}}, "unknown source 'gpsa'; did you mean 'gpas'"),
-        ({"rows": ("gate",), "against": {}}, "fall into one cell but differ in norm"),
+        ({"rows": ("gate",), "against": {}}, "are in the same table cell but differ in norm"),
         ({"value": "accuracy"}, "accuracy comes from the stage 'downstream', which this cell does not have"),
     ],
 )

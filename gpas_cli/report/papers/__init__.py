@@ -1,12 +1,12 @@
-"""The published numbers, one YAML file per source, found by the labels of our cells.
+"""Published numbers, in one YAML file per source, looked up by the labels of our cells.
 
     sources:
       gpas            the GPAS paper            curse_of_depth   The Curse of Depth (LayerNorm Scaling)
       poster          the GPAS poster           spike_no_more    Spike No More
       code            the GPAS repository       raptr            RaPTr
 
-A table has rows with labels and one column axis; `where` holds for all of it. A row belongs to a cell when the cell has
-every label of the row. Where a row is silent about the gate or the embedding it means neither is changed.
+A table has rows with labels and one column axis; the labels in `where` apply to all of it. A row matches a cell that
+has every label of the row. A row without a label for the gate or the embedding means that it is unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One printed row. `values`, `deltas`, `stds` have one number per column; None: not printed."""
+    """One printed row. `values`, `deltas` and `stds` have one number per column, None if it is not printed."""
 
     labels: Labels
     values: tuple[float | None, ...]
@@ -38,18 +38,18 @@ class PublishedRow:
     stds: tuple[float | None, ...] = ()
 
     def fits(self, labels: Labels) -> bool:
-        """Whether a cell with these labels has every label of this row."""
+        """Return whether a cell with these labels has every label of this row."""
         cell = {**UNCHANGED, **labels}
         return all(_same(cell.get(axis), label) for axis, label in {**UNCHANGED, **self.labels}.items())
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table of one source. Calling it looks a cell's labels up.
+    """One table of one source.
 
-    better: "lower" or "higher". axis: the label that names a column, "" where the table has one column.
-    train_tokens: tokens each column was trained on, where the source says it.
-    as_if: the column that every cell is looked up in, whatever its own label: the paper's 71m beside a small stand-in.
+    better: "lower" or "higher". axis: the axis of the columns, "" if the table has one column.
+    train_tokens: tokens that each column was trained on, if the source states it.
+    as_if: the column in which every cell is looked up, whatever its own label: the paper's 71m beside a smaller model.
     """
 
     source: str
@@ -65,19 +65,19 @@ class PublishedTable:
     as_if: str = ""
 
     def value(self, labels: Labels) -> float | None:
-        """The printed number of the cell with these labels, None where there is none."""
+        """Return the printed number of the cell with these labels, None if there is none."""
         column = self._column(labels)
         row = self._row(labels)
         return row.values[column] if row is not None and column is not None else None
 
     def delta(self, labels: Labels, base: Labels) -> float | None:
-        """The number of `labels` minus that of `base`, from the printed numbers; None where either is missing."""
+        """Return the printed number of `labels` minus that of `base`, None if either is missing."""
         own, other = self.value(labels), self.value(base)
         # Printed numbers have a few decimals, and so has their difference.
         return None if own is None or other is None else round(own - other, 6)
 
     def tokens(self, labels: Labels) -> int | None:
-        """Tokens the cell's column was trained on, None where the source does not say or the cell only stands in."""
+        """Return the tokens that the cell's column was trained on; None if not stated, or with `as_if`."""
         column = self._column(labels)
         return self.train_tokens[column] if self.train_tokens and column is not None and not self.as_if else None
 
@@ -88,16 +88,16 @@ class PublishedTable:
         return next((i for i, label in enumerate(self.columns) if _same(label, wanted)), None)
 
     def _row(self, labels: Labels) -> PublishedRow | None:
-        """The row that fits; of several the one that says most."""
+        """Return the matching row; of several, the one with the most labels."""
         fitting = [row for row in self.rows if row.fits(labels)]
         return max(fitting, key=lambda row: len(row.labels), default=None)
 
 
 def published(source: str, name: str) -> PublishedTable:
-    """The table `name` of `source`. After an @ may stand the column in which every cell is looked up, whatever its own
-    label: "table2_perplexity@71m".
+    """Return the table `name` of `source`.
 
-    Raises GpasError, naming the nearest, for an unknown source, table or column.
+    A name such as "table2_perplexity@71m" looks every cell up in the column 71m, whatever its own label. Raises
+    GpasError with the nearest name for an unknown source, table or column.
     """
     name, _, as_if = name.partition("@")
     known = load(source)["tables"]
@@ -110,13 +110,13 @@ def published(source: str, name: str) -> PublishedTable:
 
 
 def tables(source: str) -> tuple[str, ...]:
-    """The names of the source's tables."""
+    """Return the names of the source's tables."""
     return tuple(load(source)["tables"])
 
 
 @cache
 def load(source: str) -> dict[str, Any]:
-    """The file of one source as plain data. Raises GpasError, naming the nearest, for an unknown source."""
+    """Return the file of one source as plain data. Raises GpasError with the nearest name for an unknown source."""
     if source not in SOURCES:
         raise GpasError(f"unknown source '{source}'; {nearest(source, SOURCES)}")
     text = (Path(__file__).parent / f"{source}.yaml").read_text(encoding="utf-8")
