@@ -13,15 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GRID = """\
+# What the experiments files of toy projects begin with.
+TOY = """\
 version: 1
-default: small
 sizes:
   toy: {{hidden: 16, ffn: 24, heads: 2, layers: 4, vocab: 280}}
 corpora:
   notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
 recipes:
   toy: {{lr: 0.01, warmup: 3, steps: {steps}, batch: 4}}
+"""
+GRID = (
+    TOY
+    + """default: small
 grids:
   small:
     title: A toy grid
@@ -33,6 +37,7 @@ grids:
     cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: {checkpoint_every}}}
     table: {{title: A toy table, rows: [norm, gate], columns: size, against: {{gate: none}}}}
 """
+)
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
 

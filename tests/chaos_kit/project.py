@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from end_to_end import Toy
+from end_to_end import TOY, Toy
 
 from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import prepare
@@ -24,15 +24,9 @@ KIT = Path(__file__).parent
 GRIDS = ("chaos", "layers", "pair")
 # Every update is logged, so that each can be compared. `layers` shares a training with `chaos` and has a second stage;
 # the jobs of `pair` have two processes.
-DECLARED = """\
-version: 1
-default: chaos
-sizes:
-  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 4, vocab: 280}}
-corpora:
-  notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
-recipes:
-  toy: {{lr: 0.01, warmup: 3, steps: {steps}, batch: 4}}
+DECLARED = (
+    TOY
+    + """default: chaos
 {resources}
 grids:
   chaos:
@@ -52,6 +46,7 @@ grids:
     resources: {pair}
     table: {{title: Pair, rows: [norm, gate], columns: size}}
 """
+)
 ON_SLURM = "mem: 1000M, time: '0:10:00', notice: 20"
 KEPT_OUTPUT = 20_000  # characters of what a command printed
 

@@ -8,26 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from faded_plugin import PLUGIN
 
 REPOSITORY = Path(__file__).parents[2]
 GPAS = "import sys; sys.argv[0] = 'gpas'; from gpas_cli.__main__ import main; main()"
-PLUGIN = """\
-from dataclasses import dataclass
-from pathlib import Path
-from gpas_cli.spec.norm import Norm, Scheme, Wiring
-
-Path({trace!r}).touch()
-
-@dataclass(frozen=True, kw_only=True)
-class Faded(Scheme):
-    title = "Faded"
-
-    def wiring(self, layer: int, depth: int) -> Wiring:
-        return Wiring(in_norm=Norm(), skip=0.9)
-
-
-SCHEMES = {{"faded": Faded}}
-"""
 EXPERIMENTS = """\
 version: 1
 plugins: [mine.py]

@@ -8,6 +8,7 @@ import pwd
 from pathlib import Path
 
 import pytest
+from faded_plugin import PLUGIN
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid import trust
@@ -15,19 +16,6 @@ from gpas_cli.grid.expand import cell_names, expand
 from gpas_cli.grid.load import load
 
 STRANGER = 4_242
-PLUGIN = """\
-from dataclasses import dataclass
-from pathlib import Path
-from gpas_cli.spec.norm import Norm, Scheme, Wiring
-Path({trace!r}).touch()
-
-@dataclass(frozen=True, kw_only=True)
-class Faded(Scheme):
-    title = "Faded"
-    def wiring(self, layer: int, depth: int) -> Wiring:
-        return Wiring(in_norm=Norm(), skip=0.9)
-SCHEMES = {{"faded": Faded}}
-"""
 EXPERIMENTS = """\
 version: 1
 plugins: [schemes/mine.py]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from life import Life
 from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.schema import Base
-
-Life = Any  # of conftest
 
 
 def of_revision_1(url: str, life: Life) -> dict[str, list[dict[str, Any]]]:

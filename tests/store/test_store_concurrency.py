@@ -5,27 +5,18 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from life import OTHER, Connect, Life
 from sqlalchemy import Engine, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import ingest, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.maintenance import dump
-
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
-OTHER = "fedcba9876543210"
-
-
-@pytest.fixture
-def engine(connect: Connect, url: str) -> Engine:
-    return connect(url)
 
 
 def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from life import OTHER, Connect, Life
 
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.rundir import AttemptDir, all_attempts
 
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
-OTHER, THIRD = "fedcba9876543210", "00" * 8
+THIRD = "00" * 8
 NOBODY = 65534
 DEEP = b'{"a":' * 100_000
 

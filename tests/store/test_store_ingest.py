@@ -4,13 +4,12 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from life import OTHER, Connect, Life
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
@@ -20,15 +19,6 @@ from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.maintenance import dump
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, StageRow
-
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
-OTHER = "fedcba9876543210"
-
-
-@pytest.fixture
-def engine(connect: Connect, url: str) -> Engine:
-    return connect(url)
 
 
 def only(engine: Engine) -> AttemptRow:

@@ -6,11 +6,10 @@ import sqlite3
 import subprocess
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from life import OTHER, Connect, Life
 from sqlalchemy import Engine, text
 
 from gpas_cli.errors import StoreError
@@ -19,10 +18,6 @@ from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import encode
 from gpas_cli.store.maintenance import backup, check, dump, rebuild
 from gpas_cli.store.schema import VERSION_TABLE
-
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
-OTHER = "fedcba9876543210"
 
 
 def grown(engine: Engine, life: Life) -> None:

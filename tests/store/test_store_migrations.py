@@ -3,14 +3,13 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from life import Connect, Life
 from second_revision import check_second_revision
 from sqlalchemy import Engine, inspect, text
 
@@ -19,8 +18,6 @@ from gpas_cli.packaged import packaged
 from gpas_cli.store import maintenance, schema, session
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
 OLDER = HEAD
 
 NEXT = f"""

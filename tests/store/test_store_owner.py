@@ -4,13 +4,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from life import Connect, Life
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, owner
@@ -18,8 +17,6 @@ from gpas_cli.store.ingest import sync
 from gpas_cli.store.maintenance import dump
 from gpas_cli.store.owner import Owner
 
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
 NOBODY = 65534
 
 

@@ -10,16 +10,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from life import OTHER, Connect, Life
 from second_revision import check_second_revision
-from sqlalchemy import Engine, inspect, select, text
+from sqlalchemy import inspect, select, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, session
@@ -29,9 +29,6 @@ from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, Base, MetricRow
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-Connect = Callable[..., Engine]
-Life = Any  # of conftest
-OTHER = "fedcba9876543210"
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 pytestmark = pytest.mark.skipif(not BINARIES, reason="no Postgres server in /usr/lib/postgresql")
 

@@ -7,20 +7,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import Engine, inspect, text
+from life import Connect
+from sqlalchemy import inspect, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.project import Project
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 
-Connect = Callable[..., Engine]
 NOBODY = 65534
 
 

@@ -1,0 +1,90 @@
+"""The GPUs and cores that jobs may use here, and the jobs that can never run here."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan import machine
+from gpas_cli.plan.machine import Machine
+from gpas_cli.spec.run import Resources
+
+CORES = Machine(gpus=(), cores=(0, 1, 2))
+CPUS = (4, 5, 6, 7)
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nvidia-smi that lists three GPUs, one cut in two."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    listing = "GPU 0: H (UUID: GPU-a)\n  MIG 1g (UUID: MIG-b)\n  MIG 1g (UUID: MIG-c)\nGPU 1: H\nGPU 2: H\n"
+    program.write_text(f"#!/bin/sh\ncat <<'.'\n{listing}.\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("smi")
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        (None, ("0", "1", "2")),
+        ("", ()),
+        ("-1", ()),
+        ("2, 0", ("2", "0")),
+        ("1,1", ("1",)),
+        ("0,7,1", ("0",)),
+        ("MIG-b,GPU-x", ("MIG-b", "GPU-x")),
+    ],
+)
+def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tuple[str, ...]) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert machine.visible_gpus(environ) == seen
+
+
+def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.visible_gpus({}) == ()
+    assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 8), ("", 8)]
+)
+def test_a_quota_of_the_container_bounds_the_cores(tmp_path: Path, text: str, cores: int) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert machine.cpu_quota(8, tmp_path / "cpu.max") == cores
+
+
+def test_impossible_jobs_are_told_of_together() -> None:
+    wanted = {"g/a": Resources(gpus=1), "g/b": Resources(), "g/c": Resources(gpus=4)}
+    with pytest.raises(GpasError, match=r"g/a asks for 1 GPU,.*\n.*g/c asks for 4") as raised:
+        machine.require(CORES, wanted)
+    assert "g/b" not in str(raised.value)
+    machine.require(Machine(("0", "1", "2", "3"), (0,)), wanted)
+
+
+@pytest.mark.usefixtures("smi")
+@pytest.mark.parametrize(
+    ("mask", "quota", "expected", "slots"),
+    [
+        ("", 3, Machine((), (4, 5, 6)), 3),
+        ("2,0", 2, Machine(("2", "0"), (4, 5)), 2),
+        ("1", 8, Machine(("1",), CPUS), 1),
+    ],
+)
+def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
+    monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, expected: Machine, slots: int
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: CPUS)
+    monkeypatch.setattr(machine, "cpu_quota", lambda cores: min(cores, quota))
+    found = machine.machine({"CUDA_VISIBLE_DEVICES": mask})
+    assert found == expected
+    assert found.slots == slots
