@@ -16,7 +16,7 @@ from typing import Any
 from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import Machine
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.scheduler import LocalScheduler
+from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.schedule.summary import RunSummary, Silent
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.state.observe import observe
@@ -46,8 +46,8 @@ def key(cell: Entry) -> str:
     return cell.cell.stages[0].key
 
 
-def scheduler(project: Project, *entries: Entry, **more: Any) -> LocalScheduler:
-    return LocalScheduler(project, entries, **{"command": COMMAND, "machine": FOUR_CORES, **more})
+def scheduler(project: Project, *entries: Entry, **more: Any) -> LocalRun:
+    return LocalRun(project, entries, **{"command": COMMAND, "machine": FOUR_CORES, **more})
 
 
 def run(project: Project, *entries: Entry, **more: Any) -> RunSummary:
@@ -57,7 +57,7 @@ def run(project: Project, *entries: Entry, **more: Any) -> RunSummary:
 class Background:
     """A scheduler that runs in a thread of this process, so that a test can act meanwhile."""
 
-    def __init__(self, run: LocalScheduler):
+    def __init__(self, run: LocalRun):
         self.scheduler = run
         self.summary = RunSummary()
         self._thread = threading.Thread(target=self._run)
@@ -127,7 +127,7 @@ OTHER = """
 import sys
 from pathlib import Path
 import launching
-from gpas_cli.schedule.local import scheduler as local
+from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.scheduler import stop_on_signals
 from gpas_cli.project import Project
 local.POLL, local.TICK = 0.01, 0.05

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.project import Project
-from gpas_cli.schedule.local import scheduler
+from gpas_cli.schedule.local import run
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll often: the fake jobs take no time."""
-    monkeypatch.setattr(scheduler, "POLL", 0.01)
-    monkeypatch.setattr(scheduler, "TICK", 0.05)
+    monkeypatch.setattr(run, "POLL", 0.01)
+    monkeypatch.setattr(run, "TICK", 0.05)
 
 
 @pytest.fixture

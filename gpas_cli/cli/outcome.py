@@ -16,7 +16,7 @@ from gpas_cli.errors import Exit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpas_cli.schedule.slurm.scheduler import Submitted
+    from gpas_cli.schedule.slurm.submit import Submitted
     from gpas_cli.schedule.summary import Item, RunSummary
 
 NOTIFY_SECONDS = 60.0  # time limit of the --notify command

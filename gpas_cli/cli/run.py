@@ -142,15 +142,13 @@ def run_entries(
 
 def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> RunSummary:
     from gpas_cli.cli.progress_view import make_reporter
-    from gpas_cli.schedule.local.scheduler import LocalScheduler
+    from gpas_cli.schedule.local.run import LocalRun
     from gpas_cli.schedule.scheduler import stop_on_signals
     from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_reporter(console()) as reporter:
-        scheduler = LocalScheduler(
-            here, chosen, retry=retry, limit=jobs, reporter=reporter, ingest=lambda: ingest(here)
-        )
+        scheduler = LocalRun(here, chosen, retry=retry, limit=jobs, reporter=reporter, ingest=lambda: ingest(here))
         with stop_on_signals(scheduler):
             return scheduler.run()
 

@@ -15,7 +15,7 @@ from gpas_cli.words import count, listed
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.plan.plan import Plan
-    from gpas_cli.schedule.slurm.scheduler import Submitted
+    from gpas_cli.schedule.slurm.submit import Submitted
     from gpas_cli.schedule.summary import RunSummary
 
 
@@ -31,9 +31,9 @@ def make_plan(chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
 
 def dry_run(chosen: list[Entry], planned: Plan) -> None:
     """Print the sbatch text of every array that would be submitted."""
-    from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+    from gpas_cli.schedule.slurm.submit import ArraySubmitter
 
-    for array, text in SlurmScheduler(project(), chosen).preview(planned.jobs):
+    for array, text in ArraySubmitter(project(), chosen).preview(planned.jobs):
         console().print(
             f"\n# {count(len(array.jobs), 'job')} in {count(len(array.indices), 'array element')}", markup=False
         )
@@ -44,9 +44,9 @@ def test_only(chosen: list[Entry], planned: Plan, on_slurm: bool) -> None:
     """Print when and where the scheduler would start each array. Submits nothing."""
     if not on_slurm:
         raise typer.BadParameter("--test-only needs SLURM; add --executor slurm")
-    from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+    from gpas_cli.schedule.slurm.submit import ArraySubmitter
 
-    for array, answer in SlurmScheduler(project(), chosen).ask_start(planned.jobs):
+    for array, answer in ArraySubmitter(project(), chosen).ask_start(planned.jobs):
         console().print(f"{listed([job.id for job in array.jobs], 1)}: {answer}", markup=False)
 
 
@@ -56,12 +56,12 @@ def submit(
     """Submit every cell without a result and print what was submitted; with `wait`, also return how the jobs ended."""
     from gpas_cli.cli.progress_view import make_reporter
     from gpas_cli.schedule.scheduler import stop_on_signals
-    from gpas_cli.schedule.slurm.follow import Follower
-    from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+    from gpas_cli.schedule.slurm.run import SlurmRun
+    from gpas_cli.schedule.slurm.submit import ArraySubmitter
     from gpas_cli.store.refresh import ingest
 
     here = project()
-    scheduler = SlurmScheduler(
+    scheduler = ArraySubmitter(
         here, chosen, retry=retry, at_once=at_once, notify=lambda text: console().print(text, markup=False)
     )
     done = scheduler.submit()
@@ -69,7 +69,7 @@ def submit(
     if not wait:
         return done, None
     with make_reporter(console()) as reporter:
-        follower = Follower(scheduler, reporter, lambda: ingest(here))
+        follower = SlurmRun(scheduler, reporter, lambda: ingest(here))
         with stop_on_signals(follower):
             return done, follower.follow(done)
 

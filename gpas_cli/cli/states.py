@@ -15,8 +15,7 @@ from gpas_cli.words import clock_time, duration
 if TYPE_CHECKING:
     from gpas_cli.cli.columns import Cell
     from gpas_cli.plan.usage import GridUsage, UsageMeter
-    from gpas_cli.schedule.slurm.array_task import Job
-    from gpas_cli.state.status import CellStatus
+    from gpas_cli.state.status import CellStatus, SchedulerJob
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -107,7 +106,7 @@ def _doing(state: CellStatus, meter: UsageMeter) -> str:
     return ", ".join(parts)
 
 
-def starts(job: Job) -> str:
+def starts(job: SchedulerJob) -> str:
     """Return when SLURM expects to start a job, "" if unknown."""
     return clock_time(job.start) if job.start else ""
 
@@ -147,13 +146,11 @@ def as_mapping(state: CellStatus) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def job_mapping(job: Job | None) -> dict[str, Any]:
+def job_mapping(job: SchedulerJob | None) -> dict[str, Any]:
     """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
     if job is None:
         return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
-    from gpas_cli.schedule.slurm.job_states import WAITING
-
-    waits = job.state in WAITING
+    waits = job.pending
     return {
         "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
         "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,

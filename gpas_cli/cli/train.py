@@ -84,14 +84,14 @@ def _refuse(state: CellStatus) -> None:
 
 def _run(entry: Entry) -> RunSummary:
     from gpas_cli.cli.train_view import make_train_reporter
-    from gpas_cli.schedule.local.scheduler import LocalScheduler
+    from gpas_cli.schedule.local.run import LocalRun
     from gpas_cli.schedule.scheduler import stop_on_signals
     from gpas_cli.state.observe import look
     from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_train_reporter(console()) as reporter:
-        scheduler = LocalScheduler(here, [entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
+        scheduler = LocalRun(here, [entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
         with stop_on_signals(scheduler):
             if not scheduler.submit()["waiting"]:  # another process claimed it first
                 scheduler.claims.close()

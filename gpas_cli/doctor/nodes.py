@@ -20,8 +20,9 @@ from gpas_cli.doctor import probe
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, job_states, script
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.retry import end_of, last_said
+from gpas_cli.schedule.slurm.retry import last_said
 from gpas_cli.spec.run import Resources
+from gpas_cli.state.logs import end_of
 
 PATIENCE = 120.0  # seconds for a node to be had
 EVERY = 1.0  # seconds between two looks

@@ -70,8 +70,7 @@ def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
         facts = facts_of(runs, key)
         if facts.get("stage") == TOKENISE:
             claim, seen = read_claim(runs, key), observe(runs, key, alive)
-            job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
-            yield Awaited(str(facts["name"]), key, replace(seen, job=seen.job or job))
+            yield Awaited(str(facts["name"]), key, replace(seen, job=seen.job or alive.job_of(claim)))
 
 
 def how_far(seen: StageStatus) -> str:

@@ -6,31 +6,29 @@ import os
 import shutil
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.state.claims import Claim
+from gpas_cli.state.status import CellStatus
+from gpas_cli.state.view import ClaimScheduler, SchedulerView
 
 NAMES = ("auto", "local", "slurm")
 
 
-class Executor(Protocol):
-    """Runs the stages that some entries lack here, and waits. `schedule.local.scheduler.LocalScheduler` is one."""
+class Scheduler(ClaimScheduler, Protocol):
+    """Who runs jobs."""
 
-    name: str
+    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
+        """Cancel a queued or running stage. Return whether it was asked to stop, and what was done, for the user."""
 
-    def submit(self) -> Counter[str]:
-        """Claim what nobody has; how many stages are waiting, followed, ended."""
 
-    def follow(self) -> RunSummary:
-        """Wait until everything submitted has ended."""
-
-    def stop(self) -> None:
-        """Ask the jobs to save and leave; the second time, kill them."""
+def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
+    """Return the scheduler that a claim names. Raises GpasError if it is unknown or cannot be loaded."""
+    return cast(Scheduler, look.scheduler(claim.scheduler))
 
 
 @dataclass(frozen=True)

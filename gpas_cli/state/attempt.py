@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.files import open_regular
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
+from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.locks import Lock
+from gpas_cli.state.logs import last_line
 from gpas_cli.state.progress import Event, checkpoint_step, progress
 from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import (
-    EXIT_CANCELLED,
-    EXIT_INTERRUPTED,
-    EXIT_NODE,
     RESULTS,
     UNREADABLE,
     StageStatus,
 )
-from gpas_cli.state.submitters import SILENCE
+from gpas_cli.state.submitters import SILENCE_SECONDS
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, read_json
 
@@ -116,11 +114,11 @@ def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> StageStatus:
     signal = number if isinstance(number := seen.get("signal"), int) else None
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
-    if code == EXIT_NODE:
+    if code == JobExit.FAULTY_NODE:
         return replace(_ended(attempt, evidence, "exit"), cause=_said(attempt, seen))
-    if signal or code in (0, None, EXIT_INTERRUPTED):
+    if signal or code in (0, None, JobExit.INTERRUPTED):
         return replace(_ended(attempt, evidence, "exit"), signal=signal)
-    if code == EXIT_CANCELLED:
+    if code == JobExit.CANCELLED:
         return StageStatus(state="cancelled", evidence=evidence, source="exit")
     return StageStatus(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")
 
@@ -139,7 +137,7 @@ def _ended(attempt: AttemptDir, evidence: str, source: str) -> StageStatus:
 def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
     age = _age(events, _since_created(attempt)) or 0.0
     where = host(attempt, events) or "a host that is not recorded"
-    state = "running" if age < SILENCE else "unknown"
+    state = "running" if age < SILENCE_SECONDS else "unknown"
     evidence = f"events from {where}, whose locks are not seen here"
     return StageStatus(state=state, evidence=evidence, age=age, source="silence")
 
@@ -171,17 +169,6 @@ def alive_path(attempt: AttemptDir) -> Path:
 def lives(attempt: AttemptDir) -> bool:
     """Whether a process of the attempt holds its lock: the job, while it ends as well, or a child that outlived it."""
     return locks.probe(alive_path(attempt)) is Lock.HELD
-
-
-def last_line(log: Path) -> str:
-    """The last line a job printed that is not blank: of a traceback, the error."""
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, 2) - 4096))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _age(events: Sequence[Event], otherwise: float | None) -> float | None:

@@ -15,7 +15,7 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.permissions import explain
 from gpas_cli.state import locks, rerun
 from gpas_cli.state.cancellation import requested, withdraw
-from gpas_cli.state.claims import claim_path, read_claim, write_claim
+from gpas_cli.state.claims import LOCAL, claim_path, read_claim, write_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
 from gpas_cli.state.submitters import Submitter, claims_lock, sweep
@@ -58,11 +58,12 @@ class ClaimSet:
     `retry` names further states from which a stage is to be run again. Raises GpasError for a state that has none.
     """
 
-    def __init__(self, runs: Path, retry: Collection[str] = ()):
+    def __init__(self, runs: Path, retry: Collection[str] = (), scheduler: str = LOCAL):
         for state in retry:
             if state not in RETRIABLE:
                 raise GpasError(f"cannot retry '{state}' cells; {nearest(state, sorted(RETRIABLE))}")
         self.runs = runs
+        self.scheduler = scheduler
         self.wanted = CLAIMABLE | frozenset(retry)
         self.held: set[str] = set()
         self.submitter = Submitter(runs)
@@ -116,7 +117,7 @@ class ClaimSet:
     def _claim(self, key: str, status: StageStatus) -> StageStatus:
         try:
             withdraw(self.runs, key)  # a cancelled stage is claimed only where the user asks to retry it
-            write_claim(self.runs, key, self.submitter)
+            write_claim(self.runs, key, self.submitter, self.scheduler)
         except OSError as error:
             return replace(status, state="unknown", evidence=f"cannot be claimed: {explain(error)}")
         self.held.add(key)
@@ -130,7 +131,7 @@ class ClaimSet:
         """Remove the claim of a run that died on a stage that has ended, or of a SLURM job on one with a result."""
         if status.state in RESULTS or status.state in RETRIABLE - {"unknown"}:
             claim = read_claim(self.runs, key)
-            if claim is not None and (status.state in RESULTS if claim.submission else not alive(claim)):
+            if claim is not None and (status.state in RESULTS if claim.submission else not alive.lives(claim)):
                 with suppress(OSError):
                     claim_path(self.runs, key).unlink(missing_ok=True)
 

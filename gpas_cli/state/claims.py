@@ -15,15 +15,18 @@ from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.rundir import read_json, stage_dir
 
 CLAIM = "claim.json"
-
-
+LOCAL, SLURM = "local", "slurm"  # the schedulers of claims that older versions wrote, which do not name one
 _NAME = re.compile(r"[^/\0]+")  # of a submitter, which is part of a file's name
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Who is going to run a stage. `since` is unix time. `submission` names a SLURM job array, "" for a process;
-    `after` are the keys of the stages that its job waits for."""
+    """Which scheduler is going to run a stage, and which process submitted it. `since` is unix time.
+
+    `submission` is the scheduler's name for what it was given, and `index` the job in it; such a claim outlives its
+    submitter. It is "" if the submitting process runs the stage itself. `after` has the keys of the stages that the job
+    waits for.
+    """
 
     submitter: str
     host: str
@@ -32,6 +35,7 @@ class Claim:
     submission: str = ""
     index: int = 0
     after: tuple[str, ...] = ()
+    scheduler: str = LOCAL
 
     def __str__(self) -> str:
         if self.submission:
@@ -51,18 +55,23 @@ def read_claim(runs: Path, key: str) -> Claim | None:
         after = tuple(map(str, found.get("after", ())))
         if not _NAME.fullmatch(who[0]):
             return None
-        return Claim(*who, str(found.get("submission", "")), int(found.get("index", 0)), after)
+        submission = str(found.get("submission", ""))
+        scheduler = str(found.get("scheduler") or (SLURM if submission else LOCAL))
+        return Claim(*who, submission, int(found.get("index", 0)), after, scheduler)
     except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
-def write_claim(runs: Path, key: str, submitter: Submitter, **more: str | int | Sequence[str]) -> None:
+def write_claim(
+    runs: Path, key: str, submitter: Submitter, scheduler: str = LOCAL, **more: str | int | Sequence[str]
+) -> None:
     """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway.
 
-    `more` is {submission, index, after} where a SLURM job is to run the stage: such a claim outlives its submitter.
+    `more` is {submission, index, after} as in `Claim`; without it the submitter itself runs the stage.
     """
     path = claim_path(runs, key)
-    claim = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid, "time": time.time(), **more}
+    who = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid}
+    claim = {**who, "time": time.time(), "scheduler": scheduler, **more}
     content = json.dumps(claim) + "\n"
     try:
         replace_file(path, content, durable=False)

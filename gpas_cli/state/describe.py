@@ -1,4 +1,4 @@
-"""What a stage is, told by whoever was to run it: its newest attempt, or the submission that has claimed it."""
+"""What a stage is: from its newest attempt or, if it has none, from the scheduler that claims it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.slurm import submission
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.claims import read_claim
+from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import attempts
 
 
 def facts_of(runs: Path, key: str) -> dict[str, Any]:
-    """The stage's facts as attempt.json has them: {stage, grid, name, cell, ...}; {} where nobody has told any."""
+    """Return the stage's facts as attempt.json has them ({stage, grid, name, cell, ...}), {} if they are unknown."""
     with suppress(OSError, GpasError):
         if tries := attempts(runs, key):
             return tries[-1].read_attempt()
-        claim = read_claim(runs, key)
-        made = submission.find(runs, claim.submission) if claim and claim.submission else None
-        if claim and made:
-            return next(job for job in made.element(claim.index) if job["key"] == key)
+        if claim := read_claim(runs, key):
+            return dict(SchedulerView(runs).scheduler(claim.scheduler).describe(claim, key))
     return {}
 
 
 def log_of(runs: Path, key: str) -> Path | None:
-    """What the SLURM job that a stage is claimed by has printed beside its attempts' logs, None without such a job."""
-    claim = read_claim(runs, key)
-    made = submission.find(runs, claim.submission) if claim and claim.submission else None
-    return made.log(claim.index) if claim and made else None
+    """Return the file with what the job of a claimed stage printed outside its attempts, None if there is none."""
+    with suppress(GpasError):
+        if claim := read_claim(runs, key):
+            return SchedulerView(runs).scheduler(claim.scheduler).log_of(claim)
+    return None
 
 
 def stage_title(facts: dict[str, Any], key: str) -> str:
-    """The stage in words, as one that builds on it says them: "its training table2/pre-s1", "tokenising c4"."""
+    """Return how a stage that builds on this one names it: "its training table2/pre-s1", "tokenising c4"."""
     kind, cell = facts.get("stage", "stage"), f"{facts['grid']}/{facts['name']}" if "name" in facts else key
     words = {"pretrain": f"its training {cell}", TOKENISE: f"tokenising {facts.get('name', 'its text')}"}
     return words.get(kind, f"its {kind} of {cell}")

@@ -5,7 +5,7 @@ What counts, strongest first:
  1. an outcome in the journal
  2. exit.json: somebody saw the process end
  3. alive.lock: the job's process holds it for exactly as long as it lives
- 4. a claim whose submitter lives, or whose SLURM job the scheduler has (`schedule.slurm.state`)
+ 4. a claim, as the scheduler that it names reports about it (`state.view`)
  5. where locks tell nothing (another host, unless it is a container of this one), the age of the last event
 
 Absence of evidence never ends a stage: what cannot be told is `unknown`, with the reason.
@@ -13,18 +13,15 @@ Absence of evidence never ends a stage: what cannot be told is `unknown`, with t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.permissions import explain
-from gpas_cli.schedule.slurm.queue import FRESH, FRESH_LINE
-from gpas_cli.schedule.slurm.state import judge
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import conclude_or_unknown, lives
-from gpas_cli.state.claims import CLAIM, Claim, read_claim
+from gpas_cli.state.claims import CLAIM, read_claim
 from gpas_cli.state.status import (
     ALIVE,
     RESULTS,
@@ -48,11 +45,11 @@ def look(
     """The state of each entry, in order. Every stage is read once, however many entries share it, and not at all where
     `seen` has it.
 
-    With `jobs`, the SLURM job of each stage that is under way is told even where its state did not depend on it, and
-    where jobs that wait stand in line.
+    With `jobs`, a cell that is queued or running has its scheduler's job, and the position of that in the queue, even
+    if its state does not depend on it.
     """
     seen = {} if seen is None else seen
-    alive = SchedulerView(runs, FRESH_LINE if jobs else FRESH, line=jobs)
+    alive = SchedulerView(runs, line=jobs)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     return [_with_job(runs, state, alive) for state in states] if jobs else states
 
@@ -60,9 +57,7 @@ def look(
 def _with_job(runs: Path, state: CellStatus, alive: SchedulerView) -> CellStatus:
     if state.job is not None or state.state not in ALIVE:
         return state
-    claim = read_claim(runs, state.key)
-    job = alive.queue.find(claim.submission, claim.index) if claim and claim.submission else None
-    return replace(state, job=job)
+    return replace(state, job=alive.job_of(read_claim(runs, state.key)))
 
 
 def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
@@ -108,10 +103,8 @@ def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
     if last.state in RESULTS or (last.state in ALIVE and last.source != "silence"):
         return last
     claim = read_claim(runs, key) if CLAIM in files else None
-    if claim and claim.submission:
-        last = judge(runs, key, last, claim, alive)
-    elif last.state not in ALIVE and claim and alive(claim):
-        last = _claimed(last, claim)
+    if claim:
+        last = alive.state_of(key, last, claim)
     return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
 
 
@@ -129,11 +122,3 @@ def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatu
 def _cancelled(last: StageStatus) -> StageStatus:
     before = f" again after attempt {last.attempt}" if last.attempt else ""
     return replace(last, state="cancelled", evidence=f"cancelled before it started{before}", cause="", outcome="")
-
-
-def _claimed(last: StageStatus, claim: Claim) -> StageStatus:
-    if last.state == "unknown":  # a claim is given back when its job has ended
-        return replace(last, state="running", evidence=f"claimed by {claim}, which lives; {last.evidence}", claim=claim)
-    before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
-    age = max(0.0, time.time() - claim.since)
-    return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.progress import Progress
 
@@ -26,22 +25,65 @@ ALIVE = ("queued", "running")  # somebody is at it
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-EXIT_INTERRUPTED, EXIT_CANCELLED = 75, 130  # a job's exit codes beside 0 (done or diverged) and 1 (failed)
+class SchedulerJob(Protocol):
+    """What a scheduler reports about one of its jobs; `str()` of it is one line for people. Times are unix times.
 
+    Strings are "" and numbers 0 where the scheduler reports nothing.
+    """
 
-EXIT_NODE = 76  # interrupted, and to be run on another machine
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def state(self) -> str:
+        """The state in the scheduler's own word."""
+
+    @property
+    def nodes(self) -> str:
+        """Where the job runs."""
+
+    @property
+    def partition(self) -> str:
+        """The part of the cluster, or the queue, that the job is in."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the job has not started yet, or is going to be started again."""
+
+    @property
+    def reason(self) -> str:
+        """Why a pending job has not started."""
+
+    @property
+    def held(self) -> str:
+        """What makes a job start that waits for a person, "" for any other job."""
+
+    @property
+    def start(self) -> float:
+        """When a pending job is expected to start."""
+
+    @property
+    def place(self) -> int:
+        """The position among the `waiting` jobs of the partition, from 1 on."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def in_line(self) -> str:
+        """The position in words, such as "4th of 31 in low"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
     """What is known of one stage, and from what.
 
-    `age` is seconds since the newest evidence. `outcome` is what the journal says, "" when it says nothing, `cause` why
-    a stage did not come to a result. `attempt` and `directory` are those of the attempt that decided. `source` is the
-    kind of that evidence: outcome, exit, lock, ending (a lock after one of the first two) or silence. `submission` is
-    the SLURM submission that made an attempt without a result, `job` what SLURM says of it. `blocker` is the key of the
-    stage for whose failure it was not started. `signal` is the number of the signal that ended the process, if known.
-    `stands` is how an earlier attempt ended whose result counts until the stage has been run again, as was asked for.
+    `age` is in seconds since the newest evidence. `outcome` is that of the journal, "" without one; `cause` is why the
+    stage has no result. `attempt` and `directory` are those of the attempt that decided. `source` is the kind of that
+    evidence: outcome, exit, lock, ending (a lock after one of the first two) or silence. `submission` is the SLURM
+    submission that made an attempt without a result, `job` what the scheduler reports about its job. `blocker` is the
+    key of the stage whose failure kept this one from starting. `signal` is the number of the signal that ended the
+    process, if known. `stands` is how an earlier attempt ended whose result counts until the stage has been run again.
     """
 
     state: str
@@ -56,7 +98,7 @@ class StageStatus:
     claim: Claim | None = None
     source: str = ""
     submission: str = ""
-    job: Job | None = None
+    job: SchedulerJob | None = None
     blocker: str = ""
     stands: str = ""
     signal: int | None = None

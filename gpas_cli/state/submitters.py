@@ -19,8 +19,8 @@ from gpas_cli.state import locks
 from gpas_cli.state.locks import Lock
 from gpas_cli.store.rundir import read_json, write_json
 
-HEARTBEAT = 15.0  # seconds between two touches of the lock file
-SILENCE = 120.0  # seconds without a sign of life after which another host's process counts as gone
+HEARTBEAT_SECONDS = 15.0  # seconds between two touches of the lock file
+SILENCE_SECONDS = 120.0  # seconds without a sign of life after which another host's process counts as gone
 
 
 class Submitter:
@@ -38,7 +38,7 @@ class Submitter:
 
     def beat(self) -> None:
         """Show other hosts that this process lives; cheap to call often. Raises GpasError when it no longer can."""
-        if time.monotonic() - self._beaten >= HEARTBEAT:
+        if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             try:
                 os.utime(self._path("lock"))
             except FileNotFoundError as error:
@@ -67,12 +67,12 @@ def sweep(runs: Path) -> None:
     """Remove what dead submitters of this host left; call it with `claims_lock` held."""
     for lock in folder(runs).glob("*.lock"):
         host = lock.name.rsplit("-", 2)[0]
-        if locks.probe(lock) is Lock.FREE and _of_here(lock, host):
+        if locks.probe(lock) is Lock.FREE and is_of_this_host(lock, host):
             lock.with_suffix(".json").unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
 
 
-def _of_here(lock: Path, host: str) -> bool:
+def is_of_this_host(lock: Path, host: str) -> bool:
     """Whether the free lock of a submitter of `host` proves that it is dead: it would be seen here to be held."""
     if host == socket.gethostname():
         return True

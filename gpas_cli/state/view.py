@@ -1,90 +1,100 @@
-"""What submitters and schedulers report about claims, asked once for each look."""
+"""What submitters and schedulers report about claims, asked once for each look at the run directories."""
 
 from __future__ import annotations
 
-import os
 import time
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Protocol
 
-from gpas_cli.grid.trust import user_name
-from gpas_cli.schedule.slurm import retry, submission
-from gpas_cli.schedule.slurm.queue import FRESH, Queue, current
+from gpas_cli.errors import GpasError
 from gpas_cli.state import locks
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.locks import Lock
-from gpas_cli.state.submitters import SILENCE, _of_here, folder
+from gpas_cli.state.schedulers import scheduler_class
+from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
+from gpas_cli.state.submitters import SILENCE_SECONDS, folder, is_of_this_host
+
+
+class ClaimScheduler(Protocol):
+    """The part of a scheduler that concerns claims. An instance serves one look and may cache what it was told."""
+
+    def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
+        """Return the status of the stage `key`, which `claim` assigns to this scheduler.
+
+        `last` is the status that the run directory alone shows. It has no result.
+        """
+
+    def job_of(self, claim: Claim) -> SchedulerJob | None:
+        """Return the job that runs or is going to run the claimed stage, None if there is none or it is unknown."""
+
+    def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
+        """Return the facts of a stage without an attempt as attempt.json will have them, {} if they are unknown."""
+
+    def log_of(self, claim: Claim) -> Path | None:
+        """Return the file with the output of the job outside its attempts, None if there is none."""
 
 
 @dataclass
 class SchedulerView:
-    """Answers whether a submitter lives, each asked about once: make a new one for each look around."""
+    """What submitters and schedulers report during one look. Each is asked once: make a new view for each look.
+
+    `max_age_seconds` is how old a scheduler's answer may be, None for the scheduler's own choice. `line` asks for the
+    positions of waiting jobs, too.
+    """
 
     runs: Path
-    max_age: float = FRESH  # seconds for which an answer of the scheduler serves
-    line: bool = False  # whether the scheduler is asked where jobs stand in line
-    verdicts: dict[str, str] = field(default_factory=dict)  # key -> why what waits for it cannot run, "" if it can
-    _known: dict[str, bool] = field(default_factory=dict)
-    _dead: dict[str, float] = field(default_factory=dict)
-    _held: dict[str, str] = field(default_factory=dict)
-    _recorded: dict[str, bool] = field(default_factory=dict)
-    _others: dict[str, str] = field(default_factory=dict)
+    max_age_seconds: float | None = None
+    line: bool = False
+    _lives: dict[str, bool] = field(default_factory=dict)
+    _schedulers: dict[str, ClaimScheduler] = field(default_factory=dict)
 
-    @cached_property
-    def queue(self) -> Queue:
-        """What the scheduler says of all jobs, asked for when the first of them is looked at."""
-        return current(self.runs, self.max_age, line=self.line)
+    def scheduler(self, name: str) -> ClaimScheduler:
+        """Return the scheduler `name` for this look. Raises GpasError if it is unknown or cannot be loaded."""
+        if name not in self._schedulers:
+            self._schedulers[name] = scheduler_class(name)(self)
+        return self._schedulers[name]
 
-    def renew(self, since: float) -> None:
-        """Make sure that the scheduler's answer is none from before `since` (unix time), if it can be had."""
-        if self.queue.time < since:
-            self.__dict__["queue"] = current(self.runs, max_age=max(0.0, time.time() - since), line=self.line)
+    def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
+        """Return the status of a claimed stage as its scheduler sees it, `unknown` if the scheduler is unknown."""
+        try:
+            scheduler = self.scheduler(claim.scheduler)
+        except GpasError as error:
+            return replace(last, state="unknown", evidence=f"claimed by {claim}: {error}", claim=claim)
+        return scheduler.state_of(key, last, claim)
 
-    def queue_after(self, claim: Claim) -> Queue | None:
-        """An answer given after the submitter was seen to be dead: only such a one can miss a job for good.
+    def job_of(self, claim: Claim | None) -> SchedulerJob | None:
+        """Return the job of a claimed stage, None without a claim or if the job is unknown."""
+        with suppress(GpasError):
+            return self.scheduler(claim.scheduler).job_of(claim) if claim else None
+        return None
 
-        None while the submitter lives. Where the scheduler does not answer, an older one, with its error.
-        """
-        if claim.submitter not in self._dead:
-            if self._ask(claim):
-                return None
-            self._dead[claim.submitter] = time.time()
-        if not self.queue.own or self.queue.time <= self._dead[claim.submitter]:
-            self.__dict__["queue"] = current(self.runs, max_age=0.0, line=self.line)
-        return self.queue
+    def lives(self, claim: Claim) -> bool:
+        """Return whether the submitter of a claim lives."""
+        if claim.submitter not in self._lives:
+            self._lives[claim.submitter] = self.lives_now(claim)
+        return self._lives[claim.submitter]
 
-    def breaker(self, name: str) -> str:
-        """Why the rest of a submission is held back, "" when it is not."""
-        if name not in self._held:
-            self._held[name] = retry.breaker(submission.folder(self.runs) / name)
-        return self._held[name]
-
-    def recorded(self, name: str) -> bool:
-        """Whether the submission of that name is on disk: one that the scheduler refused is not."""
-        if name not in self._recorded:
-            self._recorded[name] = submission.find(self.runs, name) is not None
-        return self._recorded[name]
-
-    def other_user(self, name: str) -> str:
-        """Who made the submission of that name, "" where SLURM hides none of its jobs from the user of this process."""
-        if name not in self._others:
-            made = submission.find(self.runs, name)
-            mine = made is None or os.getuid() in (0, made.owner)
-            self._others[name] = "" if made is None or mine else user_name(made.owner)
-        return self._others[name]
-
-    def __call__(self, claim: Claim) -> bool:
-        if claim.submitter not in self._known:
-            self._known[claim.submitter] = self._ask(claim)
-        return self._known[claim.submitter]
-
-    def _ask(self, claim: Claim) -> bool:
+    def lives_now(self, claim: Claim) -> bool:
+        """`lives`, without the answer of an earlier call."""
         path = folder(self.runs) / f"{claim.submitter}.lock"
         found = locks.probe(path)
-        if found in (Lock.HELD, Lock.ABSENT) or (found is Lock.FREE and _of_here(path, claim.host)):
+        if found in (Lock.HELD, Lock.ABSENT) or (found is Lock.FREE and is_of_this_host(path, claim.host)):
             return found is Lock.HELD
         try:  # some network file systems keep locks to one host; the heartbeat crosses hosts
-            return time.time() - path.stat().st_mtime < SILENCE
+            return time.time() - path.stat().st_mtime < SILENCE_SECONDS
         except OSError:
             return False
+
+    def with_submitter(self, last: StageStatus, claim: Claim) -> StageStatus:
+        """Return the status of a stage that its submitting process is going to run, or runs, while that lives."""
+        if last.state in ALIVE or not self.lives(claim):
+            return last
+        if last.state == "unknown":  # a claim is given back when its job has ended
+            evidence = f"claimed by {claim}, which lives; {last.evidence}"
+            return replace(last, state="running", evidence=evidence, claim=claim)
+        before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
+        age = max(0.0, time.time() - claim.since)
+        return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)

@@ -29,9 +29,9 @@ from gpas_cli.spec.plugins import known_schemes, schemes_in
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
+from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.state.rerun import deciding
-from gpas_cli.state.status import EXIT_NODE
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from gpas_cli.train.events import Outcome
     from gpas_cli.train.parallel import World
 
-EXIT_CODES = {"done": 0, "diverged": 0, "failed": 1, "interrupted": 75, "cancelled": 130}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -91,7 +90,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
         run = Run(AttemptDir(directory), here)
     except OSError as error:  # not even the journal can be opened: nothing has been done, and nothing can be told
         print(f"not started: {error}", file=sys.stderr)
-        return EXIT_CODES["interrupted"]
+        return JobExit.INTERRUPTED
     run.flag.install()
     if RENDEZVOUS in os.environ:
         ranks.watch_parent(run.parent_died)
@@ -118,7 +117,7 @@ class Run:
     def parent_died(self) -> None:
         """Save and leave. A process that still waits for its peers leaves at once: they may never come."""
         if not self.joined:
-            os._exit(EXIT_CODES["interrupted"])
+            os._exit(JobExit.INTERRUPTED)
         self.flag.raise_alone()
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -131,10 +130,10 @@ class Run:
         if self._journal is not None:
             code = _leave(self._journal, outcome)
         else:
-            code = EXIT_CODES[outcome["outcome"]]
+            code = JobExit.of(outcome["outcome"])
             if outcome["outcome"] == "failed":
                 ranks.tell_failure(self.directory, self.place.rank, outcome["cause"])
-        return EXIT_NODE if "node" in outcome else code
+        return JobExit.FAULTY_NODE if "node" in outcome else code
 
 
 def _blamed(run: Run, error: Exception) -> dict[str, Any]:
@@ -179,9 +178,9 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
     except OSError as error:
         # The outcome is not on disk, so it did not happen: the next attempt resumes from the last checkpoint.
         print(f"the journal could not be written: {error}", file=sys.stderr)
-        return EXIT_CODES["interrupted"]
+        return JobExit.INTERRUPTED
     print(f"{outcome['outcome']}{': ' if outcome.get('cause') else ''}{outcome.get('cause', '')}")
-    return EXIT_CODES[outcome["outcome"]]
+    return JobExit.of(outcome["outcome"])
 
 
 def _run_stage(run: Run) -> dict[str, Any]:

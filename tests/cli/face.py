@@ -19,7 +19,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.schedule.local.scheduler import LocalScheduler
+from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, create_attempt
 
@@ -77,7 +77,7 @@ class Face:
         monkeypatch.chdir(folder)
         for name in [name for name in os.environ if name.startswith(("GPAS_", "SLURM_"))]:
             monkeypatch.delenv(name)
-        monkeypatch.setitem(LocalScheduler.__init__.__kwdefaults__, "command", FAKE_JOB)
+        monkeypatch.setitem(LocalRun.__init__.__kwdefaults__, "command", FAKE_JOB)
 
     def declare(self, text: str) -> None:
         """Replace the experiments file."""

@@ -22,7 +22,7 @@ from gpas_cli.state.claim_set import ClaimSet
 from gpas_cli.state.claims import Claim, claim_path, read_claim, write_claim
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.observe import observe
-from gpas_cli.state.submitters import SILENCE, Submitter
+from gpas_cli.state.submitters import SILENCE_SECONDS, Submitter
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import create_attempt, stage_dir
@@ -98,7 +98,7 @@ def test_leaving_gives_everything_back(runs: Path) -> None:
 @pytest.mark.parametrize("outcome", ["done", "failed", ""])
 def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome: str, submission: str) -> None:
     with ClaimSet(runs) as dead:
-        write_claim(runs, KEYS[0], dead.submitter, **({"submission": submission} if submission else {}))
+        write_claim(runs, KEYS[0], dead.submitter, *(["slurm"] if submission else []), submission=submission)
         made = create_attempt(runs, KEYS[0], {"submitter": {"host": socket.gethostname()}})
         alive = locks.hold(alive_path(made))
         if outcome:
@@ -171,16 +171,16 @@ def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypa
     path.parent.mkdir(parents=True)
     path.touch()
     claim = Claim("far-1-ab", "far", 1, time.time())
-    assert SchedulerView(runs)(claim)
-    os.utime(path, (time.time(), time.time() - SILENCE - 1))
-    assert not SchedulerView(runs)(claim)
+    assert SchedulerView(runs).lives(claim)
+    os.utime(path, (time.time(), time.time() - SILENCE_SECONDS - 1))
+    assert not SchedulerView(runs).lives(claim)
     submitters.sweep(runs)
     assert path.exists()  # not ours to judge
-    assert not SchedulerView(runs)(Claim("far-2-cd", "far", 2, time.time()))
+    assert not SchedulerView(runs).lives(Claim("far-2-cd", "far", 2, time.time()))
 
 
 def test_a_submitter_beats(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submitters, "HEARTBEAT", 0.0)
+    monkeypatch.setattr(submitters, "HEARTBEAT_SECONDS", 0.0)
     submitter = Submitter(runs)
     path = submitters.folder(runs) / f"{submitter.id}.lock"
     os.utime(path, (0, 0))

@@ -33,6 +33,10 @@ class Job:
         return self.state in job_states.ENDED
 
     @property
+    def pending(self) -> bool:
+        return self.state in job_states.WAITING
+
+    @property
     def in_line(self) -> str:
         """Its position in words: 4th of 31 in low."""
         return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""

@@ -1,35 +1,29 @@
-"""Cancelling a stage that a SLURM job is to run, or runs: that one only, also where others share its job."""
+"""Cancel one stage of a SLURM job, also if the job runs others."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from gpas_cli.schedule.slurm import client, submission
-from gpas_cli.schedule.slurm.queue import Queue
+from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.state.cancellation import request, requested
+from gpas_cli.state.claims import Claim
 from gpas_cli.store.rundir import stage_dir
 
-if TYPE_CHECKING:
-    from gpas_cli.state.claims import Claim
 
+def cancel(view: SlurmView, key: str, claim: Claim) -> str:
+    """Write a request for the job, and remove the job from the queue if it has nothing else to run.
 
-def cancel(runs: Path, key: str, claim: Claim, queue: Queue) -> str:
-    """Leave word for the job, and take it out of the queue where it has nothing else to run. Says what was done.
-
-    `queue` is an answer given just now.
-
-    The word comes first, and is what counts: SLURM not answering means only that the job starts, and leaves at once.
+    Return what was done. The queue of `view` must be an answer given just now. The request is written first and is what
+    counts: if SLURM does not answer, the job starts, reads the request and exits.
     """
-    request(stage_dir(runs, key))
-    job = queue.find(claim.submission, claim.index)
+    request(stage_dir(view.runs, key))
+    job = view.job_of(claim)
     if job is None or job.ended or job.state == "RUNNING":
         return "its job will save and leave within seconds" if job and not job.ended else "its job will not start it"
-    made = submission.find(runs, claim.submission)
+    made = submission.find(view.runs, claim.submission)
     others = made.keys[claim.index] if made else []
-    if all(other == key or requested(runs, other) for other in others):
+    if all(other == key or requested(view.runs, other) for other in others):
         try:
-            # By the id that the queue has just told for the name: ids are handed out again after a crash. With a name
+            # By the id that the queue has just given for the name: ids are handed out again after a crash. With a name
             # beside the id of one element, scancel (22.05) takes the whole array.
             client.run("scancel", job.id)
         except client.SlurmError as error:

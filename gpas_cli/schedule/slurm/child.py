@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.schedule.process import record_exit
-from gpas_cli.schedule.slurm import job_states
 from gpas_cli.schedule.slurm.retry import is_memory
 from gpas_cli.state.attempt import conclude_or_unknown
-from gpas_cli.state.status import EXIT_NODE
+from gpas_cli.state.job_exit import JobExit
 from gpas_cli.store.rundir import AttemptDir, read_json
 
 READY = 20.0  # seconds after which a job is told to leave even if it has not put up its handlers
@@ -40,8 +39,8 @@ class Child:
     def faulty_node(self) -> str:
         """The node that cannot run this job, "" when none is known. Call it after the job has ended."""
         if self.broken:
-            return str(self.broken.get("node") or "") if self.broken["code"] == EXIT_NODE else ""
-        return self.node if self.process.wait() == EXIT_NODE else ""
+            return str(self.broken.get("node") or "") if self.broken["code"] == JobExit.FAULTY_NODE else ""
+        return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
 
     def leave(self) -> None:
         """Ask the job to save and leave, once it can hear that."""
@@ -83,7 +82,7 @@ class Child:
         more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
         if self.broken:
             record_exit(self.attempt, self.broken["code"], self.broken["signal"], error=self.broken["error"], **more)
-            return job_states.EXIT_RESUME if self.broken["signal"] or more else 1
+            return JobExit.INTERRUPTED if self.broken["signal"] or more else 1
         more |= {"superseded": True} if self.superseded else {}
         record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
-        return job_states.EXIT_RESUME if self.superseded or code < 0 or code == EXIT_NODE else code
+        return JobExit.INTERRUPTED if self.superseded or code < 0 or code == JobExit.FAULTY_NODE else code

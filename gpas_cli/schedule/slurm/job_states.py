@@ -19,7 +19,6 @@ NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
 MEMORY = "OUT_OF_MEMORY"
 ENDED = INTERRUPTED | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", MEMORY}
 
-EXIT_RESUME = 75  # our own exit code: saved, to be run again
 # Signals that end a job from outside: USR2 or TERM before its handlers stood, KILL after its time or by the kernel.
 OUTSIDE_SIGNALS = frozenset({9, 12, 15})
 NO_LOG = 53  # slurmstepd's exit signal where it could not open the job's output

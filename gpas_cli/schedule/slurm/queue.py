@@ -28,9 +28,10 @@ from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.parsers import WHOLE, Jobs
 from gpas_cli.store.rundir import read_json, write_json
 
-FRESH = 3.0  # seconds for which an answer serves everyone
-FRESH_LINE = 10.0  # the same where everybody's jobs are listed, which costs a busy controller more
-BACK_OFF, LONGEST = 5.0, 120.0  # seconds before a scheduler that did not answer is asked again: doubled up to this
+FRESH_SECONDS = 3.0  # seconds for which an answer serves everyone
+FRESH_LINE_SECONDS = 10.0  # the same where everybody's jobs are listed, which costs a busy controller more
+BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is asked again; doubled each time
+LONGEST_BACK_OFF_SECONDS = 120.0
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Queue:
         return max(0.0, time.time() - self.time)
 
 
-def current(runs: Path, max_age: float = FRESH, *, line: bool = False) -> Queue:
+def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -> Queue:
     """What the scheduler says now, or said at most `max_age` seconds ago; an old answer with its error otherwise.
 
     With `line`, the places of waiting jobs in line are told as well.
@@ -67,7 +68,8 @@ def current(runs: Path, max_age: float = FRESH, *, line: bool = False) -> Queue:
     known = _load(runs)
     if _within(known.time, max_age) and not known.error and (known.line or not line):
         return known
-    if known.error and _within(known.tried, min(LONGEST, BACK_OFF * 2 ** (known.failures - 1))):
+    back_off = min(LONGEST_BACK_OFF_SECONDS, BACK_OFF_SECONDS * 2 ** (known.failures - 1))
+    if known.error and _within(known.tried, back_off):
         return known
     fresh = _ask(runs, known, line)
     with suppress(OSError):  # a read-only place costs the sharing, not the answer

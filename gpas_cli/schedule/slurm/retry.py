@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.state.logs import last_line
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
@@ -31,8 +32,7 @@ ENDING = re.compile(
     r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
     r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
 )
-LOOK = 65536
-BEGINNING = 4 << 20  # bytes of a journal within which its training begins, however long it tokenised
+BEGINNING_BYTES = 4 << 20  # bytes of a journal within which its training begins, however long it tokenised
 
 
 def is_memory(text: str) -> bool:
@@ -40,20 +40,9 @@ def is_memory(text: str) -> bool:
     return OUT_OF_MEMORY.search(text) is not None
 
 
-def end_of(log: Path, size: int = 4096) -> str:
-    """The last `size` bytes of a log, "" when it cannot be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def last_said(log: Path) -> str:
-    """The last line of a job's log that is not srun's or SLURM's account of how they ended the job, "" without one."""
-    lines = [line.strip() for line in end_of(log).splitlines()]
-    return next((line for line in reversed(lines) if line and not ENDING.match(line)), "")
+    """Return the last line of a job's log that is not srun's or SLURM's account of how they ended the job."""
+    return last_line(log, ENDING)
 
 
 def halved_micro_batch(attempt: AttemptDir) -> int:
@@ -61,7 +50,7 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
 
     0 when that was a single row, or is not known: where memory ran out before the training began, rows took none of it.
     """
-    events, _, _ = read(attempt.journal_path, limit=BEGINNING)
+    events, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
     began = [event for event in events if event["kind"] == "phase" and event.get("name") == "training"]
     asked = attempt.read_attempt()["resources"]["micro_batch"]
     return int(began[-1].get("micro_batch", asked) if began else asked) // 2

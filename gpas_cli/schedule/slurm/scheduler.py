@@ -1,324 +1,46 @@
-"""The executor that submits: claims what nobody has, records the intent, calls sbatch, and leaves.
-
-At whatever instant this process dies, the claims tell what it was about: those it held as a process lapse with it;
-those of a recorded submission stand for as long as the queue has, or may yet have, the array of that name.
-"""
+"""The scheduler of a SLURM cluster: `gpas run` submits job arrays and exits."""
 
 from __future__ import annotations
 
-import re
-import tempfile
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from gpas_cli.errors import GpasError
-from gpas_cli.plan.stage_jobs import RUNNABLE, StageJob, stage_jobs
-from gpas_cli.plan.tokenisation import how_far, with_texts
-from gpas_cli.project import Project
-from gpas_cli.schedule.extras import require_libraries
-from gpas_cli.schedule.slurm import client, job_states, queue, script, submission
-from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
-from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.retry import faulty_nodes, is_memory
-from gpas_cli.schedule.slurm.submission import Submission
-from gpas_cli.spec.parse import plain
-from gpas_cli.spec.run import Resources
-from gpas_cli.spec.stage import TOKENISE
-from gpas_cli.state.claim_set import CLAIMABLE, RETRIABLE, ClaimSet
-from gpas_cli.state.claims import claim_path, read_claim, write_claim
-from gpas_cli.state.observe import observe
-from gpas_cli.state.status import ALIVE, StageStatus
+from gpas_cli.schedule.local.cancel import cancel as cancel_process
+from gpas_cli.schedule.slurm import submission
+from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.slurm.cancel import cancel
+from gpas_cli.schedule.slurm.state import state_of
+from gpas_cli.schedule.slurm.view import SlurmView
+from gpas_cli.state.claims import Claim
+from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.snapshot import Snapshot, snapshot
-from gpas_cli.words import listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-
-HELD = 5  # held jobs that are named
-ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
-FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
-JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
-DOUBT = 12.0  # seconds for which an array is looked for whose sbatch was not answered
-
-
-@dataclass
-class Submitted:
-    """What a call of `submit` did. `arrays` are (submission, SLURM's job id or "", elements)."""
-
-    arrays: list[tuple[Submission, str, int]] = field(default_factory=list)
-    jobs: int = 0  # stages submitted
-    followed: int = 0  # stages that were queued or running already
-    over: int = 0  # stages that had failed or been cancelled, and are not to be retried
-    left: list[StageJob] = field(default_factory=list)  # stages that the scheduler has no room for yet
-    blocked: list[StageJob] = field(default_factory=list)  # stages of which something that they build on has failed
-    notes: list[str] = field(default_factory=list)
-    seen: dict[str, StageStatus] = field(default_factory=dict)
 
 
 class SlurmScheduler:
-    """Submits the stages that `entries` lack. Raises GpasError before anything is submitted for what can never run."""
+    """A claim counts while SLURM has, or may yet have, the job array that it names."""
 
-    name = "slurm"
+    def __init__(self, look: SchedulerView):
+        self.look = look
+        self._view = SlurmView(look)
 
-    def __init__(
-        self,
-        project: Project,
-        entries: Iterable[Entry],
-        *,
-        retry: Collection[str] = (),
-        kinds: frozenset[str] = RUNNABLE,
-        at_once: int | None = None,
-        notify: Callable[[str], None] = lambda message: None,
-    ):
-        self.project, self.entries, self.kinds = project, list(entries), kinds
-        self.jobs = stage_jobs(self.entries, kinds)
-        self.texts: dict[str, StageJob] = {}  # jobs that tokenise what `jobs` read
-        self._retry, self._at_once, self._notify = retry, at_once, notify
+    def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
+        """Return the status of a stage from the queue. A claim that names no array is that of a process submitting."""
+        return state_of(self._view, key, last, claim) if claim.submission else self.look.with_submitter(last, claim)
 
-    def submit(self, *, again: bool = False) -> Submitted:
-        """Submit what lacks a result and is nobody's, as far as the scheduler has room.
+    def job_of(self, claim: Claim) -> Job | None:
+        return self._view.job_of(claim)
 
-        `again` leaves out what was to be retried: that has been done once.
-        """
-        runs, done = self.project.runs, Submitted()
-        for job in self.jobs.values():
-            script.parameters(job.resources)  # complaints come before anything is claimed
-        if error := queue.current(runs, max_age=0.0).error:  # asked before the lock of the claims is taken
-            raise GpasError(f"SLURM cannot be asked: {error}; nothing was submitted")
-        runs.mkdir(parents=True, exist_ok=True)
-        with ClaimSet(runs, () if again else self._retry) as claims:
-            done.seen = claims.take(self.jobs)
-            mine = [job for key, job in self.jobs.items() if key in claims.held]
-            others = [seen.state for key, seen in done.seen.items() if key not in claims.held]
-            done.followed = sum(state in ALIVE for state in others)
-            done.over = sum(state in RETRIABLE for state in others)
-            if mine:
-                require_libraries({job.id: job.watch for job in mine if not job.resources.python})
-                self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
-        done.notes += held_jobs(self.jobs, done.seen)
-        with suppress(OSError):
-            submission.close_finished(runs)
-        return done
+    def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
+        made = submission.find(self.look.runs, claim.submission) if claim.submission else None
+        facts = made.element(claim.index) if made else []
+        return next((job for job in facts if job["key"] == key), {})
 
-    def _with_texts(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted, again: bool) -> list[StageJob]:
-        """`mine`, and before them the jobs that tokenise what they read and that nobody has.
+    def log_of(self, claim: Claim) -> Path | None:
+        made = submission.find(self.look.runs, claim.submission) if claim.submission else None
+        return made.log(claim.index) if made else None
 
-        One that has failed is run again by any command, but not by one that stays and tops up.
-        """
-        whole = with_texts(self.project, mine)
-        texts = {job.key: job for job in whole if job.kind == TOKENISE}
-        self.texts |= texts
-        self.jobs |= {job.key: job for job in whole if job.kind != TOKENISE}
-        if texts:
-            done.seen |= claims.take(texts, CLAIMABLE if again else CLAIMABLE | RETRIABLE)
-        for key, text in texts.items():
-            state = "" if key in claims.held else f": {how_far(done.seen[key])}"
-            done.notes.append(f"tokenising {text.name} comes first{state}")
-        return [job for job in whole if job.key in claims.held]
-
-    def preview(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
-        """The arrays that would be submitted for `jobs`, and their sbatch text. Changes nothing."""
-        code = Snapshot("not-yet-copied", self.project.runs / ".code" / "not-yet-copied", {})
-        waiting: dict[str, ArrayIndex] = {}
-        for level in levels(jobs):
-            for array in arrays(level, waiting, limit()):
-                name = submission.new_name(array.first.grid)
-                waiting |= {
-                    job.key: ArrayIndex(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e
-                }
-                yield array, self._text(array, submission.folder(self.project.runs) / name, code)
-
-    def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
-        """The arrays that would be submitted for `jobs`, and when and where the scheduler would start them.
-
-        Raises SlurmError with the scheduler's reason for one that it would refuse.
-        """
-        for array, text in self.preview(jobs):
-            alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
-            with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-                file.write(alone)
-                file.flush()
-                drop = script.overriding(alone)
-                told = client.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
-                yield array, told.strip()
-
-    def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
-        code, largest = snapshot(self.project.runs), limit()
-        placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
-        for level in levels(mine):
-            ready = [job for job in level if self._reachable(job, placed, done)]
-            pending = arrays(ready, placed, largest)
-            while pending:
-                array = pending.pop(0)
-                try:
-                    made, job = self._submit(array, code, claims, done.seen)
-                except SlurmError as error:
-                    if not _full(error):
-                        raise _refused(error, array, done) from error
-                    pending = self._smaller(array, pending, error, done)
-                    continue
-                done.arrays.append((made, job, len(array.indices)))
-                done.jobs += len(array.jobs)
-                if job:
-                    placed |= {stage.key: ArrayIndex(job, i) for i, e in enumerate(array.elements) for stage in e}
-                else:
-                    done.notes.append(f"{made.name}: the scheduler did not answer; whether it has the array will show")
-
-    def _already_placed(self, keys: Collection[str], done: Submitted) -> dict[str, ArrayIndex]:
-        """Those of the stages that are under way which earlier submissions have in the queue.
-
-        One that another command is just submitting is waited for.
-        """
-        deadline = time.monotonic() + DOUBT
-        under_way = {key for key in keys if done.seen[key].state in ALIVE}
-        placed = self._places(under_way, queue.FRESH) if under_way else {}
-        while under_way - placed.keys() and time.monotonic() < deadline:
-            time.sleep(0.5)
-            alive = SchedulerView(self.project.runs, max_age=0.0)
-            done.seen |= {key: observe(self.project.runs, key, alive) for key in under_way - placed.keys()}
-            under_way = {key for key in under_way if done.seen[key].state in ALIVE}
-            placed |= self._places(under_way - placed.keys(), 0.0)
-        return placed
-
-    def _places(self, keys: Collection[str], max_age: float) -> dict[str, ArrayIndex]:
-        known, found = queue.current(self.project.runs, max_age), {}
-        for key in keys:
-            claim = read_claim(self.project.runs, key)
-            job = known.find(claim.submission, claim.index) if claim and claim.submission else None
-            if job and not job.ended and "_" in job.id:
-                array, _, index = job.id.partition("_")
-                found[key] = ArrayIndex(array, int(index))
-        return found
-
-    def _reachable(self, job: StageJob, placed: dict[str, ArrayIndex], done: Submitted) -> bool:
-        """Whether everything that `job` builds on is there, or in SLURM's queue."""
-        lacking = [done.seen[key] for key in job.after if key not in placed and done.seen[key].state != "done"]
-        if any(seen.state in (*RETRIABLE, "diverged") or seen.blocker for seen in lacking):
-            done.blocked.append(job)
-        elif lacking:
-            done.left.append(job)
-        return not lacking
-
-    def _smaller(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
-        """What to try after the scheduler said that there would be too many jobs: half of it, or no more now."""
-        if len(array.indices) > 1:
-            return [*array.halves(), *pending]
-        if not done.arrays and not done.followed and "maxsubmit" not in str(error).lower():
-            raise error  # one job alone is too much: that is its size, which the same words are said of
-        done.left += [job for rest in (array, *pending) for job in rest.jobs]
-        done.notes.append(str(error))
-        return []
-
-    def _submit(
-        self, array: Array, code: Snapshot, claims: ClaimSet, seen: Mapping[str, StageStatus]
-    ) -> tuple[Submission, str]:
-        """Record, claim, sbatch, record. Returns the job id, "" where the scheduler's answer was lost."""
-        name = submission.new_name(array.first.grid)
-        reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause)}
-        made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
-        try:
-            path = made.folder / "submission.sh"
-            path.write_text(self._text(array, made.folder, code, seen))
-            for index, element in enumerate(array.elements):
-                for job in element:
-                    write_claim(
-                        self.project.runs, job.key, claims.submitter, submission=name, index=index, after=job.after
-                    )
-            job_id = self._sbatch(made, path, array.spec(self._at_once or array.first.resources.at_once))
-        except BaseException as error:
-            if not isinstance(error, SlurmError) or error.answered:
-                self._withdraw(made, array)
-            raise
-        claims.held -= {job.key for job in array.jobs}
-        if job_id:
-            with suppress(OSError):  # only shown; the queue is asked by name
-                made.submitted(job_id)
-        return made, job_id
-
-    def _text(self, array: Array, place: Path, code: Snapshot, seen: Mapping[str, StageStatus] | None = None) -> str:
-        resources = array.first.resources
-        spec = array.spec(self._at_once or resources.at_once)
-        jobs = (seen[job.key].job for job in array.jobs) if seen else ()
-        bad = {job.nodes for job in jobs if job and job.state in job_states.NODE_FAULTS and job.nodes}
-        bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
-        profile = script.parameters(resources)
-        return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
-
-    def _sbatch(self, made: Submission, path: Path, indices: str) -> str:
-        """The job id, "" where it is not known. Raises SlurmError for a refusal.
-
-        What identifies the array is on the command line, where no environment variable can change it.
-        """
-        words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
-        try:
-            told = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
-        except SlurmError as error:
-            if error.answered:
-                raise
-            self._notify(f"{error}; looking for the array in the queue")
-            return _look_for(made.name)
-        # A site's wrapper around sbatch may print lines of its own before and after the job id.
-        found = JOB_ID.findall(told)
-        return found[0] if len(found) == 1 else _look_for(made.name)
-
-    def _withdraw(self, made: Submission, array: Array) -> None:
-        """Leave nothing behind. The claims go first: an array that exists after all finds nothing to do."""
-        for job in array.jobs:
-            claim_path(self.project.runs, job.key).unlink(missing_ok=True)
-        made.discard()
-
-
-def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
-    """A line for each job that waits until somebody releases it, with the command that does; the first few of many."""
-    held = [f"{jobs[key].id}: {now.job}" for key, now in seen.items() if key in jobs and now.job and now.job.held]
-    more = [f"and {len(held) - HELD} more jobs are held; see `gpas status`"] if len(held) > HELD else []
-    return [*held[:HELD], *more]
-
-
-def limit() -> int:
-    """The most elements of one array. Raises nothing: where the scheduler does not tell, its default is assumed."""
-    try:
-        told = client.configuration().get("MaxArraySize", "")
-    except SlurmError:
-        return ASSUMED_ARRAY
-    return max(1, int(told)) if told.isdigit() else ASSUMED_ARRAY
-
-
-def _look_for(name: str) -> str:
-    """The job id of an array whose sbatch was not answered: it may exist all the same. "" when it is not found."""
-    deadline = time.monotonic() + DOUBT
-    while time.monotonic() < deadline:
-        with suppress(SlurmError):
-            told = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
-            if told:
-                return told[0]
-        time.sleep(1.0)
-    return ""
-
-
-def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
-    """The error for an array that the scheduler refused: its cells, what they ask for, and what is submitted already.
-
-    SLURM's reason has all its lines.
-    """
-    usual = plain(Resources())
-    ours = ("environment", "setup", "python")  # not sbatch's business, and there may be secrets among them
-    resources = plain(array.first.resources).items()
-    asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
-    words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"
-    refused = listed([job.id for job in array.jobs], 1)
-    lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; nothing of it was submitted"]
-    lines += [
-        f"submitted before it, and still queued: {made.name}, SLURM job {job or '(unknown)'}, {elements} elements"
-        for made, job, elements in done.arrays
-    ]
-    return GpasError("\n".join(lines))
-
-
-def _full(error: SlurmError) -> bool:
-    return error.answered and any(words in str(error).lower() for words in FULL)
+    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
+        if not claim.submission:  # a `gpas run` has just claimed the stage to submit it
+            return cancel_process(self.look, status, claim)
+        return True, cancel(self._view, status.key, claim)

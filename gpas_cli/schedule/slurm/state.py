@@ -1,7 +1,7 @@
-"""A stage that a SLURM submission has claimed: the run directory, the claim and the queue -> its state.
+"""The state of a stage that a SLURM submission claims, from its run directory, its claim and the queue.
 
-What the run directory tells comes first (`state.observe`). Only where that is no end does the scheduler's word count:
-it says whether somebody is still at it. A scheduler that does not answer changes nothing but the age.
+The run directory counts first (`state.observe`). SLURM is asked only about a stage without a result, to find out
+whether a job is still queued or running. If SLURM does not answer, nothing changes but the age of the evidence.
 """
 
 from __future__ import annotations
@@ -10,95 +10,96 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.slurm import job_states, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.queue import Queue
-from gpas_cli.schedule.slurm.retry import end_of, is_memory, last_said
+from gpas_cli.schedule.slurm.retry import is_memory, last_said
+from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import attempts_without_progress
 from gpas_cli.state.cancellation import requested
+from gpas_cli.state.claims import Claim
 from gpas_cli.state.describe import facts_of, stage_title
+from gpas_cli.state.job_exit import JobExit
+from gpas_cli.state.logs import end_of
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.store.rundir import AttemptDir
 
-if TYPE_CHECKING:
-    from gpas_cli.state.claims import Claim
-    from gpas_cli.state.status import StageStatus
-    from gpas_cli.state.view import SchedulerView
-
-ORPHAN = 60.0  # seconds for which a job that SLURM has completed may still owe us its outcome
-FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes that a job tells itself
+OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
+FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes after which a job is not resumed
 
 
-def judge(runs: Path, key: str, last: StageStatus, claim: Claim, alive: SchedulerView) -> StageStatus:
-    """The state of the stage `key`, whose attempts tell `last` and which `claim` gives to an element of a job array."""
+def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> StageStatus:
+    """Return the status of the stage `key`, which `claim` assigns to an element of a job array.
+
+    `last` is the status that its attempts show.
+    """
     own = last.submission == claim.submission
     if own and last.state in FINAL and last.source in ("outcome", "exit"):
         return last
-    if not own and requested(runs, key):
+    if not own and requested(view.runs, key):
         return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)
-    if not own and (held := alive.breaker(claim.submission)):
+    if not own and (held := view.breaker(claim.submission)):
         return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
-    if own and last.age is not None and last.state not in ("queued", "running"):
-        alive.renew(since=time.time() - last.age)  # an answer from before an attempt ended knows nothing of its end
-    queue: Queue | None = alive.queue
-    job = alive.queue.find(claim.submission, claim.index)
+    if own and last.age is not None and last.state not in ALIVE:
+        view.renew(since=time.time() - last.age)  # an answer from before the attempt ended does not show that end
+    queue: Queue | None = view.queue
+    job = view.job_of(claim)
     if job is None:
-        queue = alive.queue_after(claim)
-        job = queue.find(claim.submission, claim.index) if queue else None
+        queue = view.queue_after(claim)
+        job = view.job_of(claim) if queue else None
     gone = job.ended if job else queue is not None and not queue.error
-    if gone and not own and (found := _orphaned(runs, last, claim, job, alive)):
+    if gone and not own and (found := _blocked(view, last, claim, job)):
         return found
     if queue is None or job is None:
-        return spent(runs, key, _unseen(last, claim, queue, alive))
+        return _given_up(view.runs, key, _unseen(view, last, claim, queue))
     if job.ended:
-        return spent(runs, key, _ended(runs, last, claim, job, queue))
+        return _given_up(view.runs, key, _ended(view.runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
 
 
-def _orphaned(runs: Path, last: StageStatus, claim: Claim, job: Job | None, alive: SchedulerView) -> StageStatus | None:
-    """The status of a stage whose job was not run, as one that it was to wait for came to no good end; else None."""
+def _blocked(view: SlurmView, last: StageStatus, claim: Claim, job: Job | None) -> StageStatus | None:
+    """Return `cancelled` for a stage whose job was not run because a prerequisite failed, else None."""
     for key in claim.after:
-        if key not in alive.verdicts:
-            alive.verdicts[key] = _verdict(runs, key, alive)
-        if cause := alive.verdicts[key]:
-            told = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
+        if key not in view.obstacles:
+            view.obstacles[key] = _obstacle(view, key)
+        if cause := view.obstacles[key]:
+            evidence = str(job) if job else f"SLURM does not know {claim.submission}[{claim.index}]"
             return replace(
-                last, state="cancelled", evidence=told, cause=cause, claim=claim, job=job, outcome="", blocker=key
+                last, state="cancelled", evidence=evidence, cause=cause, claim=claim, job=job, outcome="", blocker=key
             )
     return None
 
 
-def _verdict(runs: Path, key: str, alive: SchedulerView) -> str:
-    """Why what builds on the stage `key` cannot be run, "" where nothing speaks against it."""
-    from gpas_cli.state.observe import observe  # which asks this module about every claimed stage
-
-    seen = observe(runs, key, alive)
+def _obstacle(view: SlurmView, key: str) -> str:
+    """Return why a stage that builds on the stage `key` cannot run, "" if it can."""
+    seen = observe(view.runs, key, view.look)
     if seen.state not in ("failed", "cancelled", "diverged"):
         return ""
-    facts = facts_of(runs, key)
+    facts = facts_of(view.runs, key)
     ended = "was cancelled" if seen.state == "cancelled" else seen.state
     why = f" ({seen.cause})" if seen.cause else ""
-    # Cells have `gpas logs`; other jobs have their log here only.
+    # `gpas logs` shows the log of a cell; a job that tokenises is no cell.
     log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
     return f"{stage_title(facts, key)} {ended}{why}{log}"
 
 
-def _unseen(last: StageStatus, claim: Claim, queue: Queue | None, alive: SchedulerView) -> StageStatus:
-    """The queue does not have the job: not yet (its submitter lives), or not any more, or nobody could be asked."""
+def _unseen(view: SlurmView, last: StageStatus, claim: Claim, queue: Queue | None) -> StageStatus:
+    """Return the status if the queue does not have the job: not yet, not any more, or SLURM did not answer."""
     if queue is None:
         return _queued(last, claim, f"being submitted by {claim.submitter}", claim.since)
-    if not alive.recorded(claim.submission):  # refused by the scheduler, or removed
+    if not view.recorded(claim.submission):  # refused by SLURM, or removed
         return last
     if queue.error:
         return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
-    if user := alive.other_user(claim.submission):
+    if user := view.other_user(claim.submission):
         evidence = f"{user} submitted it as {claim}; SLURM does not show you this job, which may be there all the same"
         return replace(last, state="unknown", evidence=evidence, cause="", age=None, claim=claim)
     if last.state == "interrupted" and last.submission == claim.submission and last.source in ("outcome", "exit"):
-        return last  # nobody but the job itself knows why it left
+        return last  # only the job itself knows why it exited
     if last.state in ("missing", "interrupted", "unknown", "running"):
         cause = f"SLURM does not know {claim.submission}[{claim.index}]; the next `gpas run grid` submits it"
         return replace(last, state="interrupted" if last.attempt else "missing", cause=cause)
@@ -109,9 +110,9 @@ def _under_way(last: StageStatus, claim: Claim, job: Job, queue: Queue) -> Stage
     why = f": {last.cause}" if last.cause else ""
     own = last.attempt and last.submission == claim.submission
     before = f", after attempt {last.attempt} ({last.state}{why})" if own else ""
-    if job.state in job_states.WAITING:
+    if job.pending:
         return _queued(last, claim, f"{job}{before}{_stale(queue)}", queue.time, job)
-    # An attempt of its own process tells more; without one, its job is starting, or between two attempts.
+    # The lock of an attempt is better evidence; without one, the job is starting or is between two attempts.
     evidence = f"{job}{before or ', no attempt yet'}{_stale(queue)}"
     return replace(
         last, state="running", evidence=evidence, cause="", age=_since(queue.time), claim=claim, job=job, outcome=""
@@ -124,8 +125,8 @@ def _queued(last: StageStatus, claim: Claim, evidence: str, since: float, job: J
     )
 
 
-def spent(runs: Path, key: str, last: StageStatus) -> StageStatus:
-    """An interrupted stage whose last attempts came no further has failed: to run it again would go on for ever."""
+def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
+    """Return `failed` for an interrupted stage whose last attempts made no progress: it would be resumed for ever."""
     if last.state != "interrupted" or not last.attempt or attempts_without_progress(runs, key) < _retries(last):
         return last
     count = _retries(last)
@@ -142,13 +143,13 @@ def _retries(last: StageStatus) -> int:
 
 
 def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) -> StageStatus:
-    """SLURM has seen the job end. What the job said itself stands; where it said nothing, SLURM's reason counts."""
+    """Return the status of a job that ended: its own outcome if it wrote one, else SLURM's reason."""
     own = last.submission == claim.submission
     if own and last.source in ("outcome", "exit"):
         if last.state == "interrupted" and job.state == "CANCELLED":
             return replace(last, state="cancelled", evidence=f"{last.evidence}; {job}", job=job)
         return replace(last, job=job)
-    if job.state == "COMPLETED" and _since(job.end or queue.time) < ORPHAN:
+    if job.state == "COMPLETED" and _since(job.end or queue.time) < OUTCOME_SECONDS:
         evidence = f"{job}; its outcome is not to be seen here yet"
         return replace(last, state="running", evidence=evidence, claim=claim, job=job, age=_since(job.end))
     state, cause = _why(job, submission.folder(runs) / claim.submission)
@@ -159,7 +160,7 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
 
 
 def _why(job: Job, place: Path) -> tuple[str, str]:
-    """Our state, and the reason, for a job that ended without a word of its own."""
+    """Return the state and the reason for a job that ended without an outcome."""
     code, signal = job_states.exit_words(job.exit)
     if job.state == "CANCELLED":
         if job.reason == job_states.NEVER:
@@ -170,21 +171,18 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
         return "interrupted", f"out of memory on {job.nodes}"
     if job.state in job_states.INTERRUPTED or job.state == "COMPLETED":
         return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"
-    if job.state == "FAILED" and (code == job_states.EXIT_RESUME or signal in job_states.OUTSIDE_SIGNALS):
+    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in job_states.OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with {job.exit or 'no word'}"
     if signal == job_states.NO_LOG:
-        return (
-            "interrupted",
-            f"SLURM could not open the job's log on {job.nodes}: can runs/ be written there?",
-        )
-    said = last_said(log)
+        return "interrupted", f"SLURM could not open the job's log on {job.nodes}: can runs/ be written there?"
+    line = last_said(log)
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
-    return "failed", f"{how}: {said} ({log})" if said else how
+    return "failed", f"{how}: {line} ({log})" if line else how
 
 
 def _stale(queue: Queue) -> str:
     return f" {queue.age:.0f} s ago; since then: {queue.error}" if queue.error else ""
 
 
-def _since(t: float) -> float:
-    return max(0.0, time.time() - t)
+def _since(moment: float) -> float:
+    return max(0.0, time.time() - moment)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
+from gpas_cli.state.claims import read_claim
 from gpas_cli.store.rundir import read_json, write_json
 
 if TYPE_CHECKING:
@@ -163,8 +164,6 @@ def open_names(runs: Path) -> list[str]:
 
 def close_finished(runs: Path) -> None:
     """Mark the submissions that claim no stage any more: nobody needs to ask the scheduler about them again."""
-    from gpas_cli.state.claims import read_claim  # which asks the queue, which reads submissions
-
     for name in open_names(runs):
         made = find(runs, name)
         if (

@@ -31,10 +31,11 @@ from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.memory import MemoryWatch
 from gpas_cli.schedule.slurm.retry import avoided, count_failure, halved_micro_batch, is_memory
 from gpas_cli.state import locks
-from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown, last_line
+from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
-from gpas_cli.state.status import EXIT_CANCELLED, EXIT_NODE
+from gpas_cli.state.job_exit import JobExit
+from gpas_cli.state.logs import last_line
 from gpas_cli.store.rundir import AttemptDir, attempts, write_json
 from gpas_cli.worker.stdio import outlive_log
 
@@ -190,7 +191,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _hear_out(self, child: Child) -> None:
         """Where a job has lost another process, wait for that one's task to say how it ended."""
         until = time.monotonic() + WORD
-        while child.process.returncode == job_states.EXIT_RESUME and not child.told and not child.broken:
+        while child.process.returncode == JobExit.INTERRUPTED and not child.told and not child.broken:
             if self.start.tasks == 1 or time.monotonic() > until:
                 break
             time.sleep(POLL)
@@ -200,7 +201,7 @@ class RankZeroSupervisor(TaskSupervisor):
         codes, waiting = list[int](), list[Child]()
         for child in self.children:
             codes.append(child.record())
-            if codes[-1] == job_states.EXIT_RESUME:
+            if codes[-1] == JobExit.INTERRUPTED:
                 waiting.append(child)
             else:
                 self.start.release(child.attempt.key)
@@ -210,7 +211,7 @@ class RankZeroSupervisor(TaskSupervisor):
         if resume:
             self._again(waiting)
         if resume or self._unstarted:
-            return job_states.EXIT_RESUME
+            return JobExit.INTERRUPTED
         if not codes or 0 in codes:
             with suppress(OSError):  # those who do not hear it leave after a while
                 self.start.call((), over=True)
@@ -300,12 +301,12 @@ class PeerSupervisor(TaskSupervisor):
         """Leave word of how a process ended, if that was no good end."""
         rank, code = self.start.rank, child.process.wait()
         word = child.attempt.path / f"rank{rank}.json"
-        if code not in (0, job_states.EXIT_RESUME, EXIT_CANCELLED) and not word.exists():
+        if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not word.exists():
             ended = {
                 "code": None if code < 0 else code,
                 "signal": -code if code < 0 else None,
                 "memory": self.memory.evidence() if child.killed() else "",
-                "node": child.node if code == EXIT_NODE else "",
+                "node": child.node if code == JobExit.FAULTY_NODE else "",
             }
             said = last_line(child.attempt.path / f"log-rank{rank}.txt")
             with suppress(OSError):
@@ -319,7 +320,7 @@ def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
         return (PeerSupervisor if start.rank else RankZeroSupervisor)(start).run()
     except OSError as error:
         print(f"{error}; the next `gpas run` submits what is left")
-        return job_states.EXIT_RESUME
+        return JobExit.INTERRUPTED
 
 
 def _die_with_parent() -> None:

@@ -33,7 +33,7 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.summary import exit_code
 from gpas_cli.state import locks, submitters
 from gpas_cli.state.observe import observe
-from gpas_cli.state.submitters import SILENCE
+from gpas_cli.state.submitters import SILENCE_SECONDS
 
 
 def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None:
@@ -182,7 +182,7 @@ def test_the_dead_are_known_in_a_container_with_another_host_name(
     go(project)
     began = time.monotonic()
     assert states(run(project, cell)) == {"done": ["wait-1"]}
-    assert time.monotonic() - began < SILENCE / 4
+    assert time.monotonic() - began < SILENCE_SECONDS / 4
     assert not list(submitters.folder(project.runs).iterdir())
 
 

@@ -18,7 +18,8 @@ from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.queue import Queue
 from gpas_cli.schedule.slurm.script import parameters, text
-from gpas_cli.schedule.slurm.state import judge
+from gpas_cli.schedule.slurm.state import state_of
+from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.state.claims import Claim
@@ -182,12 +183,8 @@ def test_what_was_not_answered_is_not_a_refusal() -> None:
         assert not client.failure("sbatch", said).answered
 
 
-class Asked(SchedulerView):
+class Asked(SlurmView):
     """A scheduler that has given one answer, and a submitter that is dead."""
-
-    def __init__(self, runs: Path, answer: Queue):
-        super().__init__(runs)
-        self.__dict__["queue"] = answer
 
     def queue_after(self, claim: Claim) -> Queue:
         return self.queue
@@ -200,8 +197,8 @@ def judged(
     place.mkdir(parents=True, exist_ok=True)
     (place / "submission.json").write_text(json.dumps({"time": time.time() - 60, "keys": [[KEY]]}))
     answer = Queue(time=time.time(), jobs={"gpas-g-1": {0: found}} if found else {}, **more)
-    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0, after)
-    return judge(tmp_path, KEY, last, claim, Asked(tmp_path, answer))
+    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0, after, "slurm")
+    return state_of(Asked(SchedulerView(tmp_path), answer), KEY, last, claim)
 
 
 def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(tmp_path: Path) -> None:
@@ -315,7 +312,7 @@ def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
     assert queue.current(tmp_path).error == "down"
     assert queue.current(tmp_path).error == "down"
     assert asked == ["squeue"]
-    monkeypatch.setattr(queue, "BACK_OFF", 0.0)
+    monkeypatch.setattr(queue, "BACK_OFF_SECONDS", 0.0)
     monkeypatch.setattr(client, "run", lambda *words, **_more: asked.append(words[0]) or "")
     assert queue.current(tmp_path).error == ""
     assert queue.current(tmp_path).error == ""

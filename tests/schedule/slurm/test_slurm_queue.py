@@ -38,7 +38,7 @@ def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, mo
     runs = tmp_path / "runs"
     submitter = Submitter(runs)
     for i, entry in enumerate(entries):
-        write_claim(runs, entry.key, submitter, submission=NAME, index=i)
+        write_claim(runs, entry.key, submitter, "slurm", submission=NAME, index=i)
     submitter.close()
     (runs / ".slurm" / NAME).mkdir(parents=True)
     keys = [[entry.key] for entry in entries]
@@ -151,7 +151,7 @@ def test_an_answer_kept_by_a_clock_that_is_ahead_hides_no_job(programs: Programs
     """Another host, or the same one before its clock was put right, has kept an answer from before the submission."""
     key = "a" * 16
     submitter = Submitter(runs)
-    write_claim(runs, key, submitter, submission=NAME, index=0)
+    write_claim(runs, key, submitter, "slurm", submission=NAME, index=0)
     submitter.close()
     write_json(runs / ".slurm" / NAME / "submission.json", {"time": 1.0, "keys": [[key]]})
     queue._save(runs, queue.Queue(time=time.time() + ahead))

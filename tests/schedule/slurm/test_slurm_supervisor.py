@@ -48,7 +48,7 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
            "resources": plain(Resources(**resources))}  # fmt: skip
     (place / "elements.jsonl").write_text(json.dumps([job]) + "\n")
     submitter = Submitter(runs)
-    write_claim(runs, KEY, submitter, submission=NAME, index=0)
+    write_claim(runs, KEY, submitter, "slurm", submission=NAME, index=0)
     submitter.close()
     slurm = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
     root = str(Path(__file__).parents[3])

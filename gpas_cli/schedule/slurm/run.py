@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import StageJob, blocked
-from gpas_cli.schedule.slurm.scheduler import SlurmScheduler, Submitted, held_jobs
+from gpas_cli.schedule.slurm.submit import ArraySubmitter, Submitted, held_jobs
 from gpas_cli.schedule.summary import Item, Reporter, RunSnapshot, RunSummary
 from gpas_cli.state.claim_set import CLAIMABLE
 from gpas_cli.state.observe import observe
@@ -20,12 +20,12 @@ EVERY = 5.0  # seconds between two looks
 AGAIN = 30.0  # seconds between two tries to submit what could not be
 
 
-class Follower:
+class SlurmRun:
     """Waits for what a scheduler has submitted. `stop` only stops the waiting: the jobs are SLURM's."""
 
     name = "slurm"
 
-    def __init__(self, scheduler: SlurmScheduler, reporter: Reporter, ingest: Callable[[], str]):
+    def __init__(self, scheduler: ArraySubmitter, reporter: Reporter, ingest: Callable[[], str]):
         self.scheduler, self._reporter, self._ingest = scheduler, reporter, ingest
         self._seen: dict[str, StageStatus] = {}
         self._held = set[str]()  # what was said of jobs that wait until somebody releases them

@@ -1,0 +1,77 @@
+"""Cancel a stage that a process of this machine, or of another one, runs or is going to run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.permissions import user
+from gpas_cli.schedule.process import token
+from gpas_cli.state.attempt import host, lives, process_path
+from gpas_cli.state.cancellation import request
+from gpas_cli.state.claims import Claim
+from gpas_cli.state.status import CellStatus
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
+
+
+def cancel(look: SchedulerView, status: CellStatus, claim: Claim | None) -> tuple[bool, str]:
+    """Cancel a queued or running stage, claimed or not. Return whether it was asked to stop, and what was done."""
+    if status.state == "queued" or status.source == "ending":
+        return _cancel_queued(look.runs, status)
+    if status.state == "running" and status.directory is not None:
+        return _cancel_running(look, AttemptDir(status.directory), claim)
+    return False, f"is {status.state}: there is nothing to cancel"
+
+
+def _cancel_queued(runs: Path, status: CellStatus) -> tuple[bool, str]:
+    request(stage_dir(runs, status.key))
+    return True, f"{status.claim or 'its scheduler'} will not start it; `gpas retry` runs it"
+
+
+def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | None) -> tuple[bool, str]:
+    """Signal the process if it certainly is that of the attempt; otherwise leave a request to the run that owns it."""
+    pid = _verified(attempt)
+    # Written before the signal: the job looks for it to tell a cancellation from a preemption.
+    request(attempt.path, signalled=pid is not None)
+    if pid is not None:
+        try:
+            return True, _terminate(pid, attempt)
+        except PermissionError:  # another user's process: the run that started it can signal it
+            request(attempt.path, signalled=False)
+    if claim is not None and look.lives_now(claim):
+        return True, f"{claim} will stop it"
+    where = f"as {user(attempt.path.stat().st_uid)}" if pid is not None else f"on {host(attempt, ()) or 'its host'}"
+    return False, f"its process cannot be reached from here; cancel it {where}"
+
+
+def _verified(attempt: AttemptDir) -> int | None:
+    """Return the id of the attempt's process if it runs here, holds alive.lock and is the one that was started."""
+    try:
+        process = read_json(process_path(attempt))
+    except (OSError, GpasError):
+        return None
+    pid = process.get("pid")
+    here = process.get("host") == socket.gethostname() and lives(attempt)
+    if not here or not isinstance(pid, int) or pid <= 0 or not process.get("token"):
+        return None
+    return pid if process["token"] == token(pid) else None
+
+
+def _terminate(pid: int, attempt: AttemptDir) -> str:
+    try:
+        if hasattr(os, "pidfd_open"):  # a handle on this process: its id may be given to another one meanwhile
+            handle = os.pidfd_open(pid)
+            try:
+                if _verified(attempt) == pid:
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+            finally:
+                os.close(handle)
+        else:
+            os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return "its process had just ended"
+    return f"process {pid} was asked to stop"

@@ -1,0 +1,338 @@
+"""The scheduler of this machine: a queue of stages, the free slots, one process per attempt.
+
+Stages that another live `gpas run` has are followed, and run here when their owner dies. One failed job fails alone.
+When this process dies, its jobs go on, and the next `gpas run` follows them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan import machine as machines
+from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.stage_jobs import RUNNABLE, StageJob, blocked, stage_jobs
+from gpas_cli.plan.texts import require_texts
+from gpas_cli.project import Project
+from gpas_cli.schedule import process
+from gpas_cli.schedule.extras import require_libraries
+from gpas_cli.schedule.local.process import Process, Spawner
+from gpas_cli.schedule.local.slots import Slots
+from gpas_cli.schedule.summary import Item, Reporter, RunSnapshot, RunSummary, Silent
+from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
+from gpas_cli.state.cancellation import request, request_path, requested
+from gpas_cli.state.claim_set import CLAIMABLE, ClaimSet
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import attempts, read_json
+from gpas_cli.store.snapshot import snapshot
+from gpas_cli.worker.ranks import LOST_PEER
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+POLL = 0.1  # seconds between two looks at the own processes
+TICK = 1.0  # seconds between two looks at what others do
+DOUBT = 30.0  # seconds for which a followed stage may be in an unknown state: a file system may hiccup
+
+
+@dataclass
+class StageRun:
+    """A stage as this run sees it. `phase` is waiting (claimed, to be run here), running, followed or ended."""
+
+    job: StageJob
+    phase: str
+    status: StageStatus
+    process: Process | None = None
+    attempts: int = 0  # made by this run
+    told: bool = False  # its process has been asked to leave
+    before: bool = False  # it had ended when this run began
+    skipped: bool = False  # this run gave it up without trying
+    doubted: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.phase == "ended"
+
+
+class LocalRun:
+    """Runs the stages that `entries` lack on this machine; `submit` then `follow`, or `run` for both.
+
+    `retry` names states to run again (failed, cancelled, unknown); `limit` bounds the jobs at once below the slots;
+    `ingest` is called after a job has ended and returns what went wrong. Raises GpasError before anything starts when
+    a job can never run here.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        project: Project,
+        entries: Iterable[Entry],
+        *,
+        retry: Collection[str] = (),
+        limit: int | None = None,
+        reporter: Reporter | None = None,
+        ingest: Callable[[], str] | None = None,
+        command: Sequence[str] = process.JOB,
+        machine: Machine | None = None,
+        kinds: frozenset[str] = RUNNABLE,
+    ):
+        self.project, self.entries, self.kinds = project, list(entries), kinds
+        self.machine = machine or machines.machine()
+        self.jobs = stage_jobs(self.entries, kinds)
+        self._retry, self._limit, self._command = retry, limit, command
+        self._reporter, self._ingest = reporter or Silent(), ingest
+        self._tasks: dict[str, StageRun] = {}
+        self._claims: ClaimSet | None = None
+        self._stops = self._obeyed = 0
+        self._starved = False
+        self._next_tick = 0.0
+
+    @property
+    def claims(self) -> ClaimSet:
+        assert self._claims is not None, "submit comes first"
+        return self._claims
+
+    def run(self) -> RunSummary:
+        """Run what is lacking and wait for all of it."""
+        self.submit()
+        return self.follow()
+
+    def stop(self) -> None:
+        """First call: ask the own jobs to save and leave, start no more. Second call: kill them. Safe in a handler."""
+        self._stops += 1
+
+    def submit(self) -> Counter[str]:
+        """Claim what nobody has. Returns how many stages are waiting (to be run here), followed and ended (settled)."""
+        runs = self.project.runs
+        runs.mkdir(parents=True, exist_ok=True)
+        self._claims = ClaimSet(runs, self._retry)
+        try:
+            for key, status in self._claims.take(self.jobs).items():
+                phase = "waiting" if key in self._claims.held else "followed" if status.state in ALIVE else "ended"
+                self._tasks[key] = StageRun(self.jobs[key], phase, status, before=phase == "ended")
+            machines.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
+            require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
+            require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.entries)
+            self._slots = Slots(runs, self.machine)
+            self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
+        except BaseException:
+            self._claims.close()
+            raise
+        return Counter(task.phase for task in self._tasks.values())
+
+    def follow(self) -> RunSummary:
+        """Run and wait until every stage has ended, or `stop` has been obeyed."""
+        try:
+            while self._step():
+                time.sleep(POLL)
+            self._report()
+        finally:
+            self.claims.close()
+        self._refresh()
+        return self._summary()
+
+    def _step(self) -> bool:
+        """Do what can be done now. Returns whether anything is left to wait for."""
+        self.claims.submitter.beat()
+        self._reap()
+        self._obey()
+        self._drop_orphans()
+        if not self._stops:
+            self._start_ready()
+        if time.monotonic() >= self._next_tick:
+            began = time.monotonic()
+            self._hear_cancels()
+            self._watch_others()
+            self._report()
+            # However many cells there are, looking at them takes at most a tenth of the time.
+            self._next_tick = time.monotonic() + max(TICK, 9 * (time.monotonic() - began))
+        return not all(task.settled for task in self._tasks.values())
+
+    def _in(self, phase: str) -> Iterator[StageRun]:
+        return (task for task in list(self._tasks.values()) if task.phase == phase)
+
+    def _reap(self) -> None:
+        ended = [task for task in self._in("running") if task.process and task.process.ended()]
+        for task in ended:
+            assert task.process is not None
+            status = conclude_or_unknown(task.process.attempt)
+            if _was_killed(status) and not (task.told or self._stops):
+                self._start_again(task, status)
+            else:
+                self._end(task, status)
+        if ended:
+            self._refresh()
+
+    def _start_again(self, task: StageRun, status: StageStatus) -> None:
+        """Queue a job that was killed again, unless its last `retries` attempts in this run came no further."""
+        in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
+        if in_vain >= task.job.resources.retries:
+            cause = f"{in_vain} attempts in a row came no further; {status.cause or status.evidence}"
+            self._end(task, replace(status, cause=cause))
+            return
+        task.phase, task.status, task.process = "waiting", status, None
+        how = f"signal {status.signal}" if status.signal else status.cause
+        self._reporter.notice(f"{task.job.id}: attempt {status.attempt} was killed ({how}); it starts again")
+
+    def _end(self, task: StageRun, status: StageStatus, *, skipped: bool = False) -> None:
+        task.phase, task.status, task.process, task.skipped = "ended", status, None, skipped
+        self.claims.release(task.job.key)
+        self._reporter.finished(task.job, status)
+
+    def _obey(self) -> None:
+        """Carry out `stop`, in the loop rather than in the signal handler that called it."""
+        if self._stops == self._obeyed:
+            return
+        first, self._obeyed = self._obeyed == 0, self._stops
+        if first:
+            for task in self._in("waiting"):
+                self._end(task, replace(task.status, cause="stopped before it started"), skipped=True)
+            for task in self._in("followed"):
+                cause = f"not waited for any longer: {task.status.evidence}"
+                self._end(task, replace(task.status, cause=cause), skipped=True)
+        for task in self._in("running"):
+            assert task.process is not None
+            if self._stops > 1:
+                task.process.kill()
+            elif not task.told:
+                task.told = True
+                task.process.terminate()
+
+    def _drop_orphans(self) -> None:
+        """A stage whose parent ended without the result it needs can never be run."""
+        for task in self._in("waiting"):
+            for parent in self._parents(task):
+                if parent.settled and parent.status.state != "done":
+                    cause = f"needs {parent.job.kind} of {parent.job.id}, which is {parent.status.state}"
+                    self._end(task, replace(task.status, state="cancelled", cause=cause))
+                    break
+
+    def _parents(self, task: StageRun) -> list[StageRun]:
+        return [self._tasks[key] for key in task.job.parents if key in self._tasks]
+
+    def _start_ready(self) -> None:
+        """Start what can be, first come, first served: a job that needs many slots is not overtaken for ever."""
+        running, self._starved = sum(1 for _ in self._in("running")), False
+        for task in self._in("waiting"):
+            if self._limit is not None and running >= self._limit:
+                return
+            ready = all(parent.settled for parent in self._parents(task)) and not self._starved
+            if ready:
+                running += self._start(task)
+
+    def _start(self, task: StageRun) -> bool:
+        if any(map(lives, attempts(self.project.runs, task.job.key)[-1:])):
+            return False  # the process of the attempt before is ending
+        lease = self._slots.take(task.job.resources)
+        if lease is None:
+            self._starved = True
+            return False
+        try:
+            with self.claims.confirmed(task.job.key) as mine:
+                if not mine:  # it was cancelled: the next look at others settles it
+                    task.phase = "followed"
+                    return False
+                task.process = self._spawner.start(task.job, lease)
+        except OSError as error:
+            self._end(task, StageStatus(state="failed", evidence="this run", cause=f"could not be started: {error}"))
+            return False
+        finally:
+            lease.close()
+        task.phase = "running"
+        task.attempts += 1
+        self._reporter.started(task.job, task.process.attempt)
+        return True
+
+    def _hear_cancels(self) -> None:
+        for task in self._in("waiting"):
+            if requested(self.project.runs, task.job.key):
+                self.claims.release(task.job.key)
+                task.phase = "followed"  # `_watch_others` settles it
+        for task in self._in("running"):
+            assert task.process is not None
+            directory = task.process.attempt.path
+            if requested(self.project.runs, task.job.key) and not request_path(directory).exists():
+                with suppress(OSError):  # a full disk: the request stays where it is, and the next tick reads it again
+                    request(directory, signalled=False)
+            if not task.told and _asked_to_signal(directory):
+                task.told = True
+                task.process.terminate()
+
+    def _watch_others(self) -> None:
+        followed, alive = list(self._in("followed")), SchedulerView(self.project.runs)
+        for task in followed:
+            task.status = observe(self.project.runs, task.job.key, alive)
+        orphans = [task.job.key for task in followed if task.status.state in CLAIMABLE]
+        for key, status in self.claims.take(orphans, CLAIMABLE).items() if orphans else ():
+            self._tasks[key].status = status
+        for task in followed:
+            self._settle_followed(task)
+
+    def _settle_followed(self, task: StageRun) -> None:
+        state, key = task.status.state, task.job.key
+        task.doubted = (task.doubted or time.monotonic()) if state == "unknown" else None
+        if key in self.claims.held:
+            task.phase = "waiting"
+            if reason := self.machine.check(task.job.resources, task.job.id):
+                self._end(task, replace(task.status, cause=reason), skipped=True)
+        elif state in (*RESULTS, "failed", "cancelled") or (task.doubted and time.monotonic() - task.doubted > DOUBT):
+            self._end(task, task.status)
+
+    def _report(self) -> None:
+        running = [(t.job, conclude_or_unknown(t.process.attempt)) for t in self._in("running") if t.process]
+        board = RunSnapshot(
+            running=tuple(running),
+            followed=tuple((task.job, task.status) for task in self._in("followed")),
+            waiting=tuple(task.job for task in self._in("waiting")),
+            ended=Counter(task.status.state for task in self._in("ended")),
+            slots=self.machine.slots,
+            starved=self._starved,
+            stopping=self._stops > 0,
+        )
+        self._reporter.tick(board)
+
+    def _refresh(self) -> None:
+        problem = self._ingest() if self._ingest else ""
+        if problem:
+            self._reporter.notice(problem)
+
+    def _summary(self) -> RunSummary:
+        summary = RunSummary()
+        for entry in self.entries:
+            chain = [self._tasks[stage.key] for stage in entry.cell.stages if stage.key in self._tasks]
+            task = next((task for task in chain if task.status.state != "done"), chain[-1])
+            beyond = blocked(entry, self.kinds) if task.status.state == "done" else ()
+            reason = f"this version does not run {', '.join(beyond)}" if beyond else _reason(task)
+            summary.add(Item(entry, reason, task.status), skipped=bool(beyond) or task.skipped)
+        return summary
+
+
+def _reason(task: StageRun) -> str:
+    seen = task.status
+    why = seen.cause or ("" if seen.state in RESULTS else seen.evidence)
+    if not task.before:
+        return why
+    number = f" in attempt {seen.attempt}" if seen.attempt else ""
+    return f"already {seen.state}{number}{': ' if why else ''}{why}"
+
+
+def _was_killed(status: StageStatus) -> bool:
+    """Whether a job ended by no decision of its own, so that it is worth starting again at once."""
+    return status.state == "interrupted" and (status.signal is not None or status.cause == LOST_PEER)
+
+
+def _asked_to_signal(directory: Path) -> bool:
+    """Whether someone asked to cancel the attempt and left the signal to its scheduler."""
+    try:
+        return not read_json(request_path(directory)).get("signalled")
+    except (OSError, GpasError):
+        return False
