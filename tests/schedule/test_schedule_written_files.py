@@ -53,8 +53,10 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     made.submitted("7")
     for name in ("submission.json", "job.json", "elements.jsonl"):
         assert same_fields(made.folder / name, old / name)
-    write_claim(project.runs, JOB.key, submitter, submission=made.name, index=0, after=[])
-    assert same_fields(claim_path(project.runs, JOB.key), claim_path(OLD, KILLED))
+    write_claim(project.runs, JOB.key, submitter, "slurm", submission=made.name, index=0, after=[])
+    claim = read_json(claim_path(project.runs, JOB.key))
+    assert claim.pop("scheduler") == "slurm"  # which version 1 did not write
+    assert list(claim) == list(read_json(claim_path(OLD, KILLED)))
     start = Start(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
     (job,) = start.jobs
     first = start.attempt(job)
