@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import pytest
 import yaml
 
 from gpas_cli.grid.load import TOP_LEVEL_KEYS
@@ -55,14 +54,13 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("part", NAMES)
-def test_every_name_is_in_the_manual(part: str) -> None:
-    assert NAMES[part] <= WORDS, NAMES[part] - WORDS
+def test_every_name_is_in_the_manual() -> None:
+    absent = {part: names - WORDS for part, names in NAMES.items() if names - WORDS}
+    assert not absent
 
 
-@pytest.mark.parametrize(("section", "field", "choice"), CHOICES, ids=str)
-def test_every_choice_is_in_the_manual(section: str, field: str, choice: str) -> None:
-    assert choice in WORDS
+def test_every_choice_is_in_the_manual() -> None:
+    assert [name for name in CHOICES if name[-1] not in WORDS] == []
 
 
 def test_the_manual_is_comment_and_the_file_is_plain_yaml() -> None:

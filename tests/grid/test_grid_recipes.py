@@ -48,25 +48,25 @@ def test_every_size_of_the_paper_is_declared() -> None:
     assert {size_of(entry) for entry in ON_C4} == TABLE.keys()
 
 
-@pytest.mark.parametrize("entry", ON_C4, ids=lambda entry: entry.id)
-def test_recipe(entry: Entry) -> None:
-    lr, warmup, steps, batch, rows = TABLE[size_of(entry)]
-    clip, clip_gates = CLIPPED.get(entry.id, (0.0, 0.0))
-    assert entry.cell.optim == Optim(
-        lr=lr, warmup=warmup, steps=steps, batch=batch, schedule="cosine", min_ratio=0.1, beta1=0.9, beta2=0.999,
-        eps=1e-8, weight_decay=0.0, clip=clip, clip_gates=clip_gates, clip_over="all", mean_rows=0,
-    )  # fmt: skip
-    assert entry.resources.micro_batch == rows
-    assert (entry.cell.seed, entry.cell.precision, entry.cadence.eval_every) == (42, "bf16", 1000)
+def test_recipes() -> None:
+    for entry in ON_C4:
+        lr, warmup, steps, batch, rows = TABLE[size_of(entry)]
+        clip, clip_gates = CLIPPED.get(entry.id, (0.0, 0.0))
+        assert entry.cell.optim == Optim(
+            lr=lr, warmup=warmup, steps=steps, batch=batch, schedule="cosine", min_ratio=0.1, beta1=0.9, beta2=0.999,
+            eps=1e-8, weight_decay=0.0, clip=clip, clip_gates=clip_gates, clip_over="all", mean_rows=0,
+        ), entry.id  # fmt: skip
+        assert entry.resources.micro_batch == rows, entry.id
+        assert (entry.cell.seed, entry.cell.precision, entry.cadence.eval_every) == (42, "bf16", 1000), entry.id
 
 
-@pytest.mark.parametrize("entry", ON_C4, ids=lambda entry: entry.id)
-def test_text(entry: Entry) -> None:
+def test_texts() -> None:
     """Documents of at most 256 tokens of T5, padded; the evaluation stops at ten million predicted tokens."""
-    data = entry.cell.data
-    assert (data.source, data.tokenizer, data.layout, data.length) == ("c4", "t5", "pad", 256)
-    assert data.eval_tokens == 10_000_000
-    assert entry.cell.model.size.vocab == 32_000
+    for entry in ON_C4:
+        data = entry.cell.data
+        assert (data.source, data.tokenizer, data.layout, data.length) == ("c4", "t5", "pad", 256), entry.id
+        assert data.eval_tokens == 10_000_000, entry.id
+        assert entry.cell.model.size.vocab == 32_000, entry.id
 
 
 def test_clipped_cells_are_there() -> None:
