@@ -35,7 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.spec.cell import Cell, cell_from
-from gpas_cli.train.bench import WARM_UP, SyntheticBatches, peak_memory, synthetic_loop, timed_update
+from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory, synthetic_loop, timed_update
 from gpas_cli.train.matmul_precision import choose_matmul
 from gpas_cli.train.precision import Precision, choose_device, make_deterministic
 
@@ -96,7 +96,7 @@ def take_turns(
     """Seconds of every step in every round; those before, in which layers compile, are not counted. `before`: the
     matrix product to set."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(-WARM_UP, rounds):
+    for number in range(-WARMUP_UPDATES, rounds):
         for name, step in steps.items():
             if before:
                 torch.set_float32_matmul_precision(before[name])
@@ -114,7 +114,7 @@ def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
 def rates(seconds: Mapping[str, list[float]], rows: int, *, padded: bool) -> dict[str, float]:
     """Real tokens per second of each, over the rounds that count."""
     batches, rounds = SyntheticBatches(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
-    tokens = sum(batches.at(step).predicted for step in range(WARM_UP, WARM_UP + rounds))
+    tokens = sum(batches.at(step).predicted for step in range(WARMUP_UPDATES, WARMUP_UPDATES + rounds))
     return {name: tokens / sum(taken) for name, taken in seconds.items()}
 
 

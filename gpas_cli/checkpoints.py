@@ -1,7 +1,7 @@
-"""Where checkpoints lie, for every room: `step-00000100/` in an attempt's folder, listed without torch.
+"""Paths of checkpoints: `step-00000100/` in an attempt's folder. Lists them without torch.
 
-What is in one is `train.checkpoint`'s affair. Files called `step-*.safetensors` are checkpoints of versions before
-0.2: they are listed, so that reading one says what it is, and never deleted.
+`train.checkpoint` reads and writes their contents. Files named `step-*.safetensors` are checkpoints of versions before
+0.2: they are listed, so that reading one fails with an explanation, and never deleted.
 """
 
 from __future__ import annotations
@@ -10,28 +10,25 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """The checkpoint of update `step` in `folder`."""
+    """Return the path of the checkpoint of update `step` in `folder`."""
     return folder / f"step-{step:08d}"
 
 
 def newest_first(folders: Iterable[Path]) -> list[Path]:
-    """Every checkpoint in `folders`, the one with the most updates first; what is being written is not one."""
-    found = [(int(match[1]), path) for folder in folders for path in _inside(folder) if (match := _named(path))]
+    """Return every complete checkpoint in `folders`, the one with the most updates first."""
+    paths = [path for folder in folders for path in _inside(folder)]
+    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
 def outdated(folder: Path) -> list[Path]:
-    """The checkpoints that may be deleted: all but the newest KEPT."""
-    return [path for path in newest_first([folder]) if not path.suffix][KEPT:]
-
-
-def _named(path: Path) -> re.Match[str] | None:
-    return _NAME.fullmatch(path.name)
+    """Return the checkpoints that may be deleted: all but the newest KEPT_CHECKPOINTS."""
+    return [path for path in newest_first([folder]) if not path.suffix][KEPT_CHECKPOINTS:]
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -1,12 +1,12 @@
-"""The errors a user can meet, and the exit code each one ends the program with.
+"""Exceptions that are shown to the user, each with the exit code of the program.
 
-    GpasError                     2   one clear message; never a traceback
+    GpasError                     2   one clear message, no traceback
     ├── InvalidExperiments        2   problems in experiments.yaml or in a cell, all of them at once
-    ├── UnknownCell               2   a name or key prefix that fits no cell, or several
-    ├── StoreError                2   the database is missing, older, locked or unwritable
-    └── DataError                 2   a corpus or tokenizer cannot be had
+    ├── UnknownCell               2   a name or key prefix that matches no cell, or several
+    ├── StoreError                2   the database is missing, outdated, locked or not writable
+    └── DataError                 2   a corpus, tokenizer or token cache is unavailable
 
-What every exit code means is declared once, in `Exit`.
+`Exit` declares the meaning of every exit code.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """The exit codes of all commands, with their meaning."""
+    """The exit codes of all commands and their meanings."""
 
     meaning: str
 
     def __new__(cls, code: int, meaning: str) -> Exit:
-        made = int.__new__(cls, code)
-        made._value_, made.meaning = code, meaning
-        return made
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
 
     def __str__(self) -> str:
         return f"{int(self)} {self.meaning}"
@@ -37,29 +38,29 @@ class Exit(IntEnum):
 
 
 class GpasError(Exception):
-    """A user's mistake or a fact of the machine; `str()` of it is the whole message."""
+    """A user's mistake or a problem of the machine. `str(error)` is the whole message."""
 
     exit_code = Exit.USAGE
 
 
 class UnknownCell(GpasError):
-    """A name or key prefix that fits no cell, or more than one."""
+    """A name or key prefix that matches no cell, or more than one."""
 
 
 class StoreError(GpasError):
-    """The results database cannot be used as asked."""
+    """The results database cannot be used."""
 
 
 class DataError(GpasError):
-    """A corpus, tokenizer or token cache cannot be had."""
+    """A corpus, tokenizer or token cache is unavailable."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a specification.
+    """One problem in a specification.
 
-    `path` locates the value inside the mapping it came from, e.g. ("gate", "activation").
-    `where` is filled in by whoever knows the file: "experiments.yaml:12:5".
+    `path` locates the value in its mapping, e.g. ("gate", "activation"). `where` is its place in the file, e.g.
+    "experiments.yaml:12:5", set by the code that reads the file.
     """
 
     path: tuple[str | int, ...]
@@ -73,7 +74,7 @@ class Problem:
 
 
 class InvalidExperiments(GpasError):
-    """Everything that is wrong in a specification, collected before anything runs."""
+    """All problems in a specification, collected before anything runs."""
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = tuple(dict.fromkeys(problems))
@@ -81,7 +82,7 @@ class InvalidExperiments(GpasError):
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:
-    """A hint naming the valid word closest to `word`, or all valid words when none is close."""
+    """Return a hint with the valid word closest to `word`, or with all valid words if none is close."""
     valid = [str(v) for v in valid]
     close = difflib.get_close_matches(str(word).lower(), valid, n=1, cutoff=0.6)
     if close:

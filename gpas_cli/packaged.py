@@ -1,4 +1,4 @@
-"""Files that travel with the program but are not code: the default experiments.yaml and the migrations."""
+"""Data files that are installed with the program: the default experiments.yaml and the database migrations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def packaged(name: str) -> Path:
-    """The path of `experiments.yaml` or `migrations`: inside an installed package, or at the top of a checkout."""
+    """Return the path of `experiments.yaml` or `migrations`, in the installed package or at the top of a checkout."""
     package = Path(__file__).parent
     installed = package / "packaged" / name
     return installed if installed.exists() else package.parent / name

@@ -1,4 +1,4 @@
-"""What to say where a file or folder may not be used: whose it is, and how several users share a project."""
+"""Explain permission errors: who owns the file or folder, and how several users can share a project."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARING = (
 
 
 def explain(error: Exception) -> str:
-    """The message of `error`; of one for want of permission, with the owner of what is in the way."""
+    """Return the message of `error`; for a permission error, with the owner and mode of the file or folder."""
     if not isinstance(error, PermissionError) or not error.filename:
         return str(error)
     path = Path(os.fsdecode(error.filename)).absolute()
@@ -29,13 +29,14 @@ def explain(error: Exception) -> str:
 
 
 def advise(error: Exception) -> str:
-    """`explain`, and where another user's file is in the way, how to share a project."""
-    said = explain(error)
-    return f"{said}; {SHARING}" if isinstance(error, PermissionError) and said != str(error) else said
+    """Return `explain(error)`, followed for a permission error by how to share a project."""
+    message = explain(error)
+    explained = isinstance(error, PermissionError) and message != str(error)
+    return f"{message}; {SHARING}" if explained else message
 
 
 def user(number: int) -> str:
-    """The name of a user, its number where it has no name."""
+    """Return the name of the user with this number, or the number if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -43,7 +44,8 @@ def user(number: int) -> str:
 
 
 def _obstacle(path: Path) -> Path:
-    """The first folder on the way to `path` that may not be entered, else `path`, or its folder if there is none."""
+    """Return the first folder above `path` that may not be entered; otherwise `path`, or its folder if the permission
+    missing is the folder's."""
     for folder in reversed(path.parents):
         if not _may(folder, os.X_OK):
             return folder

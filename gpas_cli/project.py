@@ -1,4 +1,4 @@
-"""Where a project keeps its things: the declared grids, the run directories, the token cache, the database."""
+"""The paths of a project: experiments file, run directories, token cache and database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CONFIG_NAME = "experiments.yaml"
 
 @dataclass(frozen=True)
 class Project:
-    """One directory with an experiments.yaml. `runs` is the truth; the database can be rebuilt from it.
+    """A directory with an experiments.yaml. The run directories are authoritative: the database is rebuilt from them.
 
-    `database` is an SQLAlchemy URL, or the absolute path of an SQLite file: a path may hold any character, and in a URL
-    `?`, `#` and `%` would mean something else. A URL may hold a password; `store.session.name_of` hides it.
+    `database` is an SQLAlchemy URL or the absolute path of an SQLite file. It is kept as a path, not as a URL, because
+    in a URL `?`, `#` and `%` have a special meaning. A URL may contain a password; `store.session.name_of` hides it.
 
-    Environment: GPAS_CONFIG names the experiments file; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB (a SQLAlchemy URL or a
-    path) move what lies beside it by default: `runs/`, `cache/`, `gpas.db`.
+    Environment: GPAS_CONFIG names the experiments file. GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB (an SQLAlchemy URL or a
+    path) replace the defaults beside it: `runs/`, `cache/` and `gpas.db`.
     """
 
     config: Path
@@ -32,10 +32,10 @@ class Project:
     def find(
         cls, config: Path | None = None, environ: Mapping[str, str] = os.environ, *, required: bool = True
     ) -> Project:
-        """The project of `config`, of GPAS_CONFIG, or of the nearest experiments.yaml here or in a folder above.
+        """Return the project of `config`, of GPAS_CONFIG, or of the nearest experiments.yaml here or in a folder above.
 
-        Raises GpasError when there is none. Unless one is `required` or named, it is then the project that `gpas init`
-        would make here.
+        Raises GpasError if there is none. If none is named and none `required`, returns the project that `gpas init`
+        would create here.
         """
         named = config or (Path(environ["GPAS_CONFIG"]) if environ.get("GPAS_CONFIG") else None)
         path = named if named else _nearest(Path.cwd())

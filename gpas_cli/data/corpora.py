@@ -1,4 +1,4 @@
-"""Where documents come from: one interface for every kind of text, and the split between training and validation.
+"""Sources of documents: one interface for every kind of text, and the split into training and validation text.
 
     Source            records(split, after) in a fixed order, parser(record) -> Document(id, text); survey()
     ├── Stdlib        the running Python's standard library                                 stdlib.py
@@ -6,10 +6,10 @@
     ├── HfDataset     a `datasets` data set, by name or local                               hub.py
     └── C4            allenai/c4, one shard file at a time                                  hub.py
 
-A record is a document as it lies in its file: reading records is cheap and goes in order, making documents of them is
-what many processes share.
+A record is a document as it is stored in its file. Reading records is cheap and sequential; parsing them into documents
+is shared by many processes.
 
-A document's id decides its side: the same file or line is validation text on every machine and in every version.
+A document's id alone decides its split: the same file or line is validation text on every machine and in every version.
 """
 
 from __future__ import annotations
@@ -30,84 +30,84 @@ Notify = Callable[[str], None]
 SPLITS = ("train", "validation")
 VALIDATION_PERCENT = 8
 SALT = "gpas-split-1:"
-# A file changed this shortly before it was listed may change again without its time stamp showing it.
+# A file modified this recently may be modified again within the resolution of its time stamp.
 UNSETTLED_SECONDS = 2.0
 
 
 class Document(NamedTuple):
-    """One text and its name, unique in its source and independent of the machine."""
+    """One text and its id, unique in its source and independent of the machine."""
 
     id: str
     text: str
 
 
 class Record(NamedTuple):
-    """A document before its text is taken out of the bytes it lies in. `where` names it in messages."""
+    """A document before parsing. `where` names it in messages."""
 
     id: str
     raw: str | bytes
     where: str = ""
 
 
-# Picklable: it travels to other processes. None is a record without text.
+# Picklable, as it is sent to other processes. Returns None for a record without text.
 Parser = Callable[[Record], Document | None]
 
 
-def as_it_is(record: Record) -> Document | None:
-    """The parser of records that are text already."""
+def parse_text(record: Record) -> Document | None:
+    """Return the document of a record whose `raw` is its text."""
     assert isinstance(record.raw, str)
     return Document(record.id, record.raw)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a source's text is. Equal fingerprints mean equal documents in both splits, resp. in validation alone."""
+    """Fingerprints of a source's text: equal ones mean equal documents, in both splits or in validation alone."""
 
     fingerprint: str
     validation_fingerprint: str
 
 
 class SurveyUnknown(Exception):
-    """Whether a text is the one that was surveyed cannot be told without reading it."""
+    """Whether the text is the one that was surveyed cannot be known without reading it."""
 
 
 class Source(ABC):
-    """A corpus. Text leaves a source as the tokenizer will see it."""
+    """A corpus. It yields text exactly as the tokenizer receives it."""
 
     name: ClassVar[str]
-    # How text was changed on the way; part of the cache key. Change the word when the rule changes.
+    # How the source changes its text; part of the cache key. Change the word when the rule changes.
     normalisation: ClassVar[str] = "none"
-    # Too large to be tokenised whole: only as many documents are read as a run needs.
+    # Whether it is too large to tokenise in full: only as many documents are read as a run needs.
     endless: ClassVar[bool] = False
 
     @abstractmethod
     def records(self, split: str, after: str = "") -> Iterator[Record]:
-        """The records of `split` in their fixed order; with `after`, those that follow the document of that id.
+        """Yield the records of `split` in their fixed order; with `after`, those that follow the document of that id.
 
-        Raises DataError when the text cannot be had.
+        Raises DataError if the text is unavailable.
         """
 
     @property
     def parser(self) -> Parser:
-        """What makes documents of this source's records. Raises DataError for a record that is none."""
-        return as_it_is
+        """The function that parses this source's records. It raises DataError for an invalid record."""
+        return parse_text
 
     def documents(self, split: str, after: str = "") -> Iterator[Document]:
-        """The documents of `split`, or those behind `after`. Raises DataError when the text cannot be had."""
+        """Yield the documents of `split`, or those after `after`. Raises DataError if the text is unavailable."""
         return parsed(self.records(split, after), self.parser)
 
     @abstractmethod
     def survey(self) -> Survey:
-        """The fingerprints, from the text itself: may read all of it. Raises DataError."""
+        """Compute the fingerprints from the text, which may read all of it. Raises DataError."""
 
     def stamp(self) -> Any:
-        """What shows cheaply that the text has not changed since it was surveyed (JSON), or None if nothing does."""
+        """Return JSON data that changes whenever the text does and is cheap to compute, or None if there is none."""
         return None
 
     def known(self, cache: Path) -> Survey | None:
-        """The survey that `cache` has of the text as it is now, None where it has none. Reads and fetches no text.
+        """Return the survey of the present text that is in `cache`, or None. Reads and downloads no text.
 
-        Raises SurveyUnknown where only that would tell, DataError when there is no text.
+        Raises SurveyUnknown if that is impossible without reading the text, DataError if there is no text.
         """
         stamp = self.stamp()
         if stamp is None:
@@ -116,27 +116,27 @@ class Source(ABC):
 
 
 def side(identity: str) -> str:
-    """The split a document belongs to, from its id alone: about 8 % are validation."""
+    """Return the split of a document, from its id alone: about 8 % are validation text."""
     number = int.from_bytes(hashlib.sha256((SALT + identity).encode()).digest())
     return "validation" if number % 100 < VALIDATION_PERCENT else "train"
 
 
 def parsed(records: Iterable[Record], parser: Parser) -> Iterator[Document]:
-    """The documents among the records."""
+    """Yield the documents of the records that have text."""
     return (document for record in records if (document := parser(record)) is not None)
 
 
 def skip_to(records: Iterator[Record], after: str) -> Iterator[Record]:
-    """The records behind the one with id `after`; all of them where `after` is empty."""
+    """Return the records after the one with id `after`; all of them if `after` is empty."""
     if after and not any(record.id == after for record in records):
         raise DataError(f"document '{after}' is no longer in the corpus; the text changed while it was being tokenised")
     return records
 
 
 def survey_of(documents: Iterator[tuple[str, Document]]) -> Survey:
-    """Fingerprints of (split, document) pairs: over ids, sides and the hash of each text, in order.
+    """Return the fingerprints of (split, document) pairs: hashes over splits, ids and texts, in order.
 
-    Raises DataError when a split is empty.
+    Raises DataError if a split is empty.
     """
     digests = {"": hashlib.sha256(), "validation": hashlib.sha256()}
     counts = dict.fromkeys(SPLITS, 0)
@@ -152,20 +152,20 @@ def survey_of(documents: Iterator[tuple[str, Document]]) -> Survey:
 
 
 def check_counts(counts: dict[str, int]) -> None:
-    """Raises DataError when either split has no document."""
+    """Raise DataError if a split has no document."""
     for split in SPLITS:
         if not counts[split]:
             raise DataError(
-                f"the corpus has {sum(counts.values())} documents and none of them falls on the {split} side of the "
-                f"split (about {VALIDATION_PERCENT} in 100 are validation, chosen by a hash of the id); give more, "
-                "smaller documents, for example one per line of a .jsonl file, or validation text of its own with "
-                "data.validation"
+                f"the corpus has {sum(counts.values())} documents, none of them in the {split} split (a hash of the id "
+                f"makes about {VALIDATION_PERCENT} % of documents validation text); provide more, smaller documents, "
+                "for example one per line of a .jsonl file, or separate validation text with data.validation"
             )
 
 
 def file_stamp(paths: Iterator[Path]) -> list[list[Any]] | None:
-    """Path, size and times of each file; None while a file is so young that it may still change unseen."""
-    stamp, newest = [], 0.0
+    """Return path, size and times of each file, or None if a file was modified within UNSETTLED_SECONDS."""
+    stamp = []
+    newest = 0.0
     for path in paths:
         facts = path.stat()
         stamp.append([str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino])
@@ -174,7 +174,7 @@ def file_stamp(paths: Iterator[Path]) -> list[list[Any]] | None:
 
 
 def cached_survey(source: Source, cache: Path) -> Survey:
-    """The source's survey, read from `cache` when the stamp of the files shows that nothing changed."""
+    """Return the source's survey, from `cache` if the stamp of the files is unchanged."""
     stamp = source.stamp()
     if stamp is None:
         return source.survey()

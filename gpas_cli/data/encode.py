@@ -1,4 +1,4 @@
-"""Records to ids, in groups: the work that processes share. A group's ids do not depend on how records are grouped."""
+"""Encode groups of records to ids: the work that is shared by processes. Ids do not depend on the grouping."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gpas_cli.data.corpora import Parser, Record, parsed
 from gpas_cli.data.tokenizer import Tokenizer
 
 TOKEN = np.dtype("<u2")
-# Records go to an encoder in groups of about so many characters, which it spreads over its threads.
-GROUP = 1_000_000
+# Records are encoded in groups of about so many characters; the tokenizer uses several threads for a group.
+GROUP_CHARACTERS = 1_000_000
 
 Group = list[Record]
 
 
 @dataclass(frozen=True)
 class EncodedGroup:
-    """The ids of a group's documents, end to end, and for each document its id, its tokens, the UTF-8 bytes that they
-    stand for and those of the whole text.
+    """The concatenated ids of a group's documents, and of each document: its name (`names`), its number of tokens
+    (`lengths`), the UTF-8 bytes that these stand for (`sizes`) and the bytes of its whole text (`wholes`).
 
-    A document that gives nothing to predict has no tokens here, not even its end token, and no bytes.
+    A document without a token to predict has length 0, without even an end token, and no bytes.
     """
 
     names: Sequence[str]
@@ -35,13 +35,13 @@ class EncodedGroup:
     wholes: NDArray[np.int64]
 
 
-# What a token cache has its groups encoded by: this process, or several (workers.py). The order is kept.
+# Encodes groups in order, in this process or in several (workers.py).
 Encode = Callable[[Iterator[Group]], Iterator[EncodedGroup]]
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """All that another process needs to encode: the tokenizer's definition, the parser, the ids kept per document."""
+    """What another process needs to encode: the tokenizer's definition, the parser, and the ids kept per document."""
 
     definition: str
     tokenizer: dict[str, Any]
@@ -50,12 +50,12 @@ class EncoderSpec:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncoderSpec:
-        """The recipe that gives what `tokenizer` gives."""
+        """Return the specification of an encoder that encodes as `tokenizer` does."""
         settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local}
         return cls(tokenizer.backend.to_str(), settings, parser, limit)
 
     def encoder(self) -> Callable[[Group], EncodedGroup]:
-        """The function from a group to its ids."""
+        """Return the function that encodes a group."""
         from tokenizers import Tokenizer as Backend
 
         tokenizer = Tokenizer(Backend.from_str(self.definition), **self.tokenizer)
@@ -63,7 +63,7 @@ class EncoderSpec:
 
 
 def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncodedGroup:
-    """The documents among the records, encoded. Raises DataError for a record that is none."""
+    """Encode the documents of the records. Raises DataError for an invalid record."""
     documents = list(parsed(group, parser))
     encoded = tokenizer.encode_documents([document.text for document in documents], limit)
     kept = [len(ids) > 1 for ids, _ in encoded]  # more than the end token: there is something to predict
@@ -81,14 +81,15 @@ def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int 
 
 
 def groups(records: Iterable[Record]) -> Iterator[Group]:
-    """The records in lists of about GROUP characters."""
+    """Yield the records in lists of about GROUP_CHARACTERS characters."""
     group: Group = []
     size = 0
     for record in records:
         group.append(record)
         size += len(record.raw)
-        if size >= GROUP:
+        if size >= GROUP_CHARACTERS:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group

@@ -1,6 +1,6 @@
-"""The user's own text: files under a glob. A document is a line of a .jsonl, a row of a .parquet, or a .txt file.
+"""The user's own text, files that match a glob. A document is a .txt file, a line of a .jsonl or a row of a .parquet.
 
-A .txt file of more than 1 MB, or the only file of a corpus, is divided at blank lines into documents (divide.py).
+A .txt file of more than 1 MB, or the only file of a corpus, is divided into documents at blank lines (divide.py).
 """
 
 from __future__ import annotations
@@ -27,20 +27,28 @@ from gpas_cli.data.corpora import (
     skip_to,
     survey_of,
 )
-from gpas_cli.data.divide import ALONE_FROM, DIVIDED_FROM, LONGEST, PIECES, SHORTEST, divided, pieces_of
+from gpas_cli.data.divide import (
+    DIVIDED_BYTES,
+    DIVIDED_BYTES_ALONE,
+    LONGEST_CHARACTERS,
+    PIECES,
+    SHORTEST_CHARACTERS,
+    is_divided,
+    pieces_of,
+)
 from gpas_cli.errors import DataError, nearest
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
-_BATCH = 1024  # rows of a Parquet file read at a time
+_BATCH_ROWS = 1024  # of a Parquet file, read at once
 _EXAMPLE = "it is a glob, for example texts/**/*.txt"
 
 
 class Files(Source):
-    """Documents by ascending file name, then line, row or piece, counted from 1. Ids (`a/b.txt`, `a/b.jsonl:7`) start
-    where the glob's wildcards do, so that a corpus keeps its split when its folder is moved.
+    """Documents in ascending order of file name, then of line, row or piece, counted from 1.
 
-    The files that `validation` matches, where it is given, are the validation text, and all of the others training
-    text; else documents are split by their ids.
+    Ids (`a/b.txt`, `a/b.jsonl:7`) start where the glob's wildcards do, so that a corpus keeps its split when its folder
+    is moved. The files that the glob `validation` matches, if given, are the validation text, and all others are
+    training text; otherwise documents are split by their ids.
     """
 
     name = "files"
@@ -74,13 +82,19 @@ class Files(Source):
         if self.validation:
             facts["validation"] = [self.validation, sorted(map(str, files["validation"].values()))]
         if any(_is_divided(named, name) for named in files.values() for name in named):
-            facts["divided"] = [DIVIDED_FROM, ALONE_FROM, PIECES, SHORTEST, LONGEST]
+            facts["divided"] = [
+                DIVIDED_BYTES,
+                DIVIDED_BYTES_ALONE,
+                PIECES,
+                SHORTEST_CHARACTERS,
+                LONGEST_CHARACTERS,
+            ]
         return facts
 
     def files(self) -> dict[str, dict[str, Path]]:
-        """Split -> name -> file, in order; all under `train` where documents are split by their ids.
+        """Return split -> name -> file, in order; only `train` if documents are split by their ids.
 
-        Raises DataError when a glob matches nothing, or a file of no known kind, or both globs match one file.
+        Raises DataError if a glob matches nothing or a file of an unknown kind, or if both globs match one file.
         """
         found = {"train": self._named(self.pattern, "data.path")}
         if self.validation:
@@ -105,8 +119,8 @@ class Files(Source):
                     yield Record(f"{name}:{number}", line, f"{path}:{number}")
 
     def _named(self, words: str, setting: str) -> dict[str, Path]:
-        """The files that a glob matches by name, in order. Raises DataError when there are none, or one is of no known
-        kind."""
+        """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if one is of an
+        unknown kind."""
         pattern = Path(words).expanduser()
         found = [Path(p) for p in glob.glob(str(_rooted(self.root, pattern)), recursive=True)]  # noqa: PTH207
         base = _rooted_base(self.root, pattern)
@@ -125,16 +139,16 @@ class Files(Source):
 
 @dataclass(frozen=True)
 class TextField:
-    """The parser of lines of JSON, whose text is under `field`; records that are text already stay as they are.
+    """The parser of JSON lines that have their text under `field`. Records that are text are left unchanged.
 
-    Blank documents are none, unless `keep_blank`.
+    Blank documents are dropped unless `keep_blank`.
     """
 
     field: str
     keep_blank: bool = False
 
     def __call__(self, record: Record) -> Document | None:
-        """Raises DataError, beginning with the record's place, when it has no such text."""
+        """Return the document of a record. Raises DataError, starting with the record's place, if it has no text."""
         raw = record.raw
         if isinstance(raw, bytes):
             if not self.keep_blank and not raw.strip():
@@ -144,7 +158,7 @@ class TextField:
 
 
 def _is_divided(files: dict[str, Path], name: str) -> bool:
-    return name.endswith(".txt") and divided(files[name], alone=len(files) == 1)
+    return name.endswith(".txt") and is_divided(files[name], alone=len(files) == 1)
 
 
 def _whole(path: Path) -> str:
@@ -155,8 +169,10 @@ def _whole(path: Path) -> str:
 
 
 def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each row of a Parquet file that has one. Raises DataError where it has no such column
-    of text, or cannot be read."""
+    """Yield the number, from 1, and the text of each row of a Parquet file that has text.
+
+    Raises DataError if the file has no such column of text, or cannot be read.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -164,7 +180,7 @@ def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
         with parquet.ParquetFile(path) as file:
             _check_column(path, file.schema_arrow, field)
             number = 0
-            for batch in file.iter_batches(_BATCH, columns=[field]):
+            for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     number += 1
                     if text is not None:
@@ -181,7 +197,7 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked if its name ends in .gz. Raises DataError when it is damaged or unreadable."""
+    """Yield the lines of a file, decompressed if its name ends in .gz. Raises DataError if it cannot be read."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
@@ -190,7 +206,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def field_of(line: bytes, field: str, where: str) -> str:
-    """The text under `field` of one JSON line. Raises DataError, beginning with `where`, when there is none."""
+    """Return the text under `field` of a JSON line. Raises DataError, beginning with `where`, if there is none."""
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:
@@ -205,13 +221,15 @@ def field_of(line: bytes, field: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"half a character, \\u{ord(text[error.start]):04x}"
-        raise DataError(f"{where}: the field '{field}' has {half}, at place {error.start + 1}: not Unicode") from error
+        surrogate = f"the unpaired surrogate \\u{ord(text[error.start]):04x}"
+        raise DataError(
+            f"{where}: the field '{field}' is not Unicode: it has {surrogate} at character {error.start + 1}"
+        ) from error
     return text
 
 
 def _nearest(root: Path, pattern: Path) -> str:
-    """The folder or file that may have been meant by the first part of the pattern that is not there, "" if none."""
+    """Return a hint for the first part of the pattern that does not exist, "" if no name is close to it."""
     folder = root
     for part in pattern.parts:
         if glob.has_magic(part) or not (folder / part).exists():
@@ -231,7 +249,7 @@ def _rooted(root: Path, pattern: Path) -> Path:
 
 
 def _rooted_base(root: Path, pattern: Path) -> Path:
-    """The folder the names of the files start from: the part of the pattern before its first wildcard."""
+    """Return the folder that file names are relative to: the part of the pattern before its first wildcard."""
     fixed: list[str] = []
     for part in pattern.parts[:-1]:
         if glob.has_magic(part):

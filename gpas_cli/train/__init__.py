@@ -1,1 +1,1 @@
-"""A cell's network and batches become events: `run.train` is the only entry."""
+"""Train a cell's network on its batches and report events. `run.train` is the only entry point."""

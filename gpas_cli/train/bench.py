@@ -1,4 +1,4 @@
-"""Updates on made-up text, for measuring: the trainer itself, without data, checkpoints or events."""
+"""Measure updates on synthetic batches: the trainer itself, without data, checkpoints or events."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.loop import Loop
 
-# Of C4's documents under T5's tokenizer about half fill a row of 256, and 76 % of all positions hold a token.
-FULL_ROWS = 0.5
-SHORTEST = 20
-WARM_UP = 2  # updates not timed: the first compiles where layers are compiled, the second for another number of tokens
+# About half of C4's documents fill a row of 256 under T5's tokenizer, and 76 % of all positions hold a token.
+FULL_ROWS_FRACTION = 0.5
+SHORTEST_TOKENS = 20
+# Not timed: compiled layers compile in the first update, and in the second for another number of tokens.
+WARMUP_UPDATES = 2
 
 
 class SyntheticBatches:
-    """Batches of random tokens, as `data.loader.Batches` would serve them: full rows, or with `padded` rows of which
-    half are shorter, as C4's documents are."""
+    """Batches of random tokens, in place of `data.loader.Batches`: full rows, or if `padded`, rows of which half are
+    shorter, as C4's documents are."""
 
     def __init__(self, cell: Cell, *, padded: bool):
-        self._shape, self._vocab, self._padded = (cell.optim.batch, cell.data.length), cell.model.size.vocab, padded
+        self._shape = (cell.optim.batch, cell.data.length)
+        self._vocab = cell.model.size.vocab
+        self._padded = padded
 
     def at(self, step: int) -> Batch:
-        """The batch of update `step`."""
+        """Return the batch of update `step`."""
         generator = np.random.default_rng([17, step])
         inputs, targets = generator.integers(0, self._vocab, (2, *self._shape))
         if self._padded:
@@ -43,19 +46,23 @@ class SyntheticBatches:
         return Batch(inputs, targets)
 
     def _lengths(self, generator: np.random.Generator) -> Ints:
-        """Full rows, then short ones: one of each part of the range, so that every batch is as full as the next."""
+        """Return the rows' lengths: full ones, then short ones spread evenly, so that all batches are equally full."""
         rows, time = self._shape
         lengths = np.full(rows, time)
-        short = rows - math.ceil(FULL_ROWS * rows)
-        places, shortest = (np.arange(short) + generator.random(short)) / max(1, short), min(SHORTEST, time)
-        lengths[rows - short :] = shortest + places * (time + 1 - shortest)
+        short = rows - math.ceil(FULL_ROWS_FRACTION * rows)
+        fractions = (np.arange(short) + generator.random(short)) / max(1, short)
+        shortest = min(SHORTEST_TOKENS, time)
+        lengths[rows - short :] = shortest + fractions * (time + 1 - shortest)
         return lengths
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What updates of a cell cost here. Seconds are the median's; tokens are real ones; memory in bytes, the device's
-    where there is one, else the whole process's. `rows` of each update were computed."""
+    """The measured cost of a cell's updates on this machine.
+
+    Seconds are medians; tokens exclude padding; `peak_memory` is in bytes, of the GPU if there is one, else of the
+    process; `rows` of each update were computed; `gemm` is the float32 matrix product used.
+    """
 
     seconds_per_step: float
     tokens_per_second: float
@@ -68,7 +75,7 @@ class Speed:
 
 
 def synthetic_loop(cell: Cell, resources: Resources = DEFAULT_RESOURCES, *, padded: bool) -> Loop:
-    """A training of `cell` on made-up batches, at update 0."""
+    """Return a training of `cell` on synthetic batches, at update 0."""
     return assemble(cell, SyntheticBatches(cell, padded=padded), resources)
 
 
@@ -81,55 +88,58 @@ def measure(
     rows: int = 0,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Speed:
-    """Do updates of `cell` for about so many seconds, after two that are not counted, and at least three.
+    """Measure updates of `cell` for about `seconds`: at least three, after WARMUP_UPDATES that are not counted.
 
-    `rows`: so many rows of each update are computed, after one update that is not counted, and at least twice; the time
-    of a whole update follows from theirs and from that of the optimizer. 0: all. The float32 product is the one that
-    runs of this machine use which share `cache`. `tell` is told what is being done.
+    `rows`: compute only so many rows of each update (0: all), at least twice after one that is not counted; the time of
+    a whole update is then extrapolated, as the optimizer's part does not depend on the rows. The float32 matrix product
+    is the one that runs with the same `cache` use on this machine. `tell` is called with a description of each step.
     """
-    part = rows if 0 < rows < cell.optim.batch else cell.optim.batch
-    whole = part == cell.optim.batch
+    batch = cell.optim.batch
+    part = rows if 0 < rows < batch else batch
+    whole = part == batch
     tell("building the network")
-    shown = cell if whole else replace(cell, optim=replace(cell.optim, batch=part, mean_rows=0))
-    loop = synthetic_loop(shown, resources, padded=cell.data.layout == "pad")
+    measured = cell if whole else replace(cell, optim=replace(cell.optim, batch=part, mean_rows=0))
+    loop = synthetic_loop(measured, resources, padded=cell.data.layout == "pad")
     settle_matmul(cell, loop, cache)
-    for number in range(WARM_UP if whole else 1):
+    for number in range(WARMUP_UPDATES if whole else 1):
         tell(f"update {number + 1}, not counted")
         timed_update(loop)
-    times, tokens = list[float](), loop.position.tokens
+    times: list[float] = []
+    tokens_before = loop.position.tokens
     while len(times) < (3 if whole else 2) or sum(times) < seconds:
         tell(f"update {len(times) + 1}" + (f", the last took {times[-1]:.2g} s" if times else ""))
         times.append(timed_update(loop))
-    scale = cell.optim.batch / part
-    per_step, real = statistics.median(times), scale * (loop.position.tokens - tokens) / len(times)
+    scale = batch / part
+    per_step = statistics.median(times)
+    tokens = scale * (loop.position.tokens - tokens_before) / len(times)
     if not whole:
         fixed = min(per_step, _optimizer_seconds(loop))
         per_step = fixed + scale * (per_step - fixed)
     return Speed(
-        per_step, real / per_step, flops_per_token(cell) * real / per_step, peak_memory(loop.precision.device),
+        per_step, tokens / per_step, flops_per_token(cell) * tokens / per_step, peak_memory(loop.precision.device),
         len(times), loop.micro_batch, loop.position.gemm, part,
     )  # fmt: skip
 
 
 def _optimizer_seconds(loop: Loop) -> float:
-    """Seconds of the optimizer's part of an update, which does not depend on the number of rows."""
+    """Return the seconds of the optimizer's step, which do not depend on the number of rows."""
     began = time.perf_counter()
     loop.optimizer.step()
     return time.perf_counter() - began
 
 
 def timed_update(loop: Loop) -> float:
-    """Seconds of the next update, until the device has done it."""
+    """Do the next update and return the seconds until the device has finished it."""
     began = time.perf_counter()
     loop.update().loss.item()
     return time.perf_counter() - began
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at most, so far: allocated on the GPU, or resident of this process."""
+    """Return the peak so far, in bytes: allocated on the GPU, or the process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Not getrusage: a process inherits the peak of the one that forked it.
+    # Not getrusage: a process inherits the peak of its parent.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
     return int(peak[1]) * 1024

@@ -1,12 +1,12 @@
-"""The files of a checkpoint, as storage for torch.distributed.checkpoint: safetensors shards and one JSON manifest.
+"""The files of a checkpoint, as a storage back end of torch.distributed.checkpoint (DCP): safetensors and a manifest.
 
     step-00000100/
       manifest.json              {"facts", "files": {name: sha256}, "tensors": {name: dtype, shape, chunks}, "sha256"}
-      00000.safetensors ...      what process 0, 1, ... wrote: its shards, and its share of what all have whole
+      00000.safetensors ...      written by process 0, 1, ...: its shards, and its part of the replicated tensors
 
-DCP plans who writes and reads which part, so a checkpoint can be read by another number of processes and under
-another layout. Its own file writer keeps the plan in a pickle and its safetensors writer holds every file in memory
-twice; here nothing is ever unpickled, and every byte is under a checksum.
+DCP plans which process writes and reads which part, so a checkpoint can be read by another number of processes and
+under another layout. Its own file writer keeps the plan in a pickle, and its safetensors writer holds every file in
+memory twice; here nothing is unpickled, and every byte has a checksum.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DamagedCheckpoint(Exception):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The contents of a checkpoint: facts of the run, sha256 of each file, and where each tensor is stored."""
 
     facts: Mapping[str, Any]
     files: Mapping[str, str]
@@ -53,10 +53,11 @@ class Manifest:
 
 
 class Writer(StorageWriter):
-    """Writes a checkpoint aside and renames it to `path` when it is complete and on the disk."""
+    """Writes a checkpoint to a temporary folder, and renames it to `path` when it is complete and on disk."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]):
-        self.path, self.facts = path, facts
+        self.path = path
+        self.facts = facts
         self.aside = path.with_name(f".writing-{path.name}")
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
@@ -69,7 +70,7 @@ class Writer(StorageWriter):
         return [replace(plan, storage_data=f"{number:05d}.safetensors") for number, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's part. Raises OSError."""
+        """Write the part of this process. Raises OSError."""
         future: Future[list[WriteResult]] = Future()
         file = self.aside / plan.storage_data
         tensors = {i.index.fqn: planner.resolve_data(i).detach().cpu().contiguous() for i in plan.items}  # type: ignore[union-attr]
@@ -79,7 +80,7 @@ class Writer(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest, then give the checkpoint its name. Raises OSError."""
+        """Write the manifest, then rename the folder. Raises OSError."""
         written = [result for part in results for result in part]
         content = {
             "format": FORMAT,
@@ -90,7 +91,7 @@ class Writer(StorageWriter):
         text = json.dumps({**content, "sha256": _digest_of(content)})
         replace_file(self.aside / MANIFEST, text)
         fsync(self.aside)
-        if self.path.exists():  # of an attempt that has been here before and found it damaged
+        if self.path.exists():  # damaged, and written again by a later attempt
             shutil.rmtree(self.path)
         self.aside.rename(self.path)
         fsync(self.path.parent)
@@ -107,27 +108,28 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads the checkpoint in `path`, whose files have been verified."""
+    """Reads the checkpoint in `path`, whose files must have been verified."""
 
     def __init__(self, path: Path, manifest: Manifest):
-        self.path, self.manifest = path, manifest
+        self.path = path
+        self.manifest = manifest
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         tensors: dict[str, Any] = {}
         storage: dict[MetadataIndex, str] = {}
-        for name, told in self.manifest.tensors.items():
-            chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in told["chunks"]]
+        for name, entry in self.manifest.tensors.items():
+            chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
             tensors[name] = TensorStorageMetadata(
-                TensorProperties(dtype=getattr(torch, told["dtype"])), torch.Size(told["shape"]), chunks
+                TensorProperties(dtype=getattr(torch, entry["dtype"])), torch.Size(entry["shape"]), chunks
             )
-            storage |= {MetadataIndex(name, torch.Size(c["offsets"])): c["file"] for c in told["chunks"]}
+            storage |= {MetadataIndex(name, torch.Size(c["offsets"])): c["file"] for c in entry["chunks"]}
         return Metadata(state_dict_metadata=tensors, storage_data=storage)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
         self._storage: Mapping[MetadataIndex, str] = metadata.storage_data
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors that the plan names."""
+        """Fill the tensors of the plan."""
         by_file: dict[str, list[Any]] = {}
         for item in plan.items:
             by_file.setdefault(self._storage[item.storage_index], []).append(item)
@@ -159,24 +161,24 @@ class Reader(StorageReader):
 
 
 def discard(folder: Path) -> None:
-    """Delete what an interrupted write has left in `folder`."""
+    """Delete what interrupted writes left in `folder`."""
     for left in folder.glob(".writing-*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint `path`. Raises DamagedCheckpoint."""
+    """Return the manifest of the checkpoint `path`. Raises DamagedCheckpoint."""
     if path.suffix == ".safetensors":
         raise DamagedCheckpoint(f"{path} is a checkpoint in one file, as older versions wrote them; it cannot be read")
     try:
         content = json.loads((path / MANIFEST).read_bytes())
-        told = content.pop("sha256")
+        recorded = content.pop("sha256")
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(f"{path} has format {content['format']}, and this version reads format {FORMAT}")
         manifest = Manifest(content["facts"], content["files"], content["tensors"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    if told != _digest_of(content):
+    if recorded != _digest_of(content):
         raise DamagedCheckpoint(f"{path}: {MANIFEST} does not have the checksum it was written with")
     return manifest
 
@@ -192,17 +194,20 @@ def verify(path: Path, name: str, digest: str) -> None:
 
 
 def _tensors(metadata: Metadata, file_of: Mapping[MetadataIndex, str]) -> dict[str, Any]:
-    """The manifest's word on every tensor: what it is, and which file has which part."""
-    tensors: dict[str, Any] = {
-        name: {"dtype": str(told.properties.dtype).removeprefix("torch."), "shape": list(told.size), "chunks": []}
-        for name, told in metadata.state_dict_metadata.items()
-        if isinstance(told, TensorStorageMetadata)
-    }
-    for name, told in metadata.state_dict_metadata.items():
-        assert isinstance(told, TensorStorageMetadata), name
-        for chunk in told.chunks:
-            place = {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes)}
-            tensors[name]["chunks"].append({"file": file_of[MetadataIndex(name, chunk.offsets)], **place})
+    """Return the manifest's entry of every tensor: dtype, shape, and which file holds which part."""
+    tensors: dict[str, Any] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata), name
+        chunks = [
+            {
+                "file": file_of[MetadataIndex(name, chunk.offsets)],
+                "offsets": list(chunk.offsets),
+                "sizes": list(chunk.sizes),
+            }
+            for chunk in entry.chunks
+        ]
+        dtype = str(entry.properties.dtype).removeprefix("torch.")
+        tensors[name] = {"dtype": dtype, "shape": list(entry.size), "chunks": chunks}
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""Validation: the token-weighted loss and perplexity, and the two other averages people compare with."""
+"""Evaluate a network on validation text: token-weighted loss and perplexity, and two averages for comparison."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
-# Rows of a validation batch in the published scripts, over all their GPUs: how many batches there are decides by how
-# much their average, sum / (n + 1), is too low.
+# Rows of a validation batch in the published scripts, over all their GPUs. The published average is sum / (n + 1), so
+# the number of batches n decides by how much it is too low.
 REFERENCE_ROWS = {
     SIZES[name]: rows for name, rows in {"71m": 256, "130m": 256, "250m": 256, "350m": 512, "1b": 128, "7b": 32}.items()
 }
 
 
 def validation_rows(cell: Cell) -> int:
-    """Rows of a validation batch: those of the means in training where it has such, else the reference's for the size,
-    else a batch's."""
+    """Return the rows of a validation batch: `optim.mean_rows` if set, else the reference's for the model size, else
+    the training batch's."""
     return cell.optim.mean_rows or REFERENCE_ROWS.get(cell.model.size, cell.optim.batch)
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where a float cannot hold it."""
+    """Return exp(loss), or infinity if that overflows a float."""
     return math.exp(loss) if loss < 709 else math.inf
 
 
@@ -46,20 +46,21 @@ def evaluate(
     micro_batch: int = 0,
     world: World = ALONE,
 ) -> dict[str, float]:
-    """Losses in nats per token over `batches`, `micro_batch` rows at once (0: all) in each process. Collective.
+    """Return losses in nats per token over `batches`, `micro_batch` rows at once (0: all) in each process. Collective.
 
-    `loss` weighs every token equally. `loss_batch_mean` is the mean of the batches' means, and `loss_reference` their
-    sum divided by their number plus one, which is what the published code reports (its counter starts at 1). How many
-    rows fit at once changes none of them.
+    `loss` weighs every token equally. `loss_batch_mean` is the mean of the batches' means. `loss_reference` is their
+    sum divided by their number plus one, as in the published code, whose counter starts at 1. `micro_batch` changes
+    none of them.
     """
     network.eval()
-    means, counts = list[Tensor](), list[int]()
+    means: list[Tensor] = []
+    counts: list[int] = []
     for batch in batches:
         means.append(_batch_mean(network, batch, precision, micro_batch, world))
         counts.append(batch.predicted)
     reshard(network)
     network.train()
-    # The one place where the host waits for the device.
+    # The only place where the host waits for the device.
     losses = world.sum(torch.stack(means)).tolist()
     tokens = sum(counts)
     mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
@@ -76,7 +77,7 @@ def evaluate(
 
 
 def _batch_mean(network: Llama, batch: Batch, precision: Precision, micro_batch: int, world: World) -> Tensor:
-    """This process's part of the batch's mean loss, float64 of shape ()."""
+    """Return this process's share of the batch's mean loss, float64 of shape ()."""
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
     for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
         rows = DeviceRows.of(batch.inputs[part], batch.targets[part], precision.device)

@@ -1,4 +1,4 @@
-"""All that training knows of the outside: somewhere to emit events, and a wish to stop."""
+"""The interface of training to its surroundings: events, requests to stop, and outcomes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 
 
 class Emit(Protocol):
-    """Takes one event: its kind and its JSON-ready fields. Must not raise for want of disk space."""
+    """Accepts one event: its kind and its JSON-ready fields. Must not raise when the disk is full."""
 
     def __call__(self, kind: str, **fields: object) -> None: ...
 
 
 def silent(kind: str, **fields: object) -> None:
-    """The `Emit` of processes that do not speak for all."""
+    """The `Emit` of all processes but the first: discards the event."""
 
 
 Stop = Callable[[], str | None]
-"""Polled between updates: None to go on, or the outcome to leave with, "interrupted" or "cancelled"."""
+"""Called between updates. Returns None to continue, or the outcome to stop with: "interrupted" or "cancelled"."""
 
 
 @dataclass(frozen=True)

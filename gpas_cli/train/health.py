@@ -1,17 +1,19 @@
-"""Whether a training is well: spikes of loss and gradient, and divergence, as pure functions of the series of updates.
+"""Detect spikes and divergence of a training, as pure functions of the series of losses and gradient norms.
 
-A spike (of value v at update t) exceeds what was usual: with m the median and s = 1.4826 median(|x - m|) of the
-`window` updates before t, x_t - m > max(`spike` * s, floor), where `window` and `spike` are fields of `Monitoring`. For
-the loss x = v and the floor is 0.1 nats; for the gradient norm, whose size varies by factors, x = ln v and the floor is
-ln 3. The median follows a falling loss from above, and the few values of a spike hardly move it. Of consecutive updates
-that exceed it, the first is told; nothing is told before a quarter of the window has been seen.
+The value of update t is a spike if it is far above the running median: with m the median and
+s = 1.4826 median(|x - m|) of the `window` updates before t, x_t - m > max(`spike` * s, floor), where `window` and
+`spike` are fields of `Monitoring`. For the loss, x is the loss and the floor 0.1 nats; for the gradient norm, which
+varies by factors, x is its logarithm and the floor ln 3. The median of a falling loss is above it, and the few values
+of a spike hardly change it. Of consecutive updates above the threshold only the first is reported, and none before a
+quarter of the window has been seen.
 
-A training has diverged at the first update whose loss or gradient norm is not finite, and at the first with which the
-loss has been above max(its first value, ln V) + `margin` for `patience` updates in a row: ln V is the loss of guessing,
-and a network that learns nothing at all (a Post-LN plateau) stays below it.
+A training has diverged at the first update whose loss or gradient norm is not finite, and when the loss has been above
+max(its first value, ln V) + `margin` for `patience` updates in a row. ln V is the loss of guessing uniformly; a network
+that learns nothing at all (a Post-LN plateau) stays below the threshold.
 
-What a verdict depends on is a window of values, a count and the first loss: `Health.state`, which lies in
-watch-<update>.json beside each checkpoint, so that a resumed run tells the same spikes as one that was not interrupted.
+`Health.state` holds everything that these decisions depend on: a window of values, a count and the first loss. It is
+written to watch-<update>.json beside each checkpoint, so that a resumed run reports the same spikes as an uninterrupted
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class Spike:
-    """A value far above the usual one (the running median): `of` loss or grad_norm."""
+    """A value far above the running median (`usual`). `of`: loss or grad_norm."""
 
     step: int
     of: str
@@ -45,7 +47,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The update at which a training proved to have diverged, and how."""
+    """The update at which a training was found to have diverged, and the reason."""
 
     step: int
     cause: str
@@ -53,7 +55,7 @@ class Divergence:
 
 @dataclass
 class Detector:
-    """Spikes of one series. `inside`: the last value exceeded the usual."""
+    """Detects the spikes of one series. `inside`: the last value was above the threshold."""
 
     of: str
     watch: Monitoring
@@ -64,17 +66,18 @@ class Detector:
         self.recent = deque(maxlen=self.watch.window)
 
     def add(self, step: int, value: float) -> Spike | None:
-        """Take the next value, finite; the spike that begins with it, if one does."""
+        """Add the next value, which must be finite. Return the spike that begins with it, if any."""
         x = math.log(max(value, TINY)) if self.of == "grad_norm" else value
-        usual = self._exceeds(x)
+        usual = self._exceeded_median(x)
         self.recent.append(x)
-        begins, self.inside = usual is not None and not self.inside, usual is not None
-        if usual is None or not begins:
+        was_inside = self.inside
+        self.inside = usual is not None
+        if usual is None or was_inside:
             return None
         return Spike(step, self.of, value, math.exp(usual) if self.of == "grad_norm" else usual)
 
-    def _exceeds(self, x: float) -> float | None:
-        """The running median if `x` is far above it."""
+    def _exceeded_median(self, x: float) -> float | None:
+        """Return the running median if `x` is far above it, else None."""
         if self.watch.spike == 0 or len(self.recent) < self.watch.window // 4:
             return None
         median = statistics.median(self.recent)
@@ -85,16 +88,17 @@ class Detector:
 
 
 class Health:
-    """Takes every update's loss and gradient norm, in order. `vocab`: how many tokens a guess is among."""
+    """Checks the loss and gradient norm of every update, in order. `vocab`: the number of tokens to guess from."""
 
     def __init__(self, watch: Monitoring, vocab: int) -> None:
-        self.watch, self.guessing = watch, math.log(vocab)
+        self.watch = watch
+        self.guessing = math.log(vocab)
         self.first: float | None = None
         self.high = 0
         self._detectors = {of: Detector(of, watch) for of in FLOORS}
 
     def add(self, step: int, loss: float, grad_norm: float) -> tuple[list[Spike], Divergence | None]:
-        """What the update shows. Nothing is to be added after a divergence."""
+        """Return the spikes that begin with an update, and the divergence. Add nothing after a divergence."""
         for name, value in (("training loss", loss), ("gradient norm", grad_norm)):
             if not math.isfinite(value):
                 return [], Divergence(step, f"the {name} of update {step} is {value}")
@@ -115,20 +119,23 @@ class Health:
         )
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, JSON-ready."""
+        """Return what `restore` needs, JSON-ready."""
         series = {of: {"recent": list(d.recent), "inside": d.inside} for of, d in self._detectors.items()}
         return {"first": self.first, "high": self.high, "series": series}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`; its window may have had another length."""
-        self.first, self.high = state["first"], state["high"]
+        """Continue from a `state`, whose window may have had another length."""
+        self.first = state["first"]
+        self.high = state["high"]
         for of, detector in self._detectors.items():
             detector.recent.extend(state["series"][of]["recent"])
             detector.inside = state["series"][of]["inside"]
 
     def save(self, folder: Path, step: int) -> None:
-        """Write the state after update `step` into the folder of its checkpoint, and drop those of checkpoints that
-        are gone. Raises OSError."""
+        """Write the state after update `step` to the folder of its checkpoint, and delete those of deleted checkpoints.
+
+        Raises OSError.
+        """
         replace_file(_path(folder, step), json.dumps(self.state()), durable=False)
         for path in folder.glob("watch-*.json"):
             if not any(folder.glob(f"step-{path.stem.removeprefix('watch-')}*")):
@@ -136,7 +143,7 @@ class Health:
 
 
 def read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
-    """The state after update `step`, None where none of the folders has one that can be read."""
+    """Return the state after update `step`, or None if no folder has a readable one."""
     for folder in folders:
         try:
             state = json.loads(_path(folder, step).read_text())

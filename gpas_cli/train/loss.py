@@ -1,7 +1,7 @@
-"""The language-modelling loss as a sum over targets, so that any split of a batch adds up to the same number.
+"""The language-modelling loss, as a sum over targets: the parts of a batch add up to the same loss however it is split.
 
-Two things are never made: the logits of all tokens (at 71M with 512 rows of 256 they would be 17 GB in float32), and
-anything at all for padding.
+The logits of all tokens never exist at once (at 71M, with 512 rows of 256, they would take 17 GB in float32), and
+nothing is computed for padding.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Llama
 from gpas_cli.train.precision import Precision
 
-# Logits that exist at once, in elements: 64 MB of float32 (in bfloat16 half of it beside). A GPU's products want more
-# tokens than a processor's: 2,097 of 32,000 logits, 256 MB of float32 beside 128 MB of bfloat16.
-CHUNK, CHUNK_ON_GPU = 2**24, 2**26
+# Logits that exist at once: 64 MB of float32, and half as much if there is a bfloat16 copy. GPUs need larger products
+# to be efficient: 2,097 tokens of 32,000 logits, 256 MB of float32 and 128 MB of bfloat16.
+CHUNK_LOGITS = 2**24
+GPU_CHUNK_LOGITS = 2**26
 
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Rows of a batch on their device. Without a packing `inputs` and `targets` are (rows, time), else (1, n): what
-    stands behind a row's last target is left out. Targets that are IGNORED do not count."""
+    """Rows of a batch on their device.
+
+    `inputs` and `targets` are (rows, time) without a packing, else (1, n): positions after a row's last target are left
+    out. IGNORED targets do not count.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -36,15 +40,16 @@ class DeviceRows:
 
     @classmethod
     def of(cls, inputs: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device) -> DeviceRows:
-        """From (rows, time) arrays of token ids."""
+        """Return the rows of (rows, time) arrays of token ids on `device`."""
         rows, time = targets.shape
         counts = targets != IGNORED
         needed = np.where(counts.any(1), time - np.argmax(counts[:, ::-1], 1), 0)
         if needed.min() == time:
             return cls(_move(inputs, device), _move(targets, device), None)
-        needed[0] = max(1, needed[0])  # a batch without any target: what is read by index is not empty
+        needed[0] = max(1, needed[0])  # in a batch without any target, indexing still needs one position
         held = (np.arange(time) < needed[:, None]).ravel()
-        (index,), token = np.nonzero(held), np.maximum(np.cumsum(held) - 1, 0)
+        (index,) = np.nonzero(held)
+        token = np.maximum(np.cumsum(held) - 1, 0)
         inputs, targets = (a.reshape(1, -1)[:, index] for a in (inputs, targets))
         packing = Packing(_move(index, device), _move(token, device), _move(held[:, None], device), rows, time)
         return cls(_move(inputs, device), _move(targets, device), packing)
@@ -56,10 +61,12 @@ def _move(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def summed_loss(network: Llama, rows: DeviceRows, precision: Precision, divisor: float = 1.0) -> Tensor:
-    """Sum of -log p(target) in nats over the targets that count, divided by `divisor`."""
+    """Return the sum of -log p(target) in nats over the targets that are not IGNORED, divided by `divisor`."""
 
     def read(hidden: Tensor, head: Tensor) -> Tensor:
-        states, targets, dtype = hidden.flatten(0, 1), rows.targets.flatten(), precision.matmul(hidden.dtype)
+        states = hidden.flatten(0, 1)
+        targets = rows.targets.flatten()
+        dtype = precision.matmul(hidden.dtype)
         with torch.autocast(states.device.type, enabled=False):
             if torch.is_grad_enabled():
                 return _LinearCrossEntropy.apply(states, head, targets, dtype, divisor)  # type: ignore[no-any-return, no-untyped-call]
@@ -70,13 +77,16 @@ def summed_loss(network: Llama, rows: DeviceRows, precision: Precision, divisor:
 
 
 def logits_at_once(device: torch.device) -> int:
-    """How many logits exist at once on such a device, in elements."""
-    return CHUNK if device.type == "cpu" else CHUNK_ON_GPU
+    """Return how many logits exist at once on such a device."""
+    return CHUNK_LOGITS if device.type == "cpu" else GPU_CHUNK_LOGITS
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """sum over tokens of -log softmax(W h)[target] / divisor, by chunks of tokens; gradients are made going forward,
-    while a chunk's logits are there. hidden: (n, d); head: (vocab, d); targets: (n,)."""
+    """The sum over tokens of -log softmax(W h)[target] / divisor, in chunks of tokens.
+
+    Gradients are computed in the forward pass, while the logits of a chunk exist. hidden: (n, d); head: (vocab, d);
+    targets: (n,).
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float) -> Tensor:
@@ -95,17 +105,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _chunked(
     hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The loss, and its gradients if they are `wanted`. Dtypes are explicit here: no autocast."""
-    weight, most = head.to(dtype), max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
-    # As few chunks as there must be, all of about one length: a short rest has slow products.
+    """Return the loss, and its gradients if `wanted`. Dtypes are explicit: autocast is off."""
+    weight = head.to(dtype)
+    most = max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
+    # As few chunks as possible, of about equal length: a short last chunk has slow products.
     rows = math.ceil(len(hidden) / math.ceil(len(hidden) / most))
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None
     d_head = torch.zeros_like(head, dtype=wide) if wanted else None
-    # What is large is made once and changed in place: fresh memory costs a third of the product that fills it.
+    # Large buffers are allocated once and reused: new memory costs a third of the product that fills it.
     products = torch.empty(most, len(head), dtype=dtype, device=hidden.device)
-    # With bfloat16 weights the log-probabilities are bfloat16 as well, as in the reference; their sum is not.
+    # With bfloat16 weights the log-probabilities are bfloat16 too, as in the reference; their sum is not.
     exact = dtype if head.dtype == torch.bfloat16 else wide
     logarithms = products if exact == dtype else torch.empty_like(products, dtype=exact)
     for start in range(0, len(hidden), rows):
@@ -119,14 +130,14 @@ def _chunked(
             d_logits = logs.exp_().scatter_add_(1, place, torch.full_like(place, -1, dtype=exact))
             if exact != dtype:
                 d_logits = logits.copy_(d_logits)
-            # What does not count is left out of the small factors: the large one is not gone through again.
+            # Ignored targets are masked in the small factors: masking the large one would cost another pass over it.
             torch.mul(d_logits @ weight, counts, out=d_hidden[part])
             _add_product(d_head, d_logits.t(), states * counts)
     return total, d_hidden, None if d_head is None else d_head.to(head.dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b."""
+    """Add the matrix product a b to `total` in place."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     else:

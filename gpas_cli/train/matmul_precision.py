@@ -1,9 +1,9 @@
-"""Which of PyTorch's float32 matrix products to use: found by a probe on this machine, with the cell's own shapes.
+"""Choose PyTorch's fastest float32 matrix product, by measuring time and error with the cell's shapes.
 
-`torch.set_float32_matmul_precision` names a trade, not an arithmetic: "medium" is the same arithmetic by another
-library on one processor (oneDNN, up to twice as fast), bfloat16 on another, TF32 on a GPU. So the error is measured as
-well as the time, against float64, and a path that is not float32 in fact is not taken. Two paths round differently, so
-the choice is recorded: all runs of a machine and every attempt of a run use the same one.
+The values of `torch.set_float32_matmul_precision` do not say which arithmetic is used: "medium" is float32 in another
+library on one processor (oneDNN, up to twice as fast), bfloat16 on another, TF32 on a GPU. The error against float64 is
+therefore measured as well, and a path that is not float32 is rejected. Two paths round differently, so the choice is
+recorded: all runs on a machine, and all attempts of a run, use the same one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from gpas_cli.processor import cpu_model
 from gpas_cli.spec.size import Size
 
 PATHS = ("highest", "medium")
-# Largest error of an element over the largest element. float32 sums of up to 11,008 terms stay below it.
+# The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.
 TOLERANCE = 2e-6
-# A path is taken only if it is faster by this factor, so that repeated probes agree.
-MARGIN = 1.25
+# A path must be faster by this factor to be chosen, so that repeated probes agree.
+MIN_SPEEDUP = 1.25
 _ROUNDS = 7
-# Rows of the probe's product: 512, or as few as keep it near a GFLOP.
-_ROWS, _FLOPS = 512, 2**30
+# The probe multiplies 512 rows, or fewer if that is much more than a GFLOP.
+_ROWS = 512
+_FLOPS = 2**30
 
 
 @dataclass(frozen=True)
 class MatmulChoice:
-    """The path taken; its error as in TOLERANCE; its speed over that of "highest".
+    """The chosen path, its error (as in TOLERANCE) and its speed relative to "highest".
 
-    `origin` says what decided: `checkpoint` (the run used it before), `record` (a run of this machine chose it before),
-    `probe` (measured now and recorded) or `unrecorded`.
+    `origin`: `checkpoint` (the run used it before), `record` (another run of this machine chose it), `probe` (measured
+    now and recorded) or `unrecorded` (the choice could not be recorded, so that it is "highest").
     """
 
     path: str
@@ -49,25 +50,24 @@ class MatmulChoice:
 def choose_matmul(size: Size, device: torch.device, before: str = "", record: Path | None = None) -> MatmulChoice:
     """Choose and set the path for the feed-forward network's product, (rows, hidden) x (hidden, ffn).
 
-    The time of a path varies from run to run, so the choice is made once: `before`, the path of the run's checkpoint,
-    decides; else the choice that an earlier run recorded under the same conditions in the folder `record`; else a
-    probe, whose choice is recorded. Whatever was chosen before is taken only if it is float32 here as well. Where the
-    choice cannot be recorded, "highest" is taken, so that a run that starts again takes the same path. Without
-    `record` the probe decides for this process alone.
+    Timings vary from run to run, so the choice is made once. It is `before`, the path in the run's checkpoint; or the
+    one that an earlier run recorded under the same conditions in the folder `record`; or that of a probe, which is then
+    recorded. An earlier choice is kept only if it is float32 on this machine too. If the choice cannot be recorded, it
+    is "highest", so that a restarted run makes the same one. Without `record`, the probe decides for this process only.
     """
     probe = _Probe.of(size, device)
     if before:
-        found = probe.choice(before, "checkpoint")
+        choice = probe.choice(before, "checkpoint")
     elif record is None:
-        found = probe.choice(probe.fastest(), "probe")
+        choice = probe.choice(probe.fastest(), "probe")
     else:
-        found = _recorded(probe, _conditions(size, device), record)
-    torch.set_float32_matmul_precision(found.path)
-    return found
+        choice = _recorded(probe, _conditions(size, device), record)
+    torch.set_float32_matmul_precision(choice.path)
+    return choice
 
 
 def _recorded(probe: _Probe, conditions: Mapping[str, object], folder: Path) -> MatmulChoice:
-    """The choice on record, or the probe's, which is then recorded."""
+    """Return the recorded choice, or that of the probe after recording it."""
     path = folder / f"{disk.digest(conditions)}.json"
     try:
         if known := _read(path):
@@ -84,13 +84,13 @@ def _recorded(probe: _Probe, conditions: Mapping[str, object], folder: Path) -> 
 
 
 def _read(path: Path) -> str:
-    """The recorded choice, "" where there is none."""
+    """Return the recorded choice, "" if there is none."""
     known = (disk.read_json(path) or {}).get("path")
     return known if known in PATHS else ""
 
 
 def _conditions(size: Size, device: torch.device) -> dict[str, object]:
-    """What the fastest path depends on."""
+    """Return everything that the fastest path depends on."""
     cuda = device.type == "cuda"
     return {
         "processor": torch.cuda.get_device_name(device) if cuda else cpu_model(),
@@ -104,7 +104,7 @@ def _conditions(size: Size, device: torch.device) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Error and seconds of every path on this machine."""
+    """The error and the seconds of every path on this machine."""
 
     errors: Mapping[str, float]
     times: Mapping[str, float]
@@ -116,19 +116,19 @@ class _Probe:
         x = torch.randn(rows, size.hidden, generator=generator).to(device)
         weight = torch.randn(size.ffn, size.hidden, generator=generator).to(device)
         exact = x.double() @ weight.double().t()
-        # The first product of each is not timed: libraries set themselves up.
+        # The first product of each path is not timed: libraries initialise themselves in it.
         errors = {path: _error(_timed(path, x, weight)[1], exact) for path in PATHS}
         series = [[_timed(path, x, weight)[0] for path in PATHS] for _ in range(_ROUNDS)]
-        # The least time: whatever else the machine does only adds.
+        # The minimum: other load on the machine can only add time.
         return cls(errors, dict(zip(PATHS, map(min, zip(*series, strict=True)), strict=True)))
 
     def fastest(self) -> str:
-        """The path to take where none was taken before."""
+        """Return the path to use if none was chosen before."""
         best = min(self._exact(), key=lambda path: self.times[path], default=PATHS[0])
-        return best if self.times[PATHS[0]] >= MARGIN * self.times[best] else PATHS[0]
+        return best if self.times[PATHS[0]] >= MIN_SPEEDUP * self.times[best] else PATHS[0]
 
     def choice(self, path: str, origin: str) -> MatmulChoice:
-        """The choice of `path`, or of "highest" where `path` is not float32 here."""
+        """Return the choice of `path`, or of "highest" if `path` is not float32 on this machine."""
         path = path if path in self._exact() else PATHS[0]
         return MatmulChoice(path, self.errors[path], self.times[PATHS[0]] / self.times[path], origin)
 

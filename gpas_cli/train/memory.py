@@ -1,4 +1,4 @@
-"""How many rows fit a device at once. Nothing here changes a result beyond rounding: the batch of an update stays."""
+"""Choose how many rows a device computes at once. The batch of an update, and so the result, does not depend on it."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from gpas_cli.spec.size import Size
 from gpas_cli.train.loss import logits_at_once
 from gpas_cli.train.precision import Precision
 
-# Logits of one micro-batch on the CPU, in elements: 256 MB of float32. More rows at once are not faster there.
-LOGITS = 2**26
-USED = 0.8  # of what is free; the rest is for temporary tensors and fragments
+# Logits of one micro-batch on the CPU: 256 MB of float32. More rows at once are no faster there.
+CPU_LOGITS = 2**26
+USABLE_FRACTION = 0.8  # of free memory; the rest is for temporary tensors and fragmentation
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def micro_batch_rows(
     cell: Cell, precision: Precision, asked: int = 0, *, processes: int = 1, recompute: bool = False, reserved: int = 0
 ) -> int:
-    """Rows per micro-batch in each of `processes`: as asked, else as many as are expected to fit.
+    """Return the rows per micro-batch in each of `processes`: `asked` if set, else as many as are expected to fit.
 
-    `reserved`: bytes on the device that are still to be taken by gradients and Adam. `recompute`: activations within
-    a layer are not kept.
+    `reserved`: bytes that gradients and optimizer state will take on the device. `recompute`: activations within a
+    layer are not kept.
     """
     share = max(1, cell.optim.rows_per_mean // processes)
     if asked:
         return min(share, asked)
-    size, length = cell.model.size, cell.data.length
+    size = cell.model.size
+    length = cell.data.length
     free = max(0, free_bytes(precision.device) - reserved - head_bytes(size, precision.device))
-    fitting = int(USED * free) // (length * bytes_per_token(size, precision, recompute=recompute))
+    fitting = int(USABLE_FRACTION * free) // (length * bytes_per_token(size, precision, recompute=recompute))
     if precision.device.type == "cpu":
-        fitting = min(fitting // processes, LOGITS // (length * size.vocab))
+        fitting = min(fitting // processes, CPU_LOGITS // (length * size.vocab))
     return max(1, min(share, fitting))
 
 
 def bytes_per_token(size: Size, precision: Precision, *, recompute: bool = False) -> int:
-    """`spec.memory.activation_bytes`; what the head takes beside them is `head_bytes`."""
+    """Return `spec.memory.activation_bytes`, which does not include the head (`head_bytes`)."""
     return activation_bytes(size, precision.name, recompute=recompute)
 
 
 def head_bytes(size: Size, device: torch.device) -> int:
-    """What the head takes however many rows there are: the logits of a chunk and the head's gradient, in float32."""
+    """Return the bytes of the head for any number of rows: a chunk of logits and the head's gradient, in float32."""
     return 4 * (3 * logits_at_once(device) + 2 * size.vocab * size.hidden)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that this process can still take."""
+    """Return the bytes of memory that this process can still allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(int(psutil.virtual_memory().available), _left_in_container(CGROUP))
 
 
 def _left_in_container(folder: Path) -> int:
-    """What a container's limit leaves; a huge number where there is none."""
+    """Return the bytes left under a container's limit, or a very large number without one."""
     try:
         return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The processes that train one network together, and what all of them must agree on.
+"""Communication between the processes that train one network together.
 
-Nothing here touches CUDA_VISIBLE_DEVICES: each process takes one of the devices that it is shown.
+Nothing here changes CUDA_VISIBLE_DEVICES: each process uses one of the devices visible to it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from torch import Tensor
 
 from gpas_cli.errors import GpasError
 
-PATIENCE = timedelta(minutes=30)  # for the slowest process: one may tokenise or write while the others wait
-_WISHES = (None, "interrupted", "cancelled")  # in rising order: the strongest wish of any process wins
+PEER_TIMEOUT = timedelta(minutes=30)  # one process may tokenise or write while the others wait
+_REQUESTS = (None, "interrupted", "cancelled")  # in rising priority
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class World:
-    """Process `rank` of `size`, the `local_rank`-th on its machine. A world of one needs no other process.
+    """Process `rank` of `size`, number `local_rank` on its machine.
 
-    Every method but the properties is collective: all processes call it, in the same order.
+    All methods are collective: every process calls them, in the same order. A world of one process communicates with
+    nobody.
     """
 
     rank: int = 0
@@ -36,21 +37,22 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this process speaks for all: it alone emits events."""
+        """Whether this is the first process, the only one whose events are recorded."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
+        """Whether this is the only process."""
         return self.size == 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """`tensor`, replaced in place by its sum over all processes."""
+        """Replace `tensor` by its sum over all processes, in place, and return it."""
         if not self.alone:
             dist.all_reduce(tensor)
         return tensor
 
     def max(self, number: int) -> int:
-        """The largest `number` of any process. Goes over the CPU: the device is not waited for."""
+        """Return the largest `number` of any process. Runs on the CPU, without waiting for the device."""
         if self.alone:
             return number
         tensor = torch.tensor(number)
@@ -58,15 +60,15 @@ class World:
         return int(tensor)
 
     def any(self, fact: bool) -> bool:
-        """Whether `fact` holds in some process."""
+        """Return whether `fact` holds in any process."""
         return self.max(int(fact)) > 0
 
-    def agree(self, wish: str | None) -> str | None:
-        """One answer for all to "how shall we leave": None while nobody wants to."""
-        return _WISHES[self.max(_WISHES.index(wish))]
+    def agree(self, request: str | None) -> str | None:
+        """Return the request of highest priority that any process has, None if no process asks to stop."""
+        return _REQUESTS[self.max(_REQUESTS.index(request))]
 
     def broadcast(self, value: T) -> T:
-        """The first process's `value`. Only for small plain data."""
+        """Return the first process's `value`. For small plain data only."""
         if self.alone:
             return value
         carrier = [value]
@@ -79,9 +81,9 @@ ALONE = World()
 
 @contextmanager
 def joined(world: World, meeting: str) -> Iterator[World]:
-    """Inside the block the processes of `world` can talk: GPUs through NCCL, CPUs through gloo.
+    """Connect the processes of `world` for the block: GPUs through NCCL, CPUs through gloo.
 
-    `meeting`: where they find each other, in torch's words (file:// or tcp://). Raises GpasError when they do not.
+    `meeting`: torch's rendezvous URL (file:// or tcp://). Raises GpasError if the processes do not connect.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
@@ -90,20 +92,20 @@ def joined(world: World, meeting: str) -> Iterator[World]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, meeting, rank=world.rank, world_size=world.size, timeout=PATIENCE)
+        dist.init_process_group(backend, meeting, rank=world.rank, world_size=world.size, timeout=PEER_TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
         raise GpasError(
-            f"process {world.rank} of {world.size} did not meet the others at {meeting}: {error}"
+            f"process {world.rank} of {world.size} did not connect to the others at {meeting}: {error}"
         ) from error
     try:
         yield world
-        world.max(0)  # nobody leaves while another still listens to it
+        world.max(0)  # no process exits while another still communicates with it
     finally:
         dist.destroy_process_group()
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Whether `error` says that another process of the world is gone, rather than that this one is at fault."""
+    """Return whether `error` means that another process has ended, rather than that this one has failed."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(w in str(error) for w in words)

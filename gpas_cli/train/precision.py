@@ -1,4 +1,4 @@
-"""The three named precisions and the device they run on."""
+"""The three precisions of a training, and the device it runs on."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ import torch
 
 @dataclass(frozen=True)
 class Precision:
-    """`fp32`; `bf16`: autocast over float32 weights and Adam states; `pure_bf16`: everything in bfloat16, the loss
-    too, as the reference."""
+    """`fp32`; `bf16`: autocast, with weights and optimizer state in float32; `pure_bf16`: everything in bfloat16, the
+    loss included, as in the reference."""
 
     name: str
     device: torch.device
 
     @property
     def weights(self) -> torch.dtype:
+        """The dtype of the weights."""
         return torch.bfloat16 if self.name == "pure_bf16" else torch.float32
 
     def compute(self) -> AbstractContextManager[object]:
-        """The context of forward passes."""
+        """Return the context manager of forward passes."""
         if self.name == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
     def matmul(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which matrices meet activations of `dtype`."""
+        """Return the dtype in which matrices are multiplied with activations of `dtype`."""
         return torch.bfloat16 if self.name == "bf16" else dtype
 
 
 def choose_device() -> torch.device:
-    """The GPU that this process may see, else the CPU."""
+    """Return the GPU if one is visible to this process, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def missing_gpus(asked: int) -> str:
-    """Why a process of a job that asked for so many GPUs cannot have its own here, "" if it can or asked for none."""
+    """Return why a process of a job that requested `asked` GPUs has none here, "" if it has one or needs none."""
     shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     seen = torch.cuda.device_count() if asked and torch.cuda.is_available() else 0
-    # A process sees one slice of a GPU at a time, however many slices are listed.
+    # A process can use only one MIG slice, however many are listed.
     needed = len(shown) if not any(name.startswith("MIG") for name in shown) else 1
     if not asked or seen >= max(1, needed):
         return ""
@@ -53,15 +54,15 @@ def missing_gpus(asked: int) -> str:
 
 
 def node_name() -> str:
-    """This machine, as SLURM calls it where it runs this process."""
+    """Return the name of this machine, as SLURM knows it if SLURM started this process."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def make_deterministic(threads: int) -> None:
-    """One thread count and deterministic kernels: what a bit-identical resume needs."""
+    """Fix the number of threads and use deterministic kernels, as a bit-identical resume requires."""
     torch.set_num_threads(threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may add up in any order
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it the order of cuBLAS's sums varies
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # A help for finding reads of memory that nothing was written to, at the price of writing all of it twice.
+    # A debugging aid against reading uninitialised memory, which writes all of it twice.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -1,4 +1,4 @@
-"""torch.profiler over a few updates: a trace for chrome://tracing or ui.perfetto.dev, and a table of operators."""
+"""Profile a few updates: a trace for chrome://tracing or ui.perfetto.dev, and a table of operators."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpas_cli.train.events import Emit
 
-SETTLING, WARMING = 8, 2  # updates before the profiler, and under it before it counts
-SHOWN = 30  # operators in the table
+SETTLE_UPDATES = 8  # before the profiler starts
+WARMUP_UPDATES = 2  # under the profiler, not recorded
+TABLE_ROWS = 30
 
 
 @contextmanager
 def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int], None]]:
-    """Yields what is to be called with the number of each update done. After the first SETTLING + WARMING calls,
-    `updates` of them are profiled (0: none are); trace.json and operators.txt are then in `folder`, and an event
-    `profile` tells their paths. A failure is a warning.
+    """Yield a function to call with the number of each update done.
+
+    After the first SETTLE_UPDATES + WARMUP_UPDATES, `updates` of them (0: none) are profiled, trace.json and
+    operators.txt are written to `folder`, and their paths are reported by an event `profile`. A failure is a warning.
     """
     if updates == 0:
         yield lambda step: None
@@ -35,7 +37,7 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
             return
         emit("profile", step=done["step"], updates=updates, **{name: str(path) for name, path in paths.items()})
 
-    plan = schedule(wait=SETTLING, warmup=WARMING, active=updates, repeat=1)
+    plan = schedule(wait=SETTLE_UPDATES, warmup=WARMUP_UPDATES, active=updates, repeat=1)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profile(activities=activities, schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
 
@@ -45,8 +47,8 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
 
         yield count
     if not done["written"]:
-        needed = SETTLING + WARMING + updates
-        emit("warning", message=f"no profile was made: it takes {needed} updates, and the run ended before")
+        needed = SETTLE_UPDATES + WARMUP_UPDATES + updates
+        emit("warning", message=f"no profile was written: it takes {needed} updates, and the run ended before that")
 
 
 def _write(profiler: profile, folder: Path) -> dict[str, Path]:
@@ -54,5 +56,5 @@ def _write(profiler: profile, folder: Path) -> dict[str, Path]:
     paths = {"trace": folder / "trace.json", "operators": folder / "operators.txt"}
     profiler.export_chrome_trace(str(paths["trace"]))
     order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    paths["operators"].write_text(profiler.key_averages().table(sort_by=order, row_limit=SHOWN) + "\n")
+    paths["operators"].write_text(profiler.key_averages().table(sort_by=order, row_limit=TABLE_ROWS) + "\n")
     return paths

@@ -1,4 +1,4 @@
-"""The only entry to training: a cell and its batches in, events out, an outcome back."""
+"""Pretrain a cell: the only entry point of training. Emits events and returns an outcome."""
 
 from __future__ import annotations
 

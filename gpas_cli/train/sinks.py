@@ -1,6 +1,6 @@
-"""Optional listeners to a run's events: TensorBoard and Weights & Biases. The journal never depends on them.
+"""Optional recipients of a run's events: TensorBoard and Weights & Biases. The journal does not depend on them.
 
-A sink is one more `Emit`. What it raises costs a warning in the journal and the rest of that sink, nothing else. The
+If a sink raises an exception, the journal gets a warning and the sink no further events; the run continues. The
 libraries are imported when a sink is opened; `schedule.extras` refuses a run that asks for one which is not installed.
 """
 
@@ -18,22 +18,26 @@ from typing import Any, Protocol
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.events import Emit
 
-CLOSING = 30.0  # seconds that a sink may take to close
-# Kind of event -> what its numbers are filed under.
-FILED = {"step": "train", "evaluation": "eval", "layers": "layers", "spike": "spike"}
+CLOSE_SECONDS = 30.0  # how long a sink may take to close
+# Kind of event -> prefix of the names of its numbers.
+PREFIXES = {"step": "train", "evaluation": "eval", "layers": "layers", "spike": "spike"}
 
 
 class Sink(Protocol):
-    """Takes events as `Emit` does, and is closed once. It may raise anything."""
+    """Receives a run's events. Both methods may raise any exception."""
 
-    def __call__(self, kind: str, **fields: Any) -> None: ...
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Receive one event, as `Emit`."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish. Called once, after the last event."""
+        ...
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run is called outside. `folder` is its run directory, `cell` what it computes."""
+    """How a run is identified in a sink. `folder`: its run directory; `cell`: its resolved configuration."""
 
     grid: str
     name: str
@@ -44,9 +48,11 @@ class Subject:
 
 
 def scalars(kind: str, fields: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """An event as (update, numbers by name), None for events without numbers: train/loss, eval/perplexity,
-    layers/gate/03 (layers count from 1), spike/loss."""
-    if kind not in FILED:
+    """Return an event as (update, numbers by name), or None for events without numbers.
+
+    Names are e.g. train/loss, eval/perplexity, spike/loss and layers/gate/03 (layers count from 1).
+    """
+    if kind not in PREFIXES:
         return None
     if kind == "layers":
         named = {f"{name}/{i:02d}": v for name, vs in fields["values"].items() for i, v in enumerate(vs, 1)}
@@ -54,12 +60,12 @@ def scalars(kind: str, fields: Mapping[str, Any]) -> tuple[int, dict[str, float]
         named = {str(fields["of"]): fields["value"]}
     else:
         named = {name: value for name, value in fields.items() if name not in ("step", "steps")}
-    numbers = {f"{FILED[kind]}/{name}": float(v) for name, v in named.items() if isinstance(v, int | float)}
+    numbers = {f"{PREFIXES[kind]}/{name}": float(v) for name, v in named.items() if isinstance(v, int | float)}
     return int(fields["step"]), numbers
 
 
 class TensorBoard:
-    """Event files below `folder`/grid/name-key. An update that is done again after a resume replaces the first."""
+    """Writes event files below `folder`/grid/name-key. An update repeated after a resume replaces the earlier one."""
 
     def __init__(self, folder: Path, subject: Subject) -> None:
         from torch.utils.tensorboard import SummaryWriter  # needs the extra `tensorboard`
@@ -68,7 +74,7 @@ class TensorBoard:
         self._folder = folder / subject.grid / f"{subject.name}-{subject.key[:8]}"
         self._writer: Any = None
 
-    def __call__(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: Any) -> None:
         found = scalars(kind, fields)
         if self._writer is None and (found or "resumed_from" in fields):
             resumed = fields.get("resumed_from") or 0
@@ -84,7 +90,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for each attempt, so that nothing is lost of any; those of a cell are a group."""
+    """Logs to one W&B run per attempt, so that no attempt overwrites another; the runs of a cell form a group."""
 
     def __init__(self, project: str, subject: Subject) -> None:
         import wandb  # the extra `wandb`
@@ -99,7 +105,7 @@ class WeightsAndBiases:
             resume="allow",
         )
 
-    def __call__(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: Any) -> None:
         found = scalars(kind, fields)
         if found:
             step, numbers = found
@@ -111,35 +117,37 @@ class WeightsAndBiases:
 
 @dataclass
 class Fanout:
-    """An `Emit` that tells the journal first, and then each sink for as long as it takes events."""
+    """Passes each event to the journal, then to every sink that has not failed."""
 
     journal: Emit
     sinks: dict[str, Sink] = field(default_factory=dict)
 
-    def __call__(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Pass on one event, as `Emit`."""
         self.journal(kind, **fields)
         for name, sink in list(self.sinks.items()):
-            self._guard(name, partial(sink, kind, **fields))
+            self._guard(name, partial(sink.emit, kind, **fields))
 
     def open(self, name: str, make: Callable[[], Sink]) -> None:
-        """Add the sink that `make` gives; a warning if it raises."""
+        """Add the sink that `make` returns, or record a warning if it raises."""
         self._guard(name, lambda: self.sinks.update({name: make()}))
 
     def close(self) -> None:
+        """Close all sinks, waiting at most CLOSE_SECONDS for each."""
         for name, sink in list(self.sinks.items()):
-            self._guard(name, partial(_within, CLOSING, sink.close))
+            self._guard(name, partial(_within, CLOSE_SECONDS, sink.close))
 
     def _guard(self, name: str, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:
             self.sinks.pop(name, None)
-            told = f"{type(error).__name__}: {error}"
-            self.journal("warning", message=f"{name} is told nothing from here on: {told}")
+            reason = f"{type(error).__name__}: {error}"
+            self.journal("warning", message=f"{name} receives no further events: {reason}")
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:
-    """Do `act`, or raise TimeoutError and leave it behind: a run that waits for a network has not ended for anybody."""
+    """Call `act`; after `seconds`, abandon it and raise TimeoutError: a slow network must not delay the run's end."""
     raised: list[Exception] = []
 
     def work() -> None:
@@ -159,8 +167,10 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
 
 @contextmanager
 def opened(watch: Monitoring, subject: Subject, root: Path, journal: Emit, *, leads: bool = True) -> Iterator[Emit]:
-    """`journal`, and the sinks that `watch` asks for beside it, in the process that `leads`. Relative folders start
-    from `root`."""
+    """Yield an `Emit` for the journal and, in the process that `leads`, the sinks of `watch`.
+
+    Relative folders start from `root`.
+    """
     wanted: Sequence[tuple[str, str, Callable[[], Sink]]] = (
         ("TensorBoard", watch.tensorboard, lambda: TensorBoard(root / watch.tensorboard, subject)),
         ("Weights & Biases", watch.wandb, lambda: WeightsAndBiases(watch.wandb, subject)),
@@ -170,6 +180,6 @@ def opened(watch: Monitoring, subject: Subject, root: Path, journal: Emit, *, le
         if setting and leads:
             fanout.open(name, make)
     try:
-        yield fanout if fanout.sinks else journal
+        yield fanout.emit if fanout.sinks else journal
     finally:
         fanout.close()

@@ -197,7 +197,7 @@ def test_after_continues_behind_a_document(source: Files):
         (
             "bad.jsonl",
             b'{"text": "a \\ud83d b"}\n',
-            r"bad\.jsonl:1: the field 'text' has half a character, \\ud83d",
+            r"bad\.jsonl:1: the field 'text' is not Unicode: it has the unpaired surrogate \\ud83d",
         ),
         ("bad.jsonl", b'{"text": 7}\n', r"bad\.jsonl:1: the field 'text' is not text but 7"),
         ("bad.jsonl", b"[1]\n", r"bad\.jsonl:1: a list, not a JSON object"),
@@ -219,7 +219,7 @@ def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"data\.path: no file matches 'none/\*\.txt' in .*it is a glob"):
         Files("none/*.txt", "text", tmp_path).survey()
     (tmp_path / "book.txt").write_text("one long book")
-    with pytest.raises(DataError, match=r"has 1 documents and none of them falls on the \w+ side.*\.jsonl"):
+    with pytest.raises(DataError, match=r"has 1 documents, none of them in the \w+ split.*\.jsonl"):
         Files("*.txt", "text", tmp_path).survey()
 
 

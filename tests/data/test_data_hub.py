@@ -171,7 +171,7 @@ def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Pat
 
 def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gpas_cli.data.shards.TokenCache.__init__.__defaults__", (16, 10**9))
-    monkeypatch.setattr(encode, "GROUP", 400)
+    monkeypatch.setattr(encode, "GROUP_CHARACTERS", 400)
     data = Data(source="c4", tokenizer="bpe", layout="pad", length=12, eval_tokens=100)
     made = []
     for number in (1, 2):

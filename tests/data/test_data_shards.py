@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import disk, encode, shards
-from gpas_cli.data.corpora import Record, as_it_is
+from gpas_cli.data.corpora import Record, parse_text
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache, Totals, read_shard
 from gpas_cli.errors import DataError
@@ -79,7 +79,7 @@ def test_the_key_follows_everything_the_bytes_follow_from(make_cache: Make, toke
 
 def test_grouping_for_the_encoder_does_not_show(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
     one = build(make_cache(folder="one"))
-    monkeypatch.setattr(encode, "GROUP", 1)
+    monkeypatch.setattr(encode, "GROUP_CHARACTERS", 1)
     assert content(build(make_cache(folder="two")).folder) == content(one.folder)
 
 
@@ -129,7 +129,7 @@ def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: p
     texts = ["", "one two", "", "three", ""]
     records = [Record(str(n), text) for n, text in enumerate(texts)]
     monkeypatch.setattr(Files, "records", lambda self, split, after="": iter(records))
-    monkeypatch.setattr(Files, "parser", staticmethod(as_it_is))
+    monkeypatch.setattr(Files, "parser", staticmethod(parse_text))
     (shard,) = cache.ensure("train", everything, print)
     assert shard.totals.documents == 2
     assert shard.last == "4"
@@ -193,7 +193,7 @@ root, cache, halt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 source = Files("corpus/*.jsonl", "text", root)
 survey = cached_survey(source, cache)
 tokenizer = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
-encode.GROUP = 200
+encode.GROUP_CHARACTERS = 200
 
 def stop():
     print("halted", flush=True)

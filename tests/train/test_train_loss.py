@@ -50,7 +50,7 @@ def gradients(made: Llama, value: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_without_padding_and_by_chunks_it_is_the_plain_loss(
     monkeypatch: pytest.MonkeyPatch, chunk: int, family: str, hole: bool
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK", chunk)
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
     made, (inputs, targets) = network(family=family), padded(hole)
     expected = plain(made, inputs, targets)
     rows = DeviceRows.of(inputs, targets, CPU)
@@ -64,7 +64,7 @@ def test_without_padding_and_by_chunks_it_is_the_plain_loss(
 
 
 def test_in_single_precision_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "CHUNK", 350)
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 350)
     made, (inputs, targets) = network(torch.float32), padded()
     expected = plain(made, inputs, targets)
     ours = summed_loss(made, DeviceRows.of(inputs, targets, CPU), Precision("fp32", CPU))

@@ -39,7 +39,7 @@ def cell(**optim: Any) -> Cell:
 def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     what = cell()
     row = 16 * bytes_per_token(what.model.size, FP32)
-    monkeypatch.setattr(memory, "LOGITS", 2**40)
+    monkeypatch.setattr(memory, "CPU_LOGITS", 2**40)
     monkeypatch.setattr(memory, "head_bytes", lambda *_: 0)
     for rows, free in [(100, 126 * row), (1, 0), (512, 10**15)]:
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B: what they are told, and that their failures cost a warning and nothing else."""
+"""TensorBoard and W&B receive the events of a run, and their failures cost a warning and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpas_cli.train.sinks import Subject, opened, scalars
 
 
 class Recorder:
-    """A journal that keeps what it is told."""
+    """A journal that keeps its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -35,7 +35,7 @@ def subject(tmp_path: Path) -> Subject:
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """A stand-in for the library: what its functions were given, and what they are to raise."""
+    """A stand-in for the library: records the arguments of its functions, and raises `fail` if set."""
     told = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None, answers=threading.Event())
     told.answers.set()
 
@@ -71,13 +71,13 @@ def test_events_become_named_numbers() -> None:
     assert scalars("checkpoint", {"step": 5, "path": "x"}) is None
 
 
-def test_without_sinks_the_journal_is_told_directly(subject: Subject, tmp_path: Path) -> None:
+def test_without_sinks_events_go_to_the_journal_directly(subject: Subject, tmp_path: Path) -> None:
     journal = Recorder()
     with opened(Monitoring(), subject, tmp_path, journal) as emit:
         assert emit is journal
 
 
-def test_wandb_is_told_what_the_journal_is(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
         emit("phase", name="training", resumed_from=0)
@@ -98,12 +98,12 @@ def test_a_failing_sink_costs_a_warning(subject: Subject, tmp_path: Path, wandb:
         emit("step", step=2, steps=2, loss=2.0)
         emit("step", step=3, steps=2, loss=2.0)
     assert [kind for kind, _ in journal.events] == ["step", "step", "warning", "step"]
-    assert journal.events[2][1]["message"] == (
-        "Weights & Biases is told nothing from here on: ConnectionError: no route"
-    )
+    assert journal.events[2][1]["message"] == ("Weights & Biases receives no further events: ConnectionError: no route")
 
 
-def test_one_that_cannot_be_opened_too(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+def test_a_sink_that_does_not_open_costs_a_warning(
+    subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace
+) -> None:
     journal = Recorder()
     wandb.fail = RuntimeError("no key")
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
@@ -111,10 +111,10 @@ def test_one_that_cannot_be_opened_too(subject: Subject, tmp_path: Path, wandb: 
     assert [kind for kind, _ in journal.events] == ["warning", "step"]
 
 
-def test_one_that_does_not_close_is_left_behind(
+def test_a_sink_that_does_not_close_is_abandoned(
     subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "CLOSING", 0.05)
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.05)
     journal = Recorder()
     wandb.answers.clear()
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal):
@@ -130,11 +130,11 @@ def test_tensorboard_writes_a_folder_for_each_cell(
 
     class SummaryWriter:
         def __init__(self, folder: str, purge_step: int | None) -> None:
-            self.folder, self.purge_step, self.told, self.closed = folder, purge_step, [], False
+            self.folder, self.purge_step, self.scalars, self.closed = folder, purge_step, [], False
             made.append(self)
 
         def add_scalar(self, name: str, number: float, step: int) -> None:
-            self.told.append((name, number, step))
+            self.scalars.append((name, number, step))
 
         def close(self) -> None:
             self.closed = True
@@ -147,7 +147,7 @@ def test_tensorboard_writes_a_folder_for_each_cell(
         emit("step", step=41, steps=50, loss=2.0)
     (writer,) = made
     assert writer.folder == str(tmp_path / "board/small/pre-s1-01234567")
-    assert (writer.purge_step, writer.told, writer.closed) == (41, [("train/loss", 2.0, 41)], True)
+    assert (writer.purge_step, writer.scalars, writer.closed) == (41, [("train/loss", 2.0, 41)], True)
 
 
 def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 2.0), (2, 1.0)]
 
 
-def test_what_is_not_installed_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     require_libraries({"g/a": Monitoring()})
     both = Monitoring(tensorboard="x", wandb="y")
