@@ -21,6 +21,7 @@ from gpas_cli import __version__
 from gpas_cli.cli.app import app
 from gpas_cli.cli.schemas import DOCUMENTS
 from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.errors import InvalidExperiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
@@ -176,6 +177,27 @@ def test_yaml_loads_and_its_cells_are_valid(page: str, text: str, tmp_path: Path
     grids = yaml.safe_load(text).get("grids", {"example": {}})
     for grid in grids:
         assert expand(loaded, [grid]), f"{page}: {grid} has no cells"
+
+
+MISTAKES = """\
+version: 1
+recipes:
+  quickstart: {lr: 1.5e-3, warmup: 60, steps: 600, batch: 16}
+grids:
+  mine:
+    base: {size: 71n, data: quickstart}
+    axes:
+      gate: [none, gpas]
+      optim.lr: [-1.0, 1e-3]
+"""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_the_messages_shown_are_those_of_the_program(page: str, tmp_path: Path) -> None:
+    (tmp_path / "experiments.yaml").write_text(MISTAKES)
+    with pytest.raises(InvalidExperiments) as caught:
+        expand(load(tmp_path / "experiments.yaml"), ["mine"])
+    assert f"gpas: {caught.value}".replace(f"{tmp_path}/", "") in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
