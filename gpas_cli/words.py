@@ -80,7 +80,7 @@ def date_and_time(moment: float) -> str:
 
 
 def listed(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
-    """Join the first `most` items and count the others: "a, b and 4 more". Separated by "; ": "a; b; and 4 more"."""
+    """Join the first `most` items and count the others: "a, b and 4 more", or separated by "; " "a; b; and 4 more"."""
     shown = separator.join(items[:most])
     if len(items) <= most:
         return shown

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.processor import usable_cores
 from gpas_cli.spec.run import Resources
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -111,8 +111,8 @@ def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
     """Raise GpasError that names every job (id -> resources) which can never run on `machine`."""
     reasons = [reason for who, resources in wanted.items() if (reason := machine.check(resources, who))]
     if reasons:
-        shown = reasons[:5] + ([f"and {len(reasons) - 5} more"] if len(reasons) > 5 else [])
-        raise GpasError("\n".join([*shown, "lower resources.gpus or resources.ranks, or run where there are as many"]))
+        remedy = "lower resources.gpus or resources.ranks, or run where there are as many"
+        raise GpasError("\n".join([listed(reasons, 5, "\n"), remedy]))
 
 
 def _installed_gpus() -> int:
@@ -121,7 +121,7 @@ def _installed_gpus() -> int:
     if program is None:
         return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
     try:
-        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return 0
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
+    return sum(line.startswith("GPU ") for line in answer.splitlines())

@@ -71,6 +71,15 @@ def test_impossible_jobs_are_told_of_together() -> None:
     machine.require(Machine(("0", "1", "2", "3"), (0,)), wanted)
 
 
+def test_of_many_impossible_jobs_five_are_named() -> None:
+    with pytest.raises(GpasError) as raised:
+        machine.require(CORES, {f"g/s{seed}": Resources(gpus=1) for seed in range(1, 9)})
+    lines = str(raised.value).splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["g/s1", "g/s2", "g/s3", "g/s4", "g/s5"]
+    assert lines[5] == "and 3 more"
+    assert lines[6].startswith("lower resources.gpus")
+
+
 @pytest.mark.usefixtures("smi")
 @pytest.mark.parametrize(
     ("mask", "quota", "expected", "slots"),
