@@ -26,6 +26,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.equation import description
 from gpas_cli.store.schema import Base
 
 ROOT = Path(__file__).parents[1]
@@ -198,6 +199,15 @@ def test_the_messages_shown_are_those_of_the_program(page: str, tmp_path: Path) 
     with pytest.raises(InvalidExperiments) as caught:
         expand(load(tmp_path / "experiments.yaml"), ["mine"])
     assert f"gpas: {caught.value}".replace(f"{tmp_path}/", "") in (ROOT / page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/explanation/wiring.md"])
+def test_the_equations_shown_are_those_of_the_cell(page: str) -> None:
+    cells = {entry.name: entry for entry in expand(load(packaged("experiments.yaml")), ["quickstart"])}
+    entry = cells["mix-gpas-s1"]
+    shown = (ROOT / page).read_text("utf-8")
+    assert f"quickstart/mix-gpas-s1  Mix-LN + GPAS  key {entry.key}" in shown
+    assert all(line in shown for line in description(entry.cell.model))
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
