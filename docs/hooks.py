@@ -136,11 +136,13 @@ def _sections() -> dict[str, type]:
     from gpas_cli.grid.declared import Grid
     from gpas_cli.spec.cell import Cell
     from gpas_cli.spec.run import Resources
+    from gpas_cli.spec.stage import STAGE_KINDS
 
     of_grid = typing.get_type_hints(Grid)
-    of_cell = typing.get_type_hints(Cell)
+    of_cell = {name: hint for name, hint in typing.get_type_hints(Cell).items() if name != "later"}
+    later = {name: kind.parameters for name, kind in STAGE_KINDS.items() if kind.parameters}
     model = typing.get_type_hints(of_cell.pop("model"))
-    parts = {name: _bare(hint) for name, hint in {**model, **of_cell}.items() if name != "norm"}
+    parts = {name: _bare(hint) for name, hint in {**model, **of_cell, **later}.items() if name != "norm"}
     beside = {"cadence": _bare(of_grid["cadence"]), "watch": _bare(of_grid["watch"]), "resources": Resources}
     return {name: cls for name, cls in {**parts, **beside}.items() if dataclasses.is_dataclass(cls)}
 

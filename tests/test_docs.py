@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import re
@@ -25,8 +24,9 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
-from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
+from gpas_cli.spec.stage import TRAINING_PARTS
 from gpas_cli.store.schema import Base
 
 ROOT = Path(__file__).parents[1]
@@ -171,7 +171,8 @@ def experiments(text: str) -> str:
 
 @pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{i}" for i, (page, _) in enumerate(YAML)])
 def test_yaml_loads_and_its_cells_are_valid(page: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / "my_schemes.py").write_text(next(code for _, code in PYTHON if "SCHEMES" in code))
+    for name, declared in (("my_schemes.py", "SCHEMES = "), ("my_stages.py", "STAGE_KINDS = ")):
+        (tmp_path / name).write_text(next(code for _, code in PYTHON if declared in code))
     config = tmp_path / "experiments.yaml"
     config.write_text(experiments(text), "utf-8")
     loaded = load(config)
@@ -294,7 +295,7 @@ def test_generated_parts_name_everything() -> None:
         assert f"## `{table.name}`" in tables
         assert all(f"| `{column.name}` |" in tables for column in table.columns)
     settings = parts["settings"]()
-    own = {field.name for field in dataclasses.fields(Cell)} - {"model"}
+    own = {*TRAINING_PARTS, *LATER_STAGES}
     for section in own | {"size", "gate", "embed", "init", "family", "cadence", "watch", "resources"}:
         assert f"`{section}`" in re.search(rf"^### .*`{section}`.*$", settings, re.MULTILINE)[0]
     assert "pretrain" in parts["manual"]()

@@ -74,7 +74,6 @@ def export(
 
 def _checkpoint(entry: Entry) -> Path:
     """Return the newest checkpoint of the cell's last training stage. Raises GpasError if there is none."""
-    from gpas_cli.plan.stage_jobs import RUNNABLE
     from gpas_cli.state.outputs import newest_checkpoint
 
     stage, runs = entry.cell.trained, project().runs
@@ -82,7 +81,7 @@ def _checkpoint(entry: Entry) -> Path:
     if found is not None:
         return found
     remedy = f"`gpas run grid {entry.grid}` trains it"
-    if stage.kind not in RUNNABLE:
+    if not stage.declared.runnable:
         remedy = f"this version cannot run the stage {stage.kind}"
     raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
 

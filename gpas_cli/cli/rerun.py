@@ -67,10 +67,8 @@ def rerun(
 
 def _keys(entries: Sequence[Entry]) -> list[str]:
     """Return the keys of the stages that this version can run."""
-    from gpas_cli.plan.stage_jobs import RUNNABLE
-
     stages = (stage for entry in entries for stage in entry.cell.stages)
-    return list(dict.fromkeys(stage.key for stage in stages if stage.kind in RUNNABLE))
+    return list(dict.fromkeys(stage.key for stage in stages if stage.declared.runnable))
 
 
 def _print_results(states: Sequence[CellStatus]) -> None:

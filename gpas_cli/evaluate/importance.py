@@ -40,7 +40,6 @@ def measure(
 
     `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint if it is damaged.
     """
-    assert cell.importance is not None
     emit = emit if world.leads else silent
     corpus = prepare_text(cell, cache, root, notify=lambda _: None)
     precision = Precision(cell.precision, choose_device())
@@ -63,8 +62,7 @@ def measure(
 
 
 def _loss(cell: Cell, network: Llama, corpus: Corpus, precision: Precision, world: World) -> float:
-    assert cell.importance is not None
-    batches = validation_batches(corpus.validation, cell.optim.batch, cell.importance.eval_tokens)
+    batches = validation_batches(corpus.validation, cell.optim.batch, cell.parameters("importance").eval_tokens)
     rows = micro_batch_rows(cell, precision, processes=world.size)
     per_token = corpus.validation_bytes_per_token
     return evaluate(network, batches, precision, per_token, micro_batch=rows, world=world)["loss"]

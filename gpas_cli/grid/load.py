@@ -10,16 +10,14 @@ from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
+from gpas_cli.grid.plugins import known_plugins
 from gpas_cli.grid.read import read_grid, read_resources
-from gpas_cli.grid.readers import add_problem, read_dataclass, read_list, read_mapping, read_text
+from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping, read_text
 from gpas_cli.grid.settings import children
-from gpas_cli.grid.trust import suspicion
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
-from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.plugins import known_schemes, schemes_in
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.size import SIZES, Size
 
@@ -33,7 +31,7 @@ Check = Callable[[Experiments], Iterable[Problem]]
 
 
 def load(path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
-    """Read the experiments file at `path`. Without `run_plugins`, cells with a scheme of a plugin file are invalid.
+    """Read the experiments file at `path`. Without `run_plugins`, cells that need a plugin file are invalid.
 
     `check` returns further problems, of parts that this package does not know.
 
@@ -48,12 +46,14 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
     problems: list[Problem] = []
     parts = read_mapping(root, (), problems, TOP_LEVEL_KEYS)
     _check_version(parts.get("version"), root, problems)
+    plugins = known_plugins(parts.get("plugins") if run_plugins else None, path, problems)
     catalogue = Catalogue(
-        schemes=_schemes(parts.get("plugins"), path, problems) if run_plugins else known_schemes(),
+        schemes=plugins.schemes,
+        stage_kinds=plugins.stage_kinds,
         sizes={**SIZES, **_named(Size, "sizes", parts.get("sizes"), SIZES, problems)},
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
-    grids = _read_grids(parts, root, problems)
+    grids = _read_grids(parts, root, catalogue, problems)
     resources = parts.get("resources")
     experiments = Experiments(
         path=path,
@@ -83,41 +83,6 @@ def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> No
         add_problem(
             problems, ("version",), f"{node.plain()!r} is unknown; this version of gpas reads version {VERSION}", node
         )
-
-
-def _schemes(node: Node | None, config: Path, problems: list[Problem]) -> dict[str, type[Scheme]]:
-    """Return the built-in schemes, those of installed packages, and those of the files named under `plugins`."""
-    found = known_schemes()
-    for item in read_list(node, ("plugins",), problems):
-        name = read_text(item, ("plugins",), problems)
-        for scheme, cls in _schemes_of(name, config, item, problems).items() if name else ():
-            if scheme in found:
-                other = found[scheme].origin
-                message = f"{name}: the scheme '{scheme}' already exists in {other.name if other else 'gpas_cli'}"
-                add_problem(problems, ("plugins",), message, item)
-            else:
-                found[scheme] = cls
-    return found
-
-
-def _schemes_of(name: str, config: Path, item: Node, problems: list[Problem]) -> Mapping[str, type[Scheme]]:
-    plugin = config.parent / name
-    try:
-        if reason := suspicion(config, plugin):
-            add_problem(problems, ("plugins",), f"{name} was not executed: {reason}", item)
-            return {}
-        if not plugin.is_file():
-            add_problem(problems, ("plugins",), f"{name} is not a file", item)
-            return {}
-        return schemes_in(name, plugin.read_text("utf-8"))
-    except OSError as error:
-        add_problem(problems, ("plugins",), f"{name}: {error.strerror}", item)
-    except UnicodeDecodeError:
-        add_problem(problems, ("plugins",), f"{name} is not UTF-8 text", item)
-    except InvalidExperiments as error:
-        for problem in error.problems:
-            add_problem(problems, ("plugins",), problem.message, item)
-    return {}
 
 
 def _named(
@@ -175,9 +140,11 @@ def _default(node: Node | None, grids: Node | None, problems: list[Problem]) -> 
     return name
 
 
-def _read_grids(parts: Mapping[str, Node], root: Node, problems: list[Problem]) -> dict[str, Grid]:
+def _read_grids(
+    parts: Mapping[str, Node], root: Node, catalogue: Catalogue, problems: list[Problem]
+) -> dict[str, Grid]:
     declared = read_mapping(parts.get("grids"), ("grids",), problems)
     if not declared and isinstance(root.value, dict):
         add_problem(problems, ("grids",), "has no grid; declare at least one", parts.get("grids", root))
-    read = {name: read_grid(name, node, problems) for name, node in declared.items()}
+    read = {name: read_grid(name, node, catalogue.later_stages, problems) for name, node in declared.items()}
     return valid_grids(read, problems)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpas_cli.errors import Problem, nearest
@@ -21,32 +21,32 @@ from gpas_cli.grid.readers import (
     read_texts,
 )
 from gpas_cli.grid.scalar import Label, identity, same, spelled
-from gpas_cli.grid.settings import SETTINGS, STAGE_SECTIONS, children, has_label, label, merge, nested, unnamed
+from gpas_cli.grid.settings import CELL_PARTS, children, has_label, label, merge, nested, unnamed
 from gpas_cli.spec.parse import SettingPath, control_character
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.stage import PRETRAIN
 
 GRID_KEYS = (
     *("title", "base", "axes", "when", "exclude", "override", "include"),
     *("stages", "cadence", "watch", "resources", "table"),
 )
-STAGES = ("pretrain", *STAGE_SECTIONS)
 # Default labels: every cell has these, so that tables and conditions can use them.
 DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
 Labels = dict[str, tuple[Label, ...]]
 
 
-def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
-    """Return the grid declared by `node`, or None after adding to `problems`."""
+def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Problem]) -> Grid | None:
+    """Return the grid declared by `node`, or None after adding to `problems`. `stages` are those after pretraining."""
     before = len(problems)
     path = ("grids", name)
     if message := name_fault(name):
         add_problem(problems, path, message, node.key or node.mark)
     parts = read_mapping(node, path, problems, GRID_KEYS)
-    base = _read_base(parts, path, problems, node.mark)
-    axes = _read_axes(parts.get("axes"), (*path, "axes"), problems)
+    base = _read_base(parts, path, stages, problems, node.mark)
+    axes = _read_axes(parts.get("axes"), (*path, "axes"), stages, problems)
     labels = known_labels(base, axes)
-    when = _read_when(parts.get("when"), (*path, "when"), labels, problems)
+    when = _read_when(parts.get("when"), (*path, "when"), labels, stages, problems)
     for step in when:
         labels = with_axes(labels, step.axes)
     title = read_sentence(parts.get("title"), (*path, "title"), problems, name)
@@ -58,7 +58,7 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
         axes=axes,
         when=when,
         exclude=_read_exclude(parts.get("exclude"), (*path, "exclude"), labels, problems),
-        override=_read_override(parts.get("override"), (*path, "override"), labels, problems),
+        override=_read_override(parts.get("override"), (*path, "override"), labels, stages, problems),
         include=_read_include(parts.get("include"), (*path, "include"), problems),
         cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), problems),
         watch=_read_watch(parts.get("watch"), (*path, "watch"), problems),
@@ -72,34 +72,37 @@ def read_grid(name: str, node: Node, problems: list[Problem]) -> Grid | None:
     return grid if len(problems) == before else None
 
 
-def _read_base(parts: Mapping[str, Node], path: SettingPath, problems: list[Problem], mark: Mark) -> Node:
+def _read_base(
+    parts: Mapping[str, Node], path: SettingPath, stages: Sequence[str], problems: list[Problem], mark: Mark
+) -> Node:
     base = parts.get("base", mapping({}, mark))
     for name, node in read_mapping(base, (*path, "base"), problems).items():
-        check_setting(name, (*path, "base", name), node.key or node.mark, problems)
+        check_setting(name, (*path, "base", name), node.key or node.mark, stages, problems)
     tree = nested(base, problems, ("grids", str(path[1]), "base"))
-    stages = _read_stages(parts.get("stages"), (*path, "stages"), problems)
-    return merge(stages, tree) if stages else tree
+    chosen = _read_stages(parts.get("stages"), (*path, "stages"), stages, problems)
+    return merge(chosen, tree) if chosen else tree
 
 
-def _read_stages(node: Node | None, path: SettingPath, problems: list[Problem]) -> Node | None:
+def _read_stages(node: Node | None, path: SettingPath, stages: Sequence[str], problems: list[Problem]) -> Node | None:
     """Return the sections that `stages: [pretrain, finetune]` stands for, with their defaults."""
     if node is None:
         return None
     named = {read_text(item, path, problems): item for item in read_list(node, path, problems)}
     for stage, item in named.items():
-        if stage and stage not in STAGES:
-            add_problem(problems, path, f"unknown stage '{stage}'; {nearest(stage, STAGES)}", item)
-    if "pretrain" not in named:
+        if stage and stage not in (PRETRAIN, *stages):
+            add_problem(problems, path, f"unknown stage '{stage}'; {nearest(stage, (PRETRAIN, *stages))}", item)
+    if PRETRAIN not in named:
         add_problem(problems, path, "needs the stage 'pretrain', with which every cell starts", node)
-    chosen = {stage: mapping({}, item.mark) for stage, item in named.items() if stage in STAGES[1:]}
+    chosen = {stage: mapping({}, item.mark) for stage, item in named.items() if stage in stages}
     return mapping(chosen, node.mark)
 
 
-def check_setting(name: str, path: SettingPath, mark: Mark, problems: list[Problem]) -> bool:
+def check_setting(name: str, path: SettingPath, mark: Mark, stages: Sequence[str], problems: list[Problem]) -> bool:
     """Whether `name` is a setting or a dotted path into one; adds a problem if not."""
     top = name.split(".")[0]
-    if top not in SETTINGS:
-        add_problem(problems, path, f"unknown setting '{top}'; {nearest(top, SETTINGS)}", mark)
+    known = (*CELL_PARTS, *stages)
+    if top not in known:
+        add_problem(problems, path, f"unknown setting '{top}'; {nearest(top, known)}", mark)
     elif "" in name.split("."):
         add_problem(problems, path, f"'{name}' is not a dotted path such as optim.lr", mark)
     else:
@@ -107,13 +110,15 @@ def check_setting(name: str, path: SettingPath, mark: Mark, problems: list[Probl
     return False
 
 
-def _read_axes(node: Node | None, path: SettingPath, problems: list[Problem]) -> tuple[Axis, ...]:
+def _read_axes(
+    node: Node | None, path: SettingPath, stages: Sequence[str], problems: list[Problem]
+) -> tuple[Axis, ...]:
     axes: list[Axis] = []
     for name, values in read_mapping(node, path, problems).items():
         if name == "zip":
             groups = values.value if isinstance(values.value, tuple) else (values,)
-            axes.extend(axis for group in groups if (axis := _read_zip(group, (*path, name), problems)))
-        elif check_setting(name, (*path, name), values.key or values.mark, problems):
+            axes.extend(axis for group in groups if (axis := _read_zip(group, (*path, name), stages, problems)))
+        elif check_setting(name, (*path, name), values.key or values.mark, stages, problems):
             points = tuple((value,) for value in _read_values(name, values, (*path, name), problems))
             axes.extend([Axis((name,), points)] if points else [])
     seen: set[str] = set()
@@ -124,10 +129,10 @@ def _read_axes(node: Node | None, path: SettingPath, problems: list[Problem]) ->
     return tuple(axes)
 
 
-def _read_zip(node: Node, path: SettingPath, problems: list[Problem]) -> Axis | None:
+def _read_zip(node: Node, path: SettingPath, stages: Sequence[str], problems: list[Problem]) -> Axis | None:
     columns = {}
     for name, values in read_mapping(node, path, problems).items():
-        if check_setting(name, (*path, name), values.key or values.mark, problems):
+        if check_setting(name, (*path, name), values.key or values.mark, stages, problems):
             columns[name] = _read_values(name, values, (*path, name), problems, distinct=False)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -238,12 +243,12 @@ def check_choice(node: Node, path: SettingPath, valid: tuple[Label, ...], proble
 
 
 def _read_when(
-    node: Node | None, path: SettingPath, labels: Labels, problems: list[Problem]
+    node: Node | None, path: SettingPath, labels: Labels, stages: Sequence[str], problems: list[Problem]
 ) -> tuple[ConditionalAxes, ...]:
     steps = []
     for item in read_list(node, path, problems):
         parts = read_mapping(item, path, problems, ("where", "axes"))
-        axes = _read_axes(parts.get("axes"), (*path, "axes"), problems)
+        axes = _read_axes(parts.get("axes"), (*path, "axes"), stages, problems)
         if "axes" not in parts:
             add_problem(problems, path, "needs 'axes': the further axes of the matching cells", item)
         where = read_where(parts.get("where"), (*path, "where"), labels, problems, item.mark)
@@ -264,7 +269,7 @@ def _read_exclude(
 
 
 def _read_override(
-    node: Node | None, path: SettingPath, labels: Labels, problems: list[Problem]
+    node: Node | None, path: SettingPath, labels: Labels, stages: Sequence[str], problems: list[Problem]
 ) -> tuple[Override, ...]:
     found = []
     for item in read_list(node, path, problems):
@@ -274,7 +279,7 @@ def _read_override(
                 add_problem(problems, path, f"needs '{name}': {what}", item)
         changes = parts.get("set", mapping({}, item.mark))
         for name, child in read_mapping(changes, (*path, "set"), problems).items():
-            check_setting(name, (*path, "set", name), child.key or child.mark, problems)
+            check_setting(name, (*path, "set", name), child.key or child.mark, stages, problems)
         where = read_where(parts.get("where"), (*path, "where"), labels, problems, item.mark)
         settings = nested(changes, problems, ("grids", str(path[1]), "override", "set"))
         found.append(Override(where, settings, read_sentence(parts.get("why"), (*path, "why"), problems)))

@@ -13,6 +13,7 @@ from gpas_cli.grid.scalar import Label, resolve, same, spelled
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, Cell
+from gpas_cli.spec.stage import TRAINING_PARTS
 from gpas_cli.words import listed
 
 MIN_PREFIX_DIGITS = 4
@@ -108,7 +109,10 @@ def _section(cell: Cell, name: str) -> Any:
     """Return a part of the cell as plain data, an empty mapping if there is no such part."""
     if name in MODEL_PARTS:
         return cell.model.to_mapping()["norm"] if name == "norm" else parse.plain(getattr(cell.model, name))
-    return parse.plain(getattr(cell, name)) if name in SETTINGS else {}
+    if name in TRAINING_PARTS:
+        return parse.plain(getattr(cell, name))
+    found = cell.parameters(name)
+    return parse.plain(found) if found is not None or name in SETTINGS else {}
 
 
 def _flat(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], list[Label]]]:

@@ -7,21 +7,21 @@ extends the word.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from gpas_cli.errors import Problem
 from gpas_cli.grid.document import Mark, Node, mapping
 from gpas_cli.grid.scalar import WORDS_FOR_BOOLEANS, Label, spelled
-from gpas_cli.spec.cell import MODEL_PARTS, Cell
+from gpas_cli.spec.cell import LATER_STAGES, MODEL_PARTS
+from gpas_cli.spec.stage import TRAINING_PARTS
 
 # The key under which a section's mapping names the word it extends, if it is not `like`.
 WORD_KEYS = {"norm": "scheme", "init": "preset"}
 WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data")
-# The stages after pretraining, which are optional.
-STAGE_SECTIONS = tuple(f.name for f in fields(Cell) if f.default is None)
-# All settings of a cell.
-SETTINGS = (*MODEL_PARTS, *(f.name for f in fields(Cell) if f.name != "model"))
+# The settings that every cell has.
+CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
+# All settings of a cell. The stages after pretraining are optional, and plugins may add to them.
+SETTINGS = (*CELL_PARTS, *LATER_STAGES)
 
 
 def children(node: Node) -> dict[str, Node]:
@@ -138,7 +138,7 @@ def plain_cell(settings: Node) -> dict[str, Any]:
 
 def _plain_section(name: str, node: Node) -> Any:
     value = unnamed(node).plain()
-    if name in STAGE_SECTIONS and value == "none":
+    if name not in CELL_PARTS and value == "none":
         return None
     if name in WORD_SECTIONS and isinstance(value, dict) and list(value) in ([WORD_KEYS.get(name, "like")], ["like"]):
         return next(iter(value.values()))

@@ -26,7 +26,7 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
     settings, and GpasError for a recorded cell that is no longer declared.
     """
     problems: list[Problem] = []
-    nodes = _read(words, problems)
+    nodes = _read(words, experiments.catalogue.later_stages, problems)
     settings = nested(mapping(nodes, Mark("settings", 0, 0)), problems, ())
     expansion = Expansion(experiments)
     varied = [_variant(expansion, entry, settings, nodes) for entry in entries]
@@ -37,7 +37,7 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
     return [known.get(entry.key, entry) for entry in varied if entry is not None]
 
 
-def _read(words: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
+def _read(words: Sequence[str], stages: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
     """Return the settings by name; in messages, their position is the word as typed."""
     nodes: dict[str, Node] = {}
     for word in words:
@@ -45,7 +45,7 @@ def _read(words: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
         mark = Mark(word, 0, 0)
         if name in nodes:
             problems.append(Problem((), "is set twice", word))
-        elif check_setting(name, (), mark, problems):
+        elif check_setting(name, (), mark, stages, problems):
             nodes[name] = _value(text, mark, problems)
     return nodes
 

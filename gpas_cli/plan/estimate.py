@@ -81,14 +81,14 @@ def estimate(
 
 
 def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
-    """Tokens still to be trained, plus a third of those to be evaluated: their pass has no backward."""
-    cell = job.cell
-    if job.kind == "importance":
-        evaluated = (cell.importance.eval_tokens if cell.importance else 0) * (cell.model.size.layers + 1)
-        return evaluated / 3
-    steps = max(0, cell.optim.steps - resumed)
-    evaluations = steps // job.cadence.eval_every + 1
-    return steps * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / 3
+    """Return the tokens that the job has yet to train, plus a third of those it evaluates, without a backward pass.
+
+    Raises GpasError for a kind of stage without a cost.
+    """
+    (kind,) = (stage.declared for stage in job.cell.stages if stage.kind == job.kind)
+    if kind.cost is None:
+        raise GpasError(f"{job.id}: the cost of the stage {job.kind} is unknown, because this version does not run it")
+    return kind.cost(job.cell, job.cadence, resumed)
 
 
 def measured_speeds(runs: Path) -> dict[Shape, float]:

@@ -14,7 +14,7 @@ from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.gpus import NamedGpus, too_large
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.sizes import SizeCost, by_size
-from gpas_cli.plan.stage_jobs import RUNNABLE, StageJob, blocked, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob, blocked, stage_jobs
 from gpas_cli.plan.texts import Texts
 from gpas_cli.state.attempt import resumable
 from gpas_cli.state.claim_set import CLAIMABLE
@@ -107,7 +107,6 @@ def plan(
     *,
     retry: Collection[str] = (),
     machine: Machine | None = None,
-    kinds: frozenset[str] = RUNNABLE,
     project: Project | None = None,
     prepare: Callable[[Iterable[StageJob]], Sequence[StageJob]] = tuple,
 ) -> Plan:
@@ -117,7 +116,7 @@ def plan(
     `prepare` puts before the jobs what else has to be run for them (`plan.tokenisation`).
     """
     machine = machine or machines.machine()
-    jobs = stage_jobs(entries, kinds)
+    jobs = stage_jobs(entries)
     alive = SchedulerView(runs)
     seen = {key: observe(runs, key, alive) for key in jobs}
     wanted = CLAIMABLE | frozenset(retry)
@@ -131,12 +130,12 @@ def plan(
         if not machine.check(job.resources, job.id) and not texts.missing(job.cell)
     }
     resume = {key: step for key in fitting if (step := resumable(runs, key))}
-    rows = [_row(state, fitting, resume, machine, kinds, texts) for state in look(runs, entries, seen=dict(seen))]
+    rows = [_row(state, fitting, resume, machine, texts) for state in look(runs, entries, seen=dict(seen))]
     jobs_to_start = prepare(fitting.values())
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),
-        uses=sum(len(stage_jobs([entry], kinds)) for entry in entries),
+        uses=sum(len(stage_jobs([entry])) for entry in entries),
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
@@ -172,12 +171,11 @@ def _row(
     jobs: Mapping[str, StageJob],
     resume: Mapping[str, int],
     machine: Machine,
-    kinds: frozenset[str],
     texts: Texts,
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
     entry = state.entry
-    found = (_beyond(state, kinds), machine.check(entry.resources, "the job"), texts.missing(entry.cell))
+    found = (_beyond(state), machine.check(entry.resources, "the job"), texts.missing(entry.cell))
     reasons = [reason for reason in found if reason]
     if reasons and state.state not in ("done", "diverged"):
         return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
@@ -185,8 +183,8 @@ def _row(
     return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
 
 
-def _beyond(state: CellStatus, kinds: frozenset[str]) -> str:
-    later = blocked(state.entry, kinds)
+def _beyond(state: CellStatus) -> str:
+    later = blocked(state.entry)
     return f"this version does not run {', '.join(later)}" if later else ""
 
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.data.requirements import TextRequirement
-from gpas_cli.spec.cell import TRAININGS, Cell, Stage
+from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-
-RUNNABLE = frozenset({"pretrain", "importance"})  # the kinds of stage that this version has a job for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +44,8 @@ class StageJob:
 
     def facts(self) -> dict[str, Any]:
         """The part of attempt.json that says what is to be run, the text of a plugin that it needs included."""
-        origin = self.cell.model.norm.origin
         return {
-            **({"plugin": plain(origin)} if origin else {}),
+            **self._plugins(),
             "stage": self.kind,
             "key": self.key,
             "parents": list(self.parents),
@@ -63,31 +60,42 @@ class StageJob:
             "watch": plain(self.watch),
         }
 
+    def _plugins(self) -> dict[str, Any]:
+        """Return the plugins behind the cell's scheme and stages, and the title of a stage that one of them defines."""
+        scheme = self.cell.model.norm.origin
+        stages = [stage.declared for stage in self.cell.stages if stage.declared.origin]
+        own = next((kind for kind in stages if kind.name == self.kind), None)
+        return {
+            **({"plugin": plain(scheme)} if scheme else {}),
+            **({"stage_plugins": [plain(origin) for origin in {kind.origin: 0 for kind in stages}]} if stages else {}),
+            **({"title": own.title} if own and own.title else {}),
+        }
 
-def stage_jobs(entries: Iterable[Entry], kinds: frozenset[str] = RUNNABLE) -> dict[str, StageJob]:
+
+def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
     """Key -> job of every stage that the entries need and this version can run, teachers included, parents first."""
     entries = list(entries)
     named = {entry.cell.stages[0].key: entry for entry in reversed(entries)}
     jobs: dict[str, StageJob] = {}
     for entry in entries:
-        for job in _chain(entry, entry.cell, named):
-            if job.kind in kinds and all(parent in jobs for parent in job.parents):
+        for stage, job in _chain(entry, entry.cell, named):
+            if stage.declared.runnable and all(parent in jobs for parent in job.parents):
                 jobs.setdefault(job.key, job)
     return jobs
 
 
-def blocked(entry: Entry, kinds: frozenset[str] = RUNNABLE) -> tuple[str, ...]:
+def blocked(entry: Entry) -> tuple[str, ...]:
     """The kinds of the entry's stages that this version cannot run, in order: its kind, or one that it builds on."""
-    jobs = stage_jobs([entry], kinds)
+    jobs = stage_jobs([entry])
     return tuple(stage.kind for stage in entry.cell.stages if stage.key not in jobs)
 
 
-def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[StageJob]:
+def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[tuple[Stage, StageJob]]:
     teacher = cell.teacher()
     if teacher is not None:
         yield from _chain(_as_teacher(entry, teacher, named), teacher, named)
     for stage in cell.stages:
-        yield _job(stage, entry, cell)
+        yield stage, _job(stage, entry, cell)
 
 
 def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entry:
@@ -107,7 +115,6 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         axes=entry.axes,
         cadence=entry.cadence,
         watch=entry.watch,
-        # What follows a training only looks at it, and does so in one process.
-        resources=entry.resources if stage.kind in TRAININGS else entry.resources.single_process(),
+        resources=entry.resources if stage.declared.trains else entry.resources.single_process(),
         text_resources=entry.text_resources,
     )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.labels import Label
-from gpas_cli.report.metrics import Metric
 from gpas_cli.report.result import Result
+from gpas_cli.spec.stage import Metric
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry

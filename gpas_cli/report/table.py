@@ -16,8 +16,9 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report import stats
 from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
 from gpas_cli.report.labels import Label, RowKey, facts, label_title, row_title, scheme_titles
-from gpas_cli.report.metrics import Metric, metric
+from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, published
+from gpas_cli.spec.stage import Metric
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry, TableSpec
@@ -102,22 +103,22 @@ def build(entries: Sequence[Entry], states: States, results: Results, spec: Tabl
     than the averaged axis.
     """
     sources = {source: published(source, name) for source, name in spec.published.items()}
-    _check(entries, spec, sources)
+    what = metric(spec.value, {stage.declared for entry in entries for stage in entry.cell.stages})
+    _check(entries, spec, what, sources)
     groups = _group(entries, spec)
     labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
     bases = {key: other for key in groups if (other := _base_key(key, spec)) != key}
-    plain = {key: _cells(columns, labels, spec, states, results) for key, columns in groups.items()}
+    plain = {key: _cells(columns, labels, spec, what, states, results) for key, columns in groups.items()}
     cells = {}
     for key, row in plain.items():
         base = plain.get(bases[key]) if key in bases else None
         cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, sources)
-    rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), metric(spec.value))
+    rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), what)
     columns = tuple(_column(label, i, rows, spec, sources) for i, label in enumerate(labels))
-    return Table(spec, metric(spec.value), columns, tuple(rows), sources)
+    return Table(spec, what, columns, tuple(rows), sources)
 
 
-def _check(entries: Sequence[Entry], spec: TableSpec, sources: Mapping[str, PublishedTable]) -> None:
-    family = metric(spec.value).family
+def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Mapping[str, PublishedTable]) -> None:
     if not entries:
         raise GpasError(f"table '{spec.title}': there are no cells to show")
     axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
@@ -128,9 +129,9 @@ def _check(entries: Sequence[Entry], spec: TableSpec, sources: Mapping[str, Publ
         if axis not in spec.rows:
             raise GpasError(f"table '{spec.title}': against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
     for source, table in sources.items():
-        if table.metric != family:
+        if table.metric != what.family:
             raise GpasError(
-                f"table '{spec.title}': published {source}: {table.name} prints {table.metric}, not {family}"
+                f"table '{spec.title}': published {source}: {table.name} prints {table.metric}, not {what.family}"
             )
 
 
@@ -151,7 +152,7 @@ def _group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
 def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
     if spec.columns != "task":
         return (entry.axes[spec.columns],) if spec.columns in entry.axes else ()
-    downstream = entry.cell.downstream
+    downstream = entry.cell.parameters("downstream")
     return (*downstream.tasks, "average") if downstream else ()
 
 
@@ -172,9 +173,13 @@ def _refuse_mixture(group: Sequence[Entry], spec: TableSpec) -> None:
 
 
 def _cells(
-    columns: Mapping[Label, Sequence[Entry]], labels: Sequence[Label], spec: TableSpec, states: States, results: Results
+    columns: Mapping[Label, Sequence[Entry]],
+    labels: Sequence[Label],
+    spec: TableSpec,
+    what: Metric,
+    states: States,
+    results: Results,
 ) -> list[TableCell]:
-    what = metric(spec.value)
     cells = []
     for label in labels:
         name = what.recorded_as(str(label) if spec.columns == "task" else "average")

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.declared import Experiments, Grid, TableSpec
 from gpas_cli.grid.settings import children
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import published
+from gpas_cli.spec.stage import PRETRAIN, StageKind
 
 
 def table_problems(experiments: Experiments) -> Iterator[Problem]:
     """Yield the problems of the metrics and published tables that grids name, with their places in the file."""
     for grid in experiments.grids.values():
         if grid.table is not None:
-            yield from _problems(experiments.grids, grid, grid.table)
+            kinds = experiments.catalogue.stage_kinds.values()
+            yield from _problems(experiments.grids, grid, grid.table, kinds)
 
 
-def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec) -> Iterator[Problem]:
+def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: Iterable[StageKind]) -> Iterator[Problem]:
     try:
-        what = metric(table.value)
+        what = metric(table.value, kinds)
     except GpasError as error:
         yield _problem(grid, str(error), "value")
         return
-    if what.stage != "pretrain" and what.stage not in _stages(grids, grid):
+    if what.stage != PRETRAIN and what.stage not in _stages(grids, grid):
         message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
         yield _problem(grid, message, "value")
     for source, name in table.published.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,9 +21,9 @@ from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.plugins import known_schemes
+from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.size import SIZES, Size
-from gpas_cli.spec.stage import Downstream, Finetune, Importance
+from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
@@ -34,23 +34,37 @@ KEY_VERSION = "gpas-cell-1"
 class Stage:
     """One stage of a cell's chain. Cells whose stages have the same key share the result."""
 
-    kind: str
+    declared: StageKind
     key: str
     parents: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The name of the stage's kind."""
+        return self.declared.name
+
+
+@dataclass(frozen=True)
+class LaterStage:
+    """A stage after pretraining: its kind, and its parameters, an instance of the kind's dataclass."""
+
+    kind: StageKind
+    parameters: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Everything that can change a result: network, text, recipe, precision, seed, and the stages after pretraining."""
+    """Everything that can change a result: network, text, recipe, precision, seed, and the stages after pretraining.
+
+    later: those stages in the order in which they are run, trainings first.
+    """
 
     model: Model
     data: Data
     optim: Optim
     precision: str = parse.setting("fp32", choices=PRECISIONS)
     seed: int = parse.setting(42, low=0, high=2**31 - 1)
-    finetune: Finetune | None = None
-    downstream: Downstream | None = None
-    importance: Importance | None = None
+    later: tuple[LaterStage, ...] = ()
 
     @property
     def key(self) -> str:
@@ -61,13 +75,12 @@ class Cell:
     def stages(self) -> tuple[Stage, ...]:
         """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it."""
         teacher = self.teacher()
-        chain = [Stage("pretrain", _digest(self._pretraining()), (teacher.stages[0].key,) if teacher else ())]
-        for kind in _LATER:
-            own = getattr(self, kind)
-            if own is not None:
-                trained = _last_training(chain).key
-                spec = {"stage": kind, "parent": trained, "spec": parse.plain(own, for_key=True)}
-                chain.append(Stage(kind, _digest(spec), (trained,)))
+        first = _digest(self._without_later(for_key=True))
+        chain = [Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ())]
+        for stage in self.later:
+            trained = _last_training(chain).key
+            spec = {"stage": stage.kind.name, "parent": trained, "spec": parse.plain(stage.parameters, for_key=True)}
+            chain.append(Stage(stage.kind, _digest(spec), (trained,)))
         return tuple(chain)
 
     @property
@@ -81,25 +94,27 @@ class Cell:
         if gate is None or not gate.from_trained:
             return None
         model = canonical_model(replace(self.model, gate=gate.teacher()))
-        return replace(self, model=model, finetune=None, downstream=None, importance=None)
+        return replace(self, model=model, later=())
 
-    def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
+    def parameters(self, kind: str) -> Any:
+        """Return the parameters of the stage `kind` after pretraining, or None if the cell does not have it."""
+        return next((stage.parameters for stage in self.later if stage.kind.name == kind), None)
+
+    def to_mapping(self) -> dict[str, Any]:
         """Return the cell as JSON-ready data, which `parse_cell` turns into an equal cell."""
-        rest = {name: parse.plain(getattr(self, name), for_key=for_key) for name in _REST}
-        return {**self.model.to_mapping(for_key=for_key), **rest}
+        later = {stage.kind.name: parse.plain(stage.parameters) for stage in self.later}
+        return {**self._without_later(), **dict.fromkeys(LATER_STAGES), **later}
 
-    def _pretraining(self) -> dict[str, Any]:
-        spec = self.to_mapping(for_key=True)
-        return {name: value for name, value in spec.items() if name not in _LATER}
+    def _without_later(self, *, for_key: bool = False) -> dict[str, Any]:
+        training = {name: parse.plain(getattr(self, name), for_key=for_key) for name in TRAINING_PARTS}
+        return {**self.model.to_mapping(for_key=for_key), **training}
 
 
-TRAININGS = ("pretrain", "finetune")  # the kinds of stage that write a checkpoint
-_LATER = ("finetune", "downstream", "importance")
-_REST = ("data", "optim", "precision", "seed", *_LATER)
+LATER_STAGES = tuple(name for name, kind in STAGE_KINDS.items() if kind.parameters)  # of this package
 
 
 def _last_training(chain: Sequence[Stage]) -> Stage:
-    return next(stage for stage in reversed(chain) if stage.kind in TRAININGS)
+    return next(stage for stage in reversed(chain) if stage.declared.trains)
 
 
 def _digest(spec: Mapping[str, Any]) -> str:
@@ -109,7 +124,7 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The named parts that a specification may refer to; experiments.yaml may add sizes, corpora and schemes.
+    """The named parts that a specification may refer to; experiments.yaml may add to each.
 
     `models` caches valid networks by the JSON of their settings, because many cells of a grid share a network.
     """
@@ -117,7 +132,13 @@ class Catalogue:
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     schemes: Mapping[str, type[Scheme]] = field(default_factory=known_schemes)
     corpora: Mapping[str, Data] = field(default_factory=lambda: CORPORA)
+    stage_kinds: Mapping[str, StageKind] = field(default_factory=known_stage_kinds)
     models: dict[str, Model] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def later_stages(self) -> tuple[str, ...]:
+        """The names of the stages that a cell may have after pretraining."""
+        return tuple(name for name, kind in self.stage_kinds.items() if kind.parameters)
 
 
 def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue | None = None) -> Cell | None:
@@ -127,7 +148,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     """
     catalogue = catalogue or Catalogue()
     before = len(problems)
-    known = (*MODEL_PARTS, *_REST)
+    known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages)
     for name in values:
         if name not in known:
             problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
@@ -136,11 +157,11 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     optim = _optional(Optim, "optim", values.get("optim", {}), problems)
     scalars = {name: values[name] for name in ("precision", "seed") if name in values}
     plain = parse.build(_Scalars, scalars, (), problems)
-    stages = {name: _optional(cls, name, values.get(name), problems) for name, cls in _STAGES.items()}
+    later = _parse_later(values, catalogue.stage_kinds.values(), problems)
     if len(problems) > before or model is None or data is None or optim is None or plain is None:
         return None
     optim = canonical_optim(optim, model)
-    cell = Cell(model=model, data=data, optim=optim, precision=plain.precision, seed=plain.seed, **stages)
+    cell = Cell(model=model, data=data, optim=optim, precision=plain.precision, seed=plain.seed, later=later)
     problems.extend(check_training(model, data, optim))
     return cell if len(problems) == before else None
 
@@ -172,7 +193,16 @@ class _Scalars:
     seed: int = parse.setting(42, low=0, high=2**31 - 1)
 
 
-_STAGES: dict[str, type] = {"finetune": Finetune, "downstream": Downstream, "importance": Importance}
+def _parse_later(
+    values: Mapping[str, Any], kinds: Iterable[StageKind], problems: list[Problem]
+) -> tuple[LaterStage, ...]:
+    """Return the stages after pretraining: trainings first, because the others build on the last of them."""
+    found = []
+    for kind in sorted(kinds, key=lambda kind: not kind.trains):
+        own = _optional(kind.parameters, kind.name, values.get(kind.name), problems) if kind.parameters else None
+        if own is not None:
+            found.append(LaterStage(kind, own))
+    return tuple(found)
 
 
 def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:

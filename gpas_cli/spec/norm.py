@@ -52,7 +52,7 @@ GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
 
 
 @dataclass(frozen=True)
-class Origin:
+class PluginOrigin:
     """Where a plugin scheme comes from: the name and text of a file, or the name of an installed package."""
 
     name: str
@@ -71,7 +71,7 @@ class Scheme:
     init_preset: ClassVar[str] = "normal"
     embedding: ClassVar[str] = "plain"
     same_as: ClassVar[str] = ""
-    origin: ClassVar[Origin | None] = None
+    origin: ClassVar[PluginOrigin | None] = None
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         """Return the wiring of layer `layer` (1 = first) of `depth` layers, as a pure function of the fields."""

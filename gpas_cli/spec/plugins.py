@@ -1,9 +1,13 @@
-"""Plugin schemes: defined in a Python file that experiments.yaml names, or in an installed package.
+"""Plugins: schemes and kinds of stage from a Python file that experiments.yaml names, or from an installed package.
 
-A file defines `SCHEMES = {"name": Class}` like `gpas_cli.spec.norm`. It may import installed packages, but not files
-beside it: its text is recorded with every attempt that needs it, and executed from that record. A package declares its
-schemes as entry points of the group `gpas_cli.schemes`. The key of a cell with a plugin scheme contains the wiring of
-each layer, not the scheme's text or name, so a changed comment keeps the key and a changed equation does not.
+A file defines `SCHEMES = {"name": Class}` like `gpas_cli.spec.norm`, `STAGE_KINDS = {"name": StageKind(...)}` like
+`gpas_cli.spec.stage`, or both. It may import installed packages, but not files beside it: its text is recorded with
+every attempt that needs it, and executed from that record. A package declares the same as entry points of the groups
+`gpas_cli.schemes` and `gpas_cli.stage_kinds`.
+
+The key of a cell with a plugin scheme contains the wiring of each layer, not the scheme's text or name, so a changed
+comment keeps the key and a changed equation does not. The key of a plugin stage contains its name and its parameters: a
+kind that computes something else needs another name, or a parameter that says so.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import hashlib
 import sys
 import traceback
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import metadata
 from types import ModuleType
@@ -21,41 +26,75 @@ from typing import Any
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.spec import parse
-from gpas_cli.spec.norm import SCHEMES, Origin, Scheme
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import SCHEMES, PluginOrigin, Scheme
+from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE, TRAINING_PARTS, StageKind
 
-ENTRY_POINT_GROUP = "gpas_cli.schemes"
+SCHEME_GROUP = "gpas_cli.schemes"
+STAGE_KIND_GROUP = "gpas_cli.stage_kinds"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a plugin file, or the installed packages together, define."""
+
+    schemes: Mapping[str, type[Scheme]] = field(default_factory=dict)
+    stage_kinds: Mapping[str, StageKind] = field(default_factory=dict)
 
 
 def known_schemes() -> dict[str, type[Scheme]]:
     """Return the built-in schemes and those of installed packages. Raises GpasError if one of these is unusable."""
-    return {**SCHEMES, **_installed()}
+    return {**SCHEMES, **installed().schemes}
+
+
+def known_stage_kinds() -> dict[str, StageKind]:
+    """Return the built-in stage kinds and those of installed packages. Raises GpasError if one of these is unusable."""
+    return {**STAGE_KINDS, **installed().stage_kinds}
 
 
 @cache
-def schemes_in(name: str, source: str) -> Mapping[str, type[Scheme]]:
-    """Return the schemes of a plugin file called `name`, after executing its text `source`.
+def plugin_of(name: str, source: str) -> Plugin:
+    """Return what a plugin file called `name` defines, after executing its text `source`.
 
-    Raises InvalidExperiments if execution fails or a scheme is unusable.
+    Raises InvalidExperiments if execution fails, or if the file defines nothing or something unusable.
     """
-    declared = getattr(_run(name, source), "SCHEMES", None)
-    if not isinstance(declared, dict) or not declared:
-        raise _unusable(name, ["defines no SCHEMES = {'name': Class}"])
-    return _with_origin(declared, Origin(name, source))
+    module = _run(name, source)
+    schemes, kinds = getattr(module, "SCHEMES", {}), getattr(module, "STAGE_KINDS", {})
+    if not isinstance(schemes, dict) or not isinstance(kinds, dict) or not (schemes or kinds):
+        wanted = "SCHEMES = {'name': Class}", "STAGE_KINDS = {'name': StageKind(...)}"
+        raise _unusable(name, [f"defines no {' and no '.join(wanted)}"])
+    origin = PluginOrigin(name, source)
+    return Plugin(_with_origin(schemes, origin), _kinds_with_origin(kinds, origin))
 
 
 @cache
-def _installed() -> Mapping[str, type[Scheme]]:
-    found: dict[str, type[Scheme]] = {}
-    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+def installed() -> Plugin:
+    """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
+    schemes: dict[str, type[Scheme]] = {}
+    for point, package in _points(SCHEME_GROUP, "scheme"):
+        schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
+    kinds: dict[str, StageKind] = {}
+    for point, package in _points(STAGE_KIND_GROUP, "stage kind"):
+        kinds |= _kinds_with_origin({point.name: _loaded(point, package, "stage kind")}, PluginOrigin(package))
+    return Plugin(schemes, kinds)
+
+
+def _points(group: str, what: str) -> Iterator[tuple[metadata.EntryPoint, str]]:
+    """Yield each entry point of the group with its package. Raises GpasError if two packages use the same name."""
+    seen: set[str] = set()
+    for point in metadata.entry_points(group=group):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        try:
-            declared = {point.name: point.load()}
-        except Exception as error:
-            raise GpasError(f"the scheme '{point.name}' of {package} cannot be loaded: {_described(error)}") from error
-        if point.name in found:
-            raise GpasError(f"two installed packages define a scheme '{point.name}'; the second is {package}")
-        found |= _with_origin(declared, Origin(package))
-    return found
+        if point.name in seen:
+            raise GpasError(f"two installed packages define a {what} '{point.name}'; the second is {package}")
+        seen.add(point.name)
+        yield point, package
+
+
+def _loaded(point: metadata.EntryPoint, package: str, what: str) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise GpasError(f"the {what} '{point.name}' of {package} cannot be loaded: {_described(error)}") from error
 
 
 def _run(name: str, source: str) -> ModuleType:
@@ -89,7 +128,7 @@ def _unusable(name: str, messages: list[str]) -> InvalidExperiments:
     return InvalidExperiments([Problem((), f"{name}: {message}") for message in messages])
 
 
-def _with_origin(declared: Mapping[Any, Any], origin: Origin) -> dict[str, type[Scheme]]:
+def _with_origin(declared: Mapping[Any, Any], origin: PluginOrigin) -> dict[str, type[Scheme]]:
     """Set the origin of the declared classes and return them. Raises InvalidExperiments unless all are schemes."""
     faults = [f"scheme {name!r} {fault}" for name, cls in declared.items() for fault in _faults(name, cls)]
     if faults:
@@ -99,16 +138,54 @@ def _with_origin(declared: Mapping[Any, Any], origin: Origin) -> dict[str, type[
     return dict(declared)
 
 
-def _faults(name: Any, cls: Any) -> Iterator[str]:
+def _kinds_with_origin(declared: Mapping[Any, Any], origin: PluginOrigin) -> dict[str, StageKind]:
+    """Return the declared kinds with their origin. Raises InvalidExperiments unless all are usable."""
+    faults = [f"stage {name!r} {fault}" for name, kind in declared.items() for fault in _kind_faults(name, kind)]
+    if faults:
+        raise _unusable(origin.name, faults)
+    return {name: dataclasses.replace(kind, origin=origin) for name, kind in declared.items()}
+
+
+def _kind_faults(name: Any, kind: Any) -> Iterator[str]:
+    yield from _name_faults(name, (*STAGE_KINDS, TOKENISE, *(own.name for own in fields(Model)), *TRAINING_PARTS))
+    if not isinstance(kind, StageKind):
+        yield "is not a gpas_cli.spec.stage.StageKind"
+        return
+    if kind.name != name:
+        yield f"has the name '{kind.name}'"
+    if not kind.runner:
+        yield "has no runner"
+    if kind.cost is None:
+        yield "has no cost(cell, cadence, resumed)"
+    if not _frozen(kind.parameters):
+        yield "has no parameters, a class decorated with @dataclass(frozen=True, kw_only=True)"
+    else:
+        assert kind.parameters is not None
+        yield from _field_faults(kind.parameters)
+    yield from (f"has the metric '{m.name}', which gpas_cli has" for m in kind.metrics if m.name in _METRICS)
+
+
+_METRICS = frozenset(metric.name for kind in STAGE_KINDS.values() for metric in kind.metrics)
+
+
+def _name_faults(name: Any, taken: Iterable[str]) -> Iterator[str]:
     if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
         yield "is not a name of letters, digits and dashes"
-    elif name in SCHEMES:
+    elif name in taken:
         yield "is built in; choose another name"
+
+
+def _frozen(cls: Any) -> bool:
+    return isinstance(cls, type) and getattr(cls.__dict__.get("__dataclass_params__"), "frozen", False)
+
+
+def _faults(name: Any, cls: Any) -> Iterator[str]:
+    yield from _name_faults(name, SCHEMES)
     if not isinstance(cls, type) or not issubclass(cls, Scheme):
         yield "is not a class derived from gpas_cli.spec.norm.Scheme"
     elif cls in SCHEMES.values():
         yield f"is gpas_cli's own {cls.__name__}; derive a class from Scheme"
-    elif not getattr(cls.__dict__.get("__dataclass_params__"), "frozen", False):
+    elif not _frozen(cls):
         yield "is not decorated with @dataclass(frozen=True, kw_only=True)"
     elif not isinstance(getattr(cls, "title", None), str):
         yield "has no title: ClassVar[str]"
@@ -124,6 +201,6 @@ def _field_faults(cls: type) -> Iterator[str]:
     except Exception as error:
         yield f"has annotations that cannot be read: {_described(error)}"
         return
-    for field in dataclasses.fields(cls):
-        if not parse.supported(hints[field.name]):
-            yield f"has the field '{field.name}', which is not a bool, int, float, str or a tuple of one of them"
+    for own in fields(cls):
+        if not parse.supported(hints[own.name]):
+            yield f"has the field '{own.name}', which is not a bool, int, float, str or a tuple of one of them"

@@ -1,13 +1,102 @@
-"""The stages after pretraining: finetuning, downstream scores, layer importance. Each has its own key."""
+"""The kinds of stage that a cell may have: pretraining, and what may follow it. Each stage has its own key.
+
+To add a kind: an entry in STAGE_KINDS, with its parameters and cost, and a module `gpas_cli.worker.stages.NAME` that
+runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+from gpas_cli.spec.data import Data
+from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import PluginOrigin
+from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import setting
+from gpas_cli.spec.run import Cadence
 
-TOKENISE = "tokenise"  # not a stage of a cell, but a job as well: it prepares the text that cells read
+PRETRAIN = "pretrain"
+TRAINING_PARTS = ("data", "optim", "precision", "seed")  # what a cell has for it besides its network
+TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
 TASKS = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy", "arc_challenge", "social_iqa")
+EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
+
+
+class CellParts(Protocol):
+    """What the cost of a stage may depend on: the parts of a `Cell`."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def data(self) -> Data: ...
+    @property
+    def optim(self) -> Optim: ...
+    def parameters(self, kind: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a stage reports. `digits` are shown after the point; numbers that agree in these digits tie.
+
+    `better` is "lower" or "higher". `kind` is the name of the metric in papers, where it differs. `stage` is set by the
+    StageKind that has the metric. A metric `by_task` is reported as NAME/TASK for each task, and as NAME/average.
+    """
+
+    name: str
+    title: str
+    better: str = "lower"
+    digits: int = 2
+    unit: str = ""
+    stage: str = ""
+    kind: str = ""
+    by_task: bool = False
+
+    @property
+    def family(self) -> str:
+        """The metric that published tables are compared by."""
+        return self.kind or self.name
+
+    def recorded_as(self, task: str) -> str:
+        """Return the name under which an attempt reports the metric for `task`."""
+        return f"{self.name}/{task}" if self.by_task else self.name
+
+
+Cost = Callable[[CellParts, Cadence, int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageKind:
+    """One kind of stage: what it is called, what it takes, what it costs and what it reports.
+
+    parameters: the frozen dataclass of the cell's section `name`; None for pretraining, whose parameters are the cell.
+    trains: whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in
+    one process.
+    cost: (cell, cadence, resumed step) -> equivalent tokens: those to train, plus a third of those to evaluate.
+    runner: the function that runs it, or where a job finds it: "module:function". "" if this version does not run it.
+    metrics: what it reports, as tables name it.
+    title: how messages name one of them, with "{cell}" for the cell; by default "its NAME of {cell}".
+    origin: set for kinds that come from a plugin.
+    """
+
+    name: str
+    parameters: type | None = None
+    trains: bool = False
+    cost: Cost | None = None
+    runner: str | Callable[..., Any] = ""
+    metrics: tuple[Metric, ...] = ()
+    title: str = ""
+    origin: PluginOrigin | None = None
+
+    def __post_init__(self) -> None:
+        own = tuple(replace(metric, stage=self.name) for metric in self.metrics)
+        object.__setattr__(self, "metrics", own)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether this version has a job for it."""
+        return bool(self.runner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +128,66 @@ class Importance:
     """Rise of the validation loss when a layer is removed, for each layer, over `eval_tokens` tokens."""
 
     eval_tokens: int = setting(20_000, low=1)
+
+
+def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+    """Return the tokens of the remaining updates, plus a third of those of the evaluations between and after them."""
+    steps = max(0, cell.optim.steps - resumed)
+    evaluations = steps // cadence.eval_every + 1
+    return steps * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
+
+
+def importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+    """Return a third of the tokens of one evaluation of the whole network, and one without each layer."""
+    eval_tokens: int = cell.parameters("importance").eval_tokens
+    return eval_tokens * (cell.model.size.layers + 1) / EVALUATED_PER_TRAINED
+
+
+# In the order in which a cell's stages are run, trainings first.
+STAGE_KINDS: dict[str, StageKind] = {
+    kind.name: kind
+    for kind in (
+        StageKind(
+            name=PRETRAIN,
+            title="its training {cell}",
+            trains=True,
+            cost=pretraining_tokens,
+            runner="gpas_cli.worker.stages.pretrain:run",
+            metrics=(
+                Metric("perplexity", "validation perplexity"),
+                Metric(
+                    "perplexity_reference", "validation perplexity, as the reference averages it", kind="perplexity"
+                ),
+                Metric("loss", "validation loss", digits=3, unit="nats/token"),
+                Metric(
+                    "loss_reference",
+                    "validation loss, as the reference averages it",
+                    digits=3,
+                    unit="nats/token",
+                    kind="loss",
+                ),
+                Metric(
+                    "loss_batch_mean", "validation loss, mean of batch means", digits=3, unit="nats/token", kind="loss"
+                ),
+                Metric("bits_per_byte", "validation bits per byte", digits=3),
+                Metric("train_seconds", "training time", digits=0, unit="s"),
+                Metric("tokens_per_second", "training throughput", better="higher", digits=0, unit="tokens/s"),
+            ),
+        ),
+        StageKind(name="finetune", parameters=Finetune, trains=True),
+        StageKind(
+            name="downstream",
+            parameters=Downstream,
+            metrics=(Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),),
+        ),
+        StageKind(
+            name="importance",
+            parameters=Importance,
+            cost=importance_tokens,
+            runner="gpas_cli.worker.stages.importance:run",
+            metrics=(
+                Metric("mean_importance", "mean rise without a layer", better="higher", digits=4, unit="nats/token"),
+            ),
+        ),
+    )
+}

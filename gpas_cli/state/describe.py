@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import attempts
@@ -33,6 +33,10 @@ def log_of(runs: Path, key: str) -> Path | None:
 
 def stage_title(facts: dict[str, Any], key: str) -> str:
     """Return how a stage that builds on this one names it: "its training table2/pre-s1", "tokenising c4"."""
-    kind, cell = facts.get("stage", "stage"), f"{facts['grid']}/{facts['name']}" if "name" in facts else key
-    words = {"pretrain": f"its training {cell}", TOKENISE: f"tokenising {facts.get('name', 'its text')}"}
-    return words.get(kind, f"its {kind} of {cell}")
+    kind = str(facts.get("stage", "stage"))
+    if kind == TOKENISE:
+        return f"tokenising {facts.get('name', 'its text')}"
+    known = STAGE_KINDS.get(kind)
+    title = known.title if known else str(facts.get("title") or "")
+    cell = f"{facts['grid']}/{facts['name']}" if "name" in facts else key
+    return (title or f"its {kind} of {{cell}}").replace("{cell}", cell)

@@ -17,31 +17,24 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
-from gpas_cli.spec.plugins import known_schemes, schemes_in
-from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
+from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
 from gpas_cli.state.job_exit import JobExit
-from gpas_cli.state.outputs import last_checkpoint
-from gpas_cli.state.rerun import deciding
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
-from gpas_cli.worker.inputs import discard_unfinished
 from gpas_cli.worker.rendezvous import ALONE, RENDEZVOUS, RankEnv, place
+from gpas_cli.worker.stages.context import StageContext, runner
 from gpas_cli.worker.stdio import outlive_log
-
-if TYPE_CHECKING:
-    from gpas_cli.train.events import Outcome
-    from gpas_cli.train.parallel import World
 
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -162,13 +155,17 @@ def _threads(attempt: dict[str, Any], processes: int) -> int:
 
 
 def recorded_cell(attempt: dict[str, Any]) -> Cell:
-    """The cell of an attempt.json. A plugin file that its scheme needs is run from the text recorded there.
+    """Return the cell of an attempt.json. Plugin files that it needs are executed from the text recorded there.
 
-    Raises InvalidExperiments when the scheme is not to be had, or wires the layers in another way than recorded.
+    Raises InvalidExperiments if a scheme or stage is unknown, or the scheme wires the layers otherwise than recorded.
     """
-    plugin = attempt.get("plugin") or {}
-    brought = schemes_in(plugin["name"], plugin["source"]) if plugin.get("source") else {}
-    return cell_from(attempt["cell"], Catalogue(schemes={**known_schemes(), **brought}))
+    schemes, kinds = known_schemes(), known_stage_kinds()
+    for recorded in (attempt.get("plugin"), *attempt.get("stage_plugins", ())):
+        if recorded and recorded.get("source"):
+            plugin = plugin_of(recorded["name"], recorded["source"])
+            schemes |= plugin.schemes
+            kinds |= plugin.stage_kinds
+    return cell_from(attempt["cell"], Catalogue(schemes=schemes, stage_kinds=kinds))
 
 
 def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
@@ -201,46 +198,8 @@ def _run_stage(run: Run) -> dict[str, Any]:
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
         run.emit("start", **_facts(run, cell))
-        return dict(parse.plain(STAGES[run.attempt["stage"]](run, cell, world)))
-
-
-def _pretrain(run: Run, cell: Cell, world: World) -> Outcome:
-    from gpas_cli.train.run import RunPaths, train
-    from gpas_cli.train.sinks import Subject, opened
-
-    here, attempt = run.directory, run.attempt
-    runs = here.path.parents[2]
-    earlier = [a for a in deciding(runs, attempt["key"]) if a.number < here.number]
-    if world.leads:
-        discard_unfinished(earlier)
-    teacher = cell.teacher()
-    paths = RunPaths(
-        checkpoints=here.checkpoints,
-        earlier=[a.checkpoints for a in earlier],
-        cache=Path(attempt["cache"]),
-        root=Path(attempt["root"]),
-        teacher=last_checkpoint(runs, teacher.trained.key, teacher.optim.steps) if teacher else None,
-        code=str(attempt.get("code") or ""),
-    )
-    cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
-    # Only the first process has a journal, and only it tells others.
-    watch = Monitoring(**attempt.get("watch", {}))
-    subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
-    with opened(watch, subject, paths.root, run.emit, leads=world.leads) as emit:
-        return train(
-            cell, paths, emit, cadence=cadence, stop=run.flag, resources=resources, world=world, watch=watch
-        )  # fmt: skip
-
-
-def _importance(run: Run, cell: Cell, world: World) -> Outcome:
-    from gpas_cli.evaluate.importance import measure
-
-    trained = last_checkpoint(run.directory.path.parents[2], cell.trained.key, cell.optim.steps)
-    cache, root = Path(run.attempt["cache"]), Path(run.attempt["root"])
-    return measure(cell, trained, cache, root, run.emit, run.flag, world)
-
-
-STAGES: dict[str, Callable[[Run, Cell, World], Outcome]] = {"pretrain": _pretrain, "importance": _importance}
+        stage = StageContext(cell, run.attempt, run.directory, run.emit, run.flag, world)
+        return dict(parse.plain(runner(cell, stage.kind)(stage)))
 
 
 def _facts(run: Run, cell: Cell) -> dict[str, Any]:

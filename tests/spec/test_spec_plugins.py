@@ -15,7 +15,7 @@ from gpas_cli.spec import plugins
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.equation import equation
 from gpas_cli.spec.norm import SCHEMES
-from gpas_cli.spec.plugins import known_schemes, schemes_in
+from gpas_cli.spec.plugins import known_schemes, plugin_of
 
 HEAD = """\
 from __future__ import annotations
@@ -45,7 +45,7 @@ grids:
 
 
 def catalogue(source: str = SOURCE) -> Catalogue:
-    return Catalogue(schemes={**known_schemes(), **schemes_in("mine.py", source)})
+    return Catalogue(schemes={**known_schemes(), **plugin_of("mine.py", source).schemes})
 
 
 def cell(source: str = SOURCE, **values: object) -> Cell:
@@ -106,7 +106,7 @@ def test_a_recorded_cell_does_not_run_with_another_wiring() -> None:
 )
 def test_a_file_that_brings_no_scheme_is_told_why(source: str, message: str) -> None:
     with pytest.raises(InvalidExperiments, match=message):
-        schemes_in("mine.py", source)
+        plugin_of("mine.py", source)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.2\n")
     (facts / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Weighted\n")
     monkeypatch.syspath_prepend(tmp_path)
-    plugins._installed.cache_clear()
+    plugins.installed.cache_clear()
     yield facts
-    plugins._installed.cache_clear()
+    plugins.installed.cache_clear()
     sys.modules.pop("stranger", None)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import Machine
-from gpas_cli.plan.stage_jobs import RUNNABLE, StageJob, blocked, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob, blocked, stage_jobs
 from gpas_cli.plan.texts import require_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule import process
@@ -83,11 +83,10 @@ class LocalRun:
         ingest: Callable[[], str] | None = None,
         command: Sequence[str] = process.JOB,
         machine: Machine | None = None,
-        kinds: frozenset[str] = RUNNABLE,
     ):
-        self.project, self.entries, self.kinds = project, list(entries), kinds
+        self.project, self.entries = project, list(entries)
         self.machine = machine or machines.machine()
-        self.jobs = stage_jobs(self.entries, kinds)
+        self.jobs = stage_jobs(self.entries)
         self._retry, self._limit, self._command = retry, limit, command
         self._reporter, self._ingest = reporter or Silent(), ingest
         self._tasks: dict[str, StageRun] = {}
@@ -310,7 +309,7 @@ class LocalRun:
         for entry in self.entries:
             chain = [self._tasks[stage.key] for stage in entry.cell.stages if stage.key in self._tasks]
             task = next((task for task in chain if task.status.state != "done"), chain[-1])
-            beyond = blocked(entry, self.kinds) if task.status.state == "done" else ()
+            beyond = blocked(entry) if task.status.state == "done" else ()
             reason = f"this version does not run {', '.join(beyond)}" if beyond else _reason(task)
             summary.add(Item(entry, reason, task.status), skipped=bool(beyond) or task.skipped)
         return summary

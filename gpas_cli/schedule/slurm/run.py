@@ -116,7 +116,7 @@ class SlurmRun:
         for entry in self.scheduler.entries:
             chain = [self._seen[stage.key] for stage in entry.cell.stages if stage.key in self._seen]
             seen = next((seen for seen in chain if seen.state != "done"), chain[-1])
-            beyond = blocked(entry, self.scheduler.kinds) if seen.state == "done" else ()
+            beyond = blocked(entry) if seen.state == "done" else ()
             why = seen.cause or ("" if seen.state in RESULTS else seen.evidence)
             reason = f"this version does not run {', '.join(beyond)}" if beyond else why
             summary.add(Item(entry, reason, seen), skipped=bool(beyond))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.plan.stage_jobs import RUNNABLE, StageJob, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule.extras import require_libraries
@@ -71,12 +71,11 @@ class ArraySubmitter:
         entries: Iterable[Entry],
         *,
         retry: Collection[str] = (),
-        kinds: frozenset[str] = RUNNABLE,
         at_once: int | None = None,
         notify: Callable[[str], None] = lambda message: None,
     ):
-        self.project, self.entries, self.kinds = project, list(entries), kinds
-        self.jobs = stage_jobs(self.entries, kinds)
+        self.project, self.entries = project, list(entries)
+        self.jobs = stage_jobs(self.entries)
         self.texts: dict[str, StageJob] = {}  # jobs that tokenise what `jobs` read
         self._retry, self._at_once, self._notify = retry, at_once, notify
 

@@ -11,7 +11,6 @@ import pytest
 from cluster import Cluster, until
 from slurm_toy import INSTANTS, SlurmToy, die_at, wait
 
-from gpas_cli.plan import stage_jobs
 from gpas_cli.state.observe import observe
 
 
@@ -118,57 +117,58 @@ def test_a_failed_training_cancels_those_that_build_on_it_and_retry_brings_them_
     assert len(toy.attempts()) == 2
 
 
-NEW_KIND = """
-def _toy(run: Run, cell: Cell, world: World) -> Outcome:
+STAGES = """
+from dataclasses import dataclass
+from gpas_cli.errors import GpasError
+from gpas_cli.spec.stage import StageKind
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    pass
+
+def run(stage):
     from gpas_cli.train.events import Outcome
 
-    if (Path(run.attempt["root"]) / f"fail-{run.attempt['stage']}").exists():
+    if (stage.root / f"fail-{stage.kind}").exists():
         raise GpasError("as asked")
-    return Outcome("done", 1, metrics={"accuracy": 0.5})
+    return Outcome("done", 1, metrics={"score": 0.5})
 
+def cost(cell, cadence, resumed):
+    return 1.0
 
-STAGES |= {"finetune": _toy, "downstream": _toy}
-
-
-def _facts("""
+STAGE_KINDS = {
+    "tuning": StageKind(name="tuning", parameters=Nothing, trains=True, cost=cost, runner=run),
+    "scoring": StageKind(name="scoring", parameters=Nothing, cost=cost, runner=run),
+}
+"""
 
 
 @pytest.mark.long
-def test_another_kind_of_stage_needs_nothing_but_to_be_runnable(
+def test_stages_of_a_plugin_wait_for_the_stages_they_build_on(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program with two more kinds in RUNNABLE, and what they compute: a training, A after it, B after A."""
-    source, other = Path(stage_jobs.__file__).parents[2], tmp_path / "program"
-    for name in ("gpas_cli", "migrations"):
-        shutil.copytree(source / name, other / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, old, new in (
-        ("plan/stage_jobs", '{"pretrain", "importance"}', '{"pretrain", "importance", "finetune", "downstream"}'),
-        ("worker/job", "\ndef _facts(", NEW_KIND),
-    ):
-        path = other / f"gpas_cli/{name}.py"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
+    """Two kinds of stage from a plugin file: a training after the first, and a stage that builds on it."""
     toy = SlurmToy(tmp_path / "toy", cluster)
-    toy.edit("data: notes}", "data: notes, finetune: {}, downstream: {}}")
-    environment = {**toy.environment(), "PYTHONPATH": str(other)}
-    toy.environment = lambda: environment  # type: ignore[method-assign]
-    (toy.folder / "fail-finetune").touch()
+    (toy.folder / "stages.py").write_text(STAGES)
+    toy.edit("version: 1\n", "version: 1\nplugins: [stages.py]\n")
+    toy.edit("data: notes}", "data: notes, tuning: {}, scoring: {}}")
+    (toy.folder / "fail-tuning").touch()
     assert "6 jobs submitted" in toy.submit()
-    assert {kind for kind, after in names(toy).items() if "after" in after} == {"finetune", "downstream"}
+    assert {kind for kind, after in names(toy).items() if "after" in after} == {"tuning", "scoring"}
     toy.until(lambda states: set(states.values()) == {"failed"}, 120, ("queued", "running", "failed"))
     until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
-    for fact in [fact for fact in toy.recorded() if fact["stage"] == "downstream"]:
+    for fact in [fact for fact in toy.recorded() if fact["stage"] == "scoring"]:
         # What SLURM answered is used for some seconds.
         until(lambda key=fact["key"]: observe(toy.runs, key).state == "cancelled", 30, "a new answer of SLURM")
         seen = observe(toy.runs, fact["key"])
-        assert seen.cause == f"its finetune of {fact['grid']}/{fact['name']} failed (as asked)"
-    (toy.folder / "fail-finetune").unlink()
+        assert seen.cause == f"its tuning of {fact['grid']}/{fact['name']} failed (as asked)"
+    (toy.folder / "fail-tuning").unlink()
     assert "4 jobs submitted" in toy.gpas("retry", "--executor", "slurm", "--yes").stdout
     toy.finish()
     kinds = Counter(fact["stage"] for fact in toy.facts())
-    assert kinds == {"pretrain": 2, "finetune": 4, "downstream": 2}
+    assert kinds == {"pretrain": 2, "tuning": 4, "scoring": 2}
 
 
 @pytest.mark.long

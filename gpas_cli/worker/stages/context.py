@@ -1,0 +1,72 @@
+"""What a stage's runner is given, and how it is found."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from gpas_cli.errors import GpasError
+from gpas_cli.spec.cell import Cell
+from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.store.rundir import AttemptDir
+
+if TYPE_CHECKING:
+    from gpas_cli.train.events import Emit, Outcome, Stop
+    from gpas_cli.train.parallel import World
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """One attempt at a stage, as its runner sees it.
+
+    attempt: the content of attempt.json. directory: where the attempt keeps its files.
+    emit: appends an event to the journal; only the first process has one. stop: polled between updates; returns None,
+    or the outcome to leave with. world: the processes of the attempt.
+    """
+
+    cell: Cell
+    attempt: Mapping[str, Any]
+    directory: AttemptDir
+    emit: Emit
+    stop: Stop
+    world: World
+
+    @property
+    def kind(self) -> str:
+        return str(self.attempt["stage"])
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters of the stage: an instance of its kind's dataclass, None for pretraining."""
+        return self.cell.parameters(self.kind)
+
+    @property
+    def runs(self) -> Path:
+        """The folder with the attempts of all stages."""
+        return self.directory.path.parents[2]
+
+    @property
+    def cache(self) -> Path:
+        """The folder with the tokenised texts."""
+        return Path(self.attempt["cache"])
+
+    @property
+    def root(self) -> Path:
+        """The folder of experiments.yaml."""
+        return Path(self.attempt["root"])
+
+    def trained_checkpoint(self) -> Path:
+        """Return the final checkpoint of the cell's last training. Raises GpasError if there is none."""
+        return last_checkpoint(self.runs, self.cell.trained.key, self.cell.optim.steps)
+
+
+def runner(cell: Cell, kind: str) -> Callable[[StageContext], Outcome]:
+    """Return the function that runs the stage `kind` of `cell`. Raises GpasError if this version has none."""
+    found = next((stage.declared.runner for stage in cell.stages if stage.kind == kind), "")
+    if not found:
+        raise GpasError(f"this version does not run {kind}")
+    resolved = pkgutil.resolve_name(found) if isinstance(found, str) else found
+    return cast("Callable[[StageContext], Outcome]", resolved)

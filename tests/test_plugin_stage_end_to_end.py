@@ -1,0 +1,62 @@
+"""The stage of docs/how-to/stage.md, from a user's own file to the table, without touching the package."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy
+
+GUIDE = (Path(__file__).parents[1] / "docs/how-to/stage.md").read_text()
+CODE = re.search(r"```python\n(.*?class Outliers.*?)```", GUIDE, re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A project with the guide's file, run to its end."""
+    made = Toy(tmp_path_factory.mktemp("stage"), steps=6)
+    made.folder.joinpath("my_stages.py").write_text(CODE)
+    config = made.folder / "experiments.yaml"
+    text = config.read_text().replace("version: 1\n", "version: 1\nplugins: [my_stages.py]\n")
+    text = text.replace("data: notes}", "data: notes, outliers: {sigmas: 2}}")
+    config.write_text(text.replace("columns: size,", "columns: size, value: outlier_share,"))
+    plan = made.gpas("plan").stdout
+    assert "4 jobs" in plan or "4 stages" in plan, plan
+    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    return made
+
+
+def test_it_runs_after_the_training_and_stands_in_the_table(toy: Toy) -> None:
+    assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "done"}
+    stages = [json.loads((folder / "attempt.json").read_text())["stage"] for folder in toy.attempts()]
+    assert sorted(stages) == ["outliers", "outliers", "pretrain", "pretrain"]
+    share = toy.status()["pre-s1"]["metrics"]["outlier_share"]
+    assert 0 < share < 50
+    assert f"{share:.4f}" in toy.gpas("table", "small").stdout
+
+
+def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
+    for directory in toy.attempts():
+        attempt = json.loads((directory / "attempt.json").read_text())
+        assert attempt["stage_plugins"] == [{"name": "my_stages.py", "source": CODE}]
+        assert attempt.get("title") == ("the outliers of {cell}" if attempt["stage"] == "outliers" else None)
+
+
+def test_its_parameters_are_in_its_key_and_not_in_that_of_the_training(toy: Toy) -> None:
+    config = toy.folder / "experiments.yaml"
+    before, text = toy.status()["pre-s1"]["key"], config.read_text()
+    config.write_text(text.replace("sigmas: 2", "sigmas: 3"))
+    after = toy.status()["pre-s1"]
+    assert after["key"] != before
+    assert "outliers is lacking" in toy.gpas("plan").stdout
+    config.write_text(text)
+
+
+def test_an_unknown_parameter_is_one_message(toy: Toy) -> None:
+    config = toy.folder / "experiments.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("sigmas: 2", "sigma: 2"))
+    assert "outliers.sigma: unknown key 'sigma'; did you mean 'sigmas'?" in toy.gpas("plan", expect=2).stderr
+    config.write_text(text)
