@@ -27,7 +27,7 @@ def names(toy: SlurmToy) -> dict[str, str]:
 def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     plan = toy.gpas("plan").stdout
-    assert "tokenising text/*.txt comes first" in plan
+    assert "text/*.txt is tokenised first" in plan
     preview = toy.submit("--dry-run")
     assert "afterok:<job id of gpas-small-" in preview
     assert not toy.runs.exists()
