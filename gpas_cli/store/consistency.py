@@ -1,4 +1,4 @@
-"""Whether the rows of the database agree with the run directories, attempt by attempt."""
+"""Check that the rows of the database agree with the run directories, attempt by attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpas_cli.store.rundir import AttemptDir
 
 @dataclass(frozen=True)
 class Defect:
-    """Something wrong with the database, and what helps."""
+    """A fault of the database, and its remedy."""
 
     message: str
     remedy: str
@@ -27,7 +27,7 @@ class Defect:
 
 @dataclass(frozen=True)
 class _Survey:
-    """A journal read to its end: its whole events, the offset behind them, damaged lines, events that are missing."""
+    """A journal read to its end: the number of events, the offset after them, damaged lines and missing events."""
 
     events: int
     offset: int
@@ -36,14 +36,14 @@ class _Survey:
 
 
 def inconsistencies(engine: Engine, runs: Path) -> Iterator[Defect]:
-    """What the database and `runs` do not have in common. Reads all journals, a few MB at a time."""
+    """Yield the differences between the database and `runs`. Reads all journals, a few MB at a time."""
     with engine.connect() as connection:
         rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
     skipped: list[str] = []
     for attempt in rundir.all_attempts(runs, skipped):
         row = rows.pop((attempt.key, attempt.number), None)
         if row is None:
-            yield Defect(f"{attempt.relative} is not in the database", "`gpas sync` reads it, or says why it cannot")
+            yield Defect(f"{attempt.relative} is not in the database", "`gpas sync` ingests it or prints why not")
             continue
         try:
             yield from _journal(attempt, dict(row))
@@ -55,35 +55,35 @@ def inconsistencies(engine: Engine, runs: Path) -> Iterator[Defect]:
     for row in rows.values():
         if rundir.is_gone(runs / row["directory"]):
             yield Defect(
-                f"{row['directory']} is in the database and not under {runs}",
-                "restore the directory, or `gpas db rebuild` forgets it",
+                f"{row['directory']} is in the database but not in {runs}",
+                "restore the directory, or drop its rows with `gpas db rebuild`",
             )
 
 
 def _journal(attempt: AttemptDir, row: Mapping[str, Any]) -> Iterator[Defect]:
     found = _survey(attempt.journal_path)
-    read_anew = "`gpas db rebuild` reads it anew"
+    rebuild = "`gpas db rebuild` reads it again"
     if found.offset > row["journal_offset"]:
         yield Defect(
-            f"{attempt.relative}: {found.offset - row['journal_offset']} bytes are not yet read", "`gpas sync`"
+            f"{attempt.relative}: {found.offset - row['journal_offset']} bytes are not yet ingested", "run `gpas sync`"
         )
     elif (found.offset, found.events) != (row["journal_offset"], row["journal_events"]):
         yield Defect(
-            f"{attempt.relative}: {found.events} events are in the journal, {row['journal_events']} were read from it",
-            read_anew,
+            f"{attempt.relative}: the journal has {found.events} events, the database {row['journal_events']}",
+            rebuild,
         )
     elif row["journal_tail"] not in (None, tail_of(attempt, found.offset)):
-        yield Defect(f"{attempt.relative}: the journal has changed since it was read", read_anew)
+        yield Defect(f"{attempt.relative}: the journal has changed since it was read", rebuild)
     if found.lost:
         yield Defect(
             f"{attempt.journal_path}: {found.lost} events are missing ({found.damaged} damaged lines)",
-            "what they said is lost; look at the attempt's log and at the disk",
+            "they cannot be recovered; check the attempt's log and the disk",
         )
 
 
 def _survey(path: Path) -> _Survey:
     events = offset = damaged = 0
-    # Where numbers run on from each other: a journal has few such spans, however long it is.
+    # Spans of consecutive event numbers: even a long journal has few.
     spans: list[list[int]] = []
     for found, end, bad in journal.stretches(path):
         offset = end
@@ -98,8 +98,10 @@ def _survey(path: Path) -> _Survey:
 
 
 def _lost(spans: list[list[int]]) -> int:
-    """How many numbers from 0 on no span has. A torn line whose event was written again, or by a requeued job anew,
-    leaves no gap: spans may overlap."""
+    """Return how many numbers from 0 on are in no span.
+
+    Spans may overlap: an event of a torn line is written again, and a requeued job may write it once more.
+    """
     lost = end = 0
     for start, stop in sorted(spans):
         lost += max(0, start - end)

@@ -1,7 +1,7 @@
-"""What the database driver says, as a StoreError that says what to do. Other errors stay what they are.
+"""Turn errors of the database drivers into a StoreError with a remedy. Other errors are left unchanged.
 
-Every engine of `session` passes its errors through here, so that no query of any caller ends in a driver's traceback
-because a disk is full, a file is locked or a server is down.
+Every engine of `session` passes its errors through this module, so that no query ends in a driver's traceback because a
+disk is full, a file is locked or a server is down.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 
 from gpas_cli.errors import StoreError
 
-TRUTH = "run directories hold everything the database does"
+TRUTH = "the run directories hold everything that the database does"
 
-# What SQLite says -> what it means here and what to do about it.
+# Messages of SQLite -> what they mean and what to do.
 _SQLITE = {
-    "database is locked": "another process holds it and kept it for {busy:g} s; nothing is lost: run the command again",
+    "database is locked": "another process has held the lock for {busy:g} s; nothing is lost: run the command again",
     "readonly database": (
-        "it is read-only for you, or its folder is, where SQLite keeps a log; "
+        "you cannot write to it, or to its folder, where SQLite keeps a log; "
         "ask its owner for write access, or name your own database with GPAS_DB"
     ),
     "unable to open database file": (
-        "it cannot be opened; the folder must exist and, as SQLite keeps files beside the database, be writable; "
+        "it cannot be opened; the folder must exist and be writable, because SQLite keeps files beside the database; "
         "ask its owner for write access, or name your own database with GPAS_DB"
     ),
     "file is not a database": (
         f"the file is not an SQLite database; move it away, and `gpas db rebuild` makes a new one ({TRUTH})"
     ),
-    "malformed": f"the file is damaged; `gpas db rebuild` makes it anew ({TRUTH})",
+    "malformed": f"the file is damaged; `gpas db rebuild` rebuilds it ({TRUTH})",
     "database or disk is full": "the disk is full; free some space and run the command again, nothing is lost",
     "disk i/o error": f"the disk failed to read or write it; check the disk, then `gpas db rebuild` ({TRUTH})",
 }
 
 
 def name_of(url: URL) -> str:
-    """The database as messages call it: the path of an SQLite file, else the URL without its password.
+    """Return the name of the database in messages: the path of an SQLite file, else the URL without its password.
 
-    Of a URL's query only the names of hosts and ports are kept: it may hold a password too (`?password=`).
+    Only hosts and ports of the URL's query are kept, because it may hold a password too (`?password=`).
     """
     if url.get_backend_name() == "sqlite":
         return url.database or ":memory:"
@@ -47,7 +47,7 @@ def name_of(url: URL) -> str:
 
 
 def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
-    """The StoreError for what a driver raised, or None when it is no fact of the machine but a mistake of ours."""
+    """Return the StoreError for a driver's error, None if it is not a fact of the machine but a bug."""
     text = str(error)
     if isinstance(error, sqlite3.Error):
         meanings = [meaning for symptom, meaning in _SQLITE.items() if symptom in text.lower()]

@@ -1,12 +1,12 @@
-"""Run directories -> rows. Incremental, idempotent and resumable, because the database remembers how far it has read.
+"""Ingest run directories into the database.
 
-Each attempt is one transaction: its rows and the offset in its journal they came from are stored together or not at
-all. What a journal had when it was last read is not read again, and an attempt whose journal has not changed since
-costs one look at the size and time of a file. A journal that did change has to end, up to where it was read, in the
-same bytes as before; else everything read from it is forgotten and it is read anew.
+Ingesting is incremental, idempotent and resumable, because the database records how far each journal was read. Each
+attempt is one transaction: its rows and the offset in its journal are stored together. An attempt whose journal has not
+changed costs one `stat`. If a journal has changed, its last bytes before the offset must be the same as before;
+otherwise its rows are deleted and it is read again from the start.
 
-An attempt whose run directory is gone keeps its rows and is marked, so that no view shows its numbers as results; the
-mark goes when the directory is back.
+An attempt whose run directory is gone keeps its rows and is marked as gone, so that its numbers are not shown as
+results; the mark is removed when the directory is back.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import Base
 
 STAGE, ATTEMPT = (Base.metadata.tables[name] for name in ("stage", "attempt"))
-TAIL = 4096  # bytes of a journal before the offset that are checked when it has changed: its outcome is among them
+TAIL_BYTES = 4096  # bytes of a journal before the offset that are compared when it has changed; they hold its outcome
 _REQUIRED = ("stage", "cell", "grid", "name", "axes", "executor")
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """What one `sync` did: attempts that changed, events read, lines or events that were damaged.
+    """The result of `sync`: the numbers of changed attempts, of events read, and of damaged lines or events.
 
-    `gone` counts attempts whose run directories were there the last time. `problems` names the attempts that could not
-    be read, with the reason; they are tried again every time.
+    `gone` counts attempts whose run directories have disappeared since the last time. `problems` are the attempts that
+    could not be read, with the reason; they are tried again every time.
     """
 
     attempts: int = 0
@@ -60,7 +60,7 @@ class Ingested:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the database remembers of an attempt: its row, and its journal as it was when it was read."""
+    """What the database has recorded of an attempt: its row, and its journal when it was last read."""
 
     id: int
     directory: str
@@ -70,14 +70,14 @@ class _Known:
 
 
 class Unreadable(Exception):
-    """An attempt's file cannot be read, or is not what it should be."""
+    """A file of an attempt cannot be read or has invalid content."""
 
 
 def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Ingested:
-    """Bring the rows of all attempts under `runs`, or of those at the stages `keys`, up to their journals.
+    """Update the rows of all attempts under `runs`, or of those at the stages `keys`, from their journals.
 
-    Safe to run at the same time elsewhere, and to be killed. Raises StoreError when the database cannot be written, and
-    then what was stored before stays; or when it is another project's.
+    May run concurrently and may be killed. Raises StoreError if the database belongs to another project or cannot be
+    written; what was stored before remains.
     """
     owner.claim(engine, runs)
     done = Ingested()
@@ -97,9 +97,9 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
 
 
 def ingest_attempt(connection: Connection, attempt: AttemptDir) -> Ingested:
-    """Store what is new in one attempt, in the caller's transaction, which no other writer shares.
+    """Store the new events of one attempt in the caller's transaction, during which no other writer may write.
 
-    Raises Unreadable, also for content that no job writes and the database refuses; the caller then rolls back.
+    Raises Unreadable, also for content that the database refuses; the caller then rolls back.
     """
     try:
         return _ingest(connection, attempt)
@@ -134,7 +134,10 @@ def _ingest(connection: Connection, attempt: AttemptDir) -> Ingested:
 
 
 def newest_facts(engine: Engine, prefix: str) -> list[dict[str, Any]]:
-    """What the newest attempt at each stage whose key begins so was to run: {key, stage, cell, grid, name, axes}."""
+    """Return what the newest attempt at each stage whose key begins with `prefix` was to run.
+
+    The facts are {key, stage, cell, grid, name, axes}.
+    """
     stage, attempt = STAGE.c, ATTEMPT.c
     statement = (
         select(stage.key, stage.kind.label("stage"), stage.cell, attempt.grid, attempt.name, attempt.axes)
@@ -173,12 +176,12 @@ def _has_news(attempt: AttemptDir, known: _Known | None) -> bool:
     size, mtime = _stat(attempt)
     if size < known.offset or mtime != known.mtime:
         return True
-    # A torn last line stays behind the offset for good: it is worth one read, but no transaction.
+    # A torn last line always remains after the offset: check it with a read, without a transaction.
     return size > known.offset and _read(attempt, known.offset, limit=1)[1] > known.offset
 
 
 def _stat(attempt: AttemptDir) -> tuple[int, int]:
-    """The size of the journal in bytes and the time of its last change in nanoseconds."""
+    """Return the size of the journal in bytes and the time of its last change in nanoseconds."""
     try:
         found = attempt.journal_path.stat()
     except FileNotFoundError:
@@ -189,14 +192,14 @@ def _stat(attempt: AttemptDir) -> tuple[int, int]:
 
 
 def _still_holds(attempt: AttemptDir, row: Mapping[str, Any]) -> bool:
-    """Whether the journal still ends in what was read of it."""
+    """Return whether the journal has the same last bytes before the offset as when it was read."""
     offset, tail = row["journal_offset"], row["journal_tail"]
     return _stat(attempt)[0] >= offset and (tail is None or tail == tail_of(attempt, offset))
 
 
 def tail_of(attempt: AttemptDir, offset: int) -> int:
-    """The checksum of the last bytes of an attempt's journal before `offset`. Raises Unreadable."""
-    start = max(0, offset - TAIL)
+    """Return the checksum of the last bytes of an attempt's journal before `offset`. Raises Unreadable."""
+    start = max(0, offset - TAIL_BYTES)
     try:
         with open_regular(attempt.journal_path) as file:
             file.seek(start)
@@ -208,15 +211,15 @@ def tail_of(attempt: AttemptDir, offset: int) -> int:
 
 
 def _seal(connection: Connection, attempt: AttemptDir, row: Mapping[str, Any], mtime: int) -> None:
-    """Remember what the journal was like when it was read, and that its directory is there."""
+    """Record the state of the journal when it was read, and that its directory exists."""
     seal = {"journal_mtime": mtime, "journal_tail": tail_of(attempt, row["journal_offset"]), "gone": None}
     if any(row[name] != value for name, value in seal.items()):
         connection.execute(_UPDATE, {**seal, "attempt": row["id"]})
 
 
 def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
-    """Mark those of the attempts that were not met whose directories are certainly gone; returns how many."""
-    if not runs.is_dir():  # not mounted, say: nothing is known of any attempt
+    """Mark the attempts of `rest` whose directories are certainly gone; return how many."""
+    if not runs.is_dir():  # for example not mounted: nothing is known about any attempt
         return 0
     gone = [known.id for known in rest if known.gone is None and rundir.is_gone(runs / known.directory)]
     if gone:
@@ -252,7 +255,7 @@ def _forget(connection: Connection, attempt_id: int) -> None:
 
 def _insert_attempt(connection: Connection, attempt: AttemptDir) -> dict[str, Any]:
     asked = _asked(attempt)
-    # Attempts at one stage may come from cells that differ in what does not matter to it: the first one speaks for it.
+    # Cells that differ in settings irrelevant to the stage share it: the first attempt's cell describes it.
     first = connection.scalar(_FIRST, {"key": attempt.key})
     if first is None or attempt.number < first:
         _put_stage(connection, attempt.key, asked)
@@ -278,7 +281,7 @@ def _row_of(attempt: AttemptDir, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _put_stage(connection: Connection, key: str, asked: Mapping[str, Any]) -> None:
-    # JSON in a database has no Infinity, though Python reads it.
+    # JSON in a database has no Infinity, although Python reads it.
     facts = journal.plain({"parents": list(asked.get("parents") or []), "cell": asked["cell"]})
     stage = {"kind": string(asked["stage"]), **facts}
     if connection.execute(update(STAGE).where(STAGE.c.key == key).values(stage)).rowcount == 0:
@@ -293,9 +296,9 @@ def _asked(attempt: AttemptDir) -> dict[str, Any]:
         raise Unreadable(f"{path}: {error.strerror}") from error
     except StoreError as error:
         raise Unreadable(str(error)) from error
-    lacking = [name for name in _REQUIRED if asked.get(name) is None]
-    if lacking:
-        raise Unreadable(f"{path}: lacks {', '.join(lacking)}")
+    missing = [name for name in _REQUIRED if asked.get(name) is None]
+    if missing:
+        raise Unreadable(f"{path}: has no {', '.join(missing)}")
     if asked.get("key", attempt.key) != attempt.key or asked.get("number", attempt.number) != attempt.number:
         raise Unreadable(f"{path}: is of {asked.get('key')}/{asked.get('number')}; its directory was renamed or copied")
     if not isinstance(asked["cell"], dict) or not isinstance(asked["axes"], dict):
@@ -307,7 +310,7 @@ def _apply(
     connection: Connection, row: Mapping[str, Any], changes: Changes, offset: int, events: int, damaged: int
 ) -> dict[str, Any]:
     columns = dict(changes.columns)
-    if row["started"] is not None:  # of a job that was requeued, the first start
+    if row["started"] is not None:  # the first start of a requeued job counts
         columns.pop("started", None)
     if "last_step" in columns:
         columns["last_step"] = max(columns["last_step"], row["last_step"] or 0)

@@ -1,13 +1,12 @@
-"""The journal of one attempt: an append-only file of events, one a line, with one writer.
+"""The journal of one attempt: an append-only file of events, one per line, with one writer.
 
     8 hex digits of crc32(JSON), a space, the JSON, a newline
 
     9c1f0a3e {"n":7,"t":1760000000.0,"kind":"step","step":10,"loss":4.5}
 
-`n` counts the events of a journal from 0, so that a gap shows how many were lost; `t` is unix time. The checksum is
-what makes a line trustworthy: a torn tail, a flipped bit or a block of zeros left by a power cut costs the lines it
-touches and nothing else. JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf" (`float()`
-accepts both spellings of a number).
+`n` counts the events of a journal from 0, so that a gap shows how many were lost; `t` is unix time. The checksum limits
+damage: a torn tail, a flipped bit or a block of zeros after a power cut costs the lines that it touches and no others.
+JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf", which `float()` accepts.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from typing import Any, NoReturn
 from gpas_cli.files import open_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
-EXPENDABLE = ("step", "layers")  # what is dropped first when even that is not enough: dense and least missed
+EXPENDABLE = ("step", "layers")  # kinds that are dropped first beyond that: frequent and the least important
 RESERVED = frozenset({"n", "t"})
 STRETCH_BYTES = 4 << 20  # bytes taken into memory at a time: about 25,000 events
-NEAR = 80  # bytes of a line that hold its checksum, number, time and kind
+HEAD_BYTES = 80  # bytes of a line that hold its checksum, number, time and kind
 SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; a network file system shows them at once
 
 
 class Journal:
-    """The one writer of a journal; call it with an event.
+    """The writer of a journal; call it with an event.
 
-    Raises OSError when the file cannot be opened: at that moment no training has been done. After that no call raises
-    OSError: what the disk refuses is kept (`pending`, at most PENDING_LIMIT events), tried again at every call, and
-    its loss, if it comes to that, is counted in `dropped` and journalled as a warning once the disk takes events again.
+    Raises OSError when the file cannot be opened, before any training is done. Later calls do not raise OSError: events
+    that the disk refuses are kept (`pending`, at most PENDING_LIMIT) and retried at every call. Dropped events are
+    counted in `dropped` and journalled as a warning once the disk accepts events again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,11 +51,11 @@ class Journal:
 
     @property
     def pending(self) -> int:
-        """How many events wait in memory for the disk."""
+        """The number of events in memory that are not yet on disk."""
         return len(self._pending)
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Append one event. Raises TypeError for what JSON cannot hold, ValueError after `close`."""
+        """Append one event. Raises TypeError for values that JSON cannot hold, ValueError after `close`."""
         if self._fd < 0:
             raise ValueError(f"{self.path}: the journal is closed")
         self._append(kind, fields)
@@ -68,7 +67,7 @@ class Journal:
             self._sync()
 
     def close(self) -> None:
-        """Write what is pending and fsync. Raises OSError if events did not reach the disk. Again: nothing happens."""
+        """Write pending events and fsync. Raises OSError if events did not reach the disk. May be called again."""
         if self._fd < 0:
             return
         try:
@@ -96,16 +95,18 @@ class Journal:
             self._write(self._pending[0][1])
             del self._pending[0]
         if self.dropped > self._reported:
-            self._reported, lost = self.dropped, self.dropped - self._reported
-            self._append("warning", {"message": f"{lost} events were lost while the disk took none", "dropped": lost})
+            lost = self.dropped - self._reported
+            self._reported = self.dropped
+            message = f"{lost} events were lost while the disk refused writes"
+            self._append("warning", {"message": message, "dropped": lost})
             self._flush()
 
     def _write(self, line: bytes) -> None:
-        # A newline first ends what an interrupted write left behind, so that only that line is skipped on reading.
+        # A newline ends the line that an interrupted write left behind, so that readers skip only that line.
         data = b"\n" + line if self._torn else line
         written = os.write(self._fd, data)
         self._torn = data[:written][-1:] != b"\n" if written else self._torn
-        # Only the newline is missing: the event itself is there, and writing it again would tell it twice.
+        # If only the newline is missing, the event is complete and must not be written again.
         if written < len(data) - 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
@@ -118,16 +119,16 @@ class Journal:
     def _sync(self) -> None:
         try:
             os.fsync(self._fd)
-        except OSError as error:  # told by `close`: the kernel reports a failed write-back once, and to this call
+        except OSError as error:  # raised by `close`: the kernel reports a failed write-back only once, to this call
             self._lost = self._lost or error
 
 
 def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int, int]:
-    """The events from byte `offset` on: (events, offset to go on from, number of damaged lines).
+    """Return the events from byte `offset` on: (events, offset of the next call, number of damaged lines).
 
-    An unfinished last line is left for the next call and not counted: its writer may be alive. `limit` bounds the bytes
-    taken (to the end of the line it falls in); a caller goes on until the offset stands still. No file, no events.
-    Raises OSError when the file is there and cannot be read, never for what is in it.
+    An unfinished last line is left for the next call and not counted, because its writer may be alive. `limit` bounds
+    the bytes read (up to the end of a line); a caller repeats the call until the offset does not change. A missing file
+    has no events. Raises OSError when the file exists and cannot be read, never for its content.
     """
     try:
         with open_regular(path) as file:
@@ -143,7 +144,7 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
 
 
 def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int, int]]:
-    """`read` again and again until nothing is left, STRETCH_BYTES bytes at a time. Raises OSError like `read`."""
+    """Yield the results of `read`, STRETCH_BYTES bytes at a time, to the end. Raises OSError like `read`."""
     while True:
         events, end, damaged = read(path, offset, STRETCH_BYTES)
         if end == offset:
@@ -153,9 +154,9 @@ def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[dict[str, Any]
 
 
 def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
-    """The events in the last `size` bytes; damaged ones and the cut first one are left out. No file, no events.
+    """Return the events in the last `size` bytes, without damaged lines. A missing file has no events.
 
-    Of the kinds in `newest`, only the first of all and that many of the last are decoded: most lines are of one kind.
+    Of the kinds in `newest`, which most lines have, only the first event and that many of the last are decoded.
     """
     try:
         with open_regular(path) as file:
@@ -170,13 +171,13 @@ def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = No
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """One line of a journal, newline included."""
+    """Return an event as a line of a journal, with its newline."""
     body = json.dumps(event, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The event of a line without its newline, or None when the line is not exactly what was written."""
+    """Return the event of a line without its newline, or None if the line is damaged."""
     head, body = line[:9], line[9:]
     if head != b"%08x " % zlib.crc32(body):
         return None
@@ -196,7 +197,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON holds it: non-finite floats and paths as strings, tuples as lists, array scalars as numbers."""
+    """Return `value` for JSON: non-finite floats and paths as strings, tuples as lists, array scalars as numbers."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if value is None or isinstance(value, bool | int | str):
@@ -213,7 +214,7 @@ def plain(value: Any) -> Any:
 
 
 def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[dict[str, Any]], int]:
-    # An empty line is what is left between a whole event that lacked its newline and the one its writer put next.
+    # A line is empty between an event written without its newline and the next event, which starts with one.
     lines = [line for line in data.split(b"\n") if line]
     for kind, count in (newest or {}).items():
         lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
@@ -223,8 +224,8 @@ def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple
 
 
 def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
-    """`lines` without those that have `mark` near their start, the first and the last `count` of them excepted."""
-    marked = [i for i, line in enumerate(lines) if line.find(mark, 0, NEAR) >= 0]
+    """Return `lines` without those with `mark` near their start, except the first and the last `count` of these."""
+    marked = [i for i, line in enumerate(lines) if line.find(mark, 0, HEAD_BYTES) >= 0]
     dropped = set(marked[1:-count])
     return [line for i, line in enumerate(lines) if i not in dropped] if dropped else lines
 

@@ -1,4 +1,4 @@
-"""Looking after the database: upgrade, check, rebuild, backup. The run directories are the truth it is held against."""
+"""Maintenance of the database: upgrade, check, rebuild, backup. The run directories are the source of truth."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpas_cli.store.ingest import ATTEMPT, STAGE, Ingested, Unreadable, ingest_a
 from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC
 from gpas_cli.store.schema import HEAD, Base
 
-LEFT_SECONDS = 600.0  # since a rebuild that still lives has last written its file
+STALE_SECONDS = 600.0  # a running rebuild writes its file more often than this
 
 
 def upgrade(url: str) -> Path | None:
-    """Bring the schema to this version's. Returns the backup made before, None when none was needed.
+    """Upgrade the schema to this version. Returns the backup, None if none was needed.
 
-    An SQLite database is copied first. On a server none is made (`gpas` cannot), but there the migration is one
-    transaction: it happens whole or not at all. Raises StoreError for a newer schema and whatever `connect` refuses.
+    An SQLite database is copied first. On a server, no backup is made, but the migration is one transaction. Raises
+    StoreError for a newer schema and for whatever `connect` refuses.
     """
     engine = session.open_engine(url)
     try:
@@ -50,12 +50,12 @@ def upgrade(url: str) -> Path | None:
 
 
 def backup(url: str) -> Path:
-    """Copy the database, also while it is in use, to a file beside it. Raises StoreError; a server has its own tool."""
+    """Copy the database to a file beside it, even while it is in use. Raises StoreError, also for one on a server."""
     path = session.file_of(session.parse(url))
     if path is None:
         where = driver_errors.name_of(session.parse(url))
         raise StoreError(
-            f"{where}: is not a file that gpas can copy; back it up with pg_dump (pg_restore reads it back)"
+            f"{where}: gpas can only copy SQLite files; back this database up with pg_dump and restore with pg_restore"
         )
     if not path.exists():
         raise StoreError(f"{path}: there is no database to back up")
@@ -73,11 +73,11 @@ def backup(url: str) -> Path:
 
 
 def rebuild(url: str, runs: Path) -> Ingested:
-    """Make the database anew from the run directories alone; the old one is in place until the new one is whole.
+    """Rebuild the database from the run directories. The old database is replaced once the new one is complete.
 
-    What an SQLite file held is kept beside it, since it may know attempts whose directories are gone. On a server
-    everything happens in one transaction. Raises StoreError, and then nothing has changed: also when the database is
-    another project's.
+    The content of an SQLite file is kept beside it, because it may have attempts whose directories are gone. On a
+    server, the rebuild is one transaction. Raises StoreError, also if the database belongs to another project; then
+    nothing has changed.
     """
     path = session.file_of(session.parse(url))
     if path is None:
@@ -100,25 +100,25 @@ def rebuild(url: str, runs: Path) -> Ingested:
 
 
 def check(url: str, runs: Path) -> list[Defect]:
-    """What is wrong with the database: its version, its integrity, and whether its rows agree with `runs`.
+    """Return the defects of the database: its version, its integrity, and whether its rows agree with `runs`.
 
-    Reads all journals. An empty list means that all is well. Raises StoreError only for a URL that cannot be used.
+    Reads all journals. Raises StoreError only for an invalid URL.
     """
     session.parse(url)
     try:
         engine = session.connect(url, create=False)
     except StoreError as error:
-        return [Defect(str(error), "until then nothing else can be checked")]
+        return [Defect(str(error), "nothing else can be checked until this is fixed")]
     try:
         missing = sorted(Base.metadata.tables.keys() - set(inspect(engine).get_table_names()))
         if missing:
             return [
-                Defect(f"the database lacks the table {name}", "`gpas db rebuild` makes it anew") for name in missing
+                Defect(f"the table {name} is missing", "`gpas db rebuild` rebuilds the database") for name in missing
             ]
         owner.refuse_other(engine, runs)
         return [*_integrity(engine), *inconsistencies(engine, runs)]
     except StoreError as error:
-        return [Defect(str(error), "the check ended there")]
+        return [Defect(str(error), "the check stopped here")]
     finally:
         engine.dispose()
 
@@ -145,7 +145,7 @@ def dump(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:
 def _integrity(engine: Engine) -> Iterator[Defect]:
     if engine.dialect.name != "sqlite":
         return
-    remedy = "`gpas db rebuild` makes it anew"
+    remedy = "`gpas db rebuild` rebuilds it"
     with engine.connect() as connection:
         for (message,) in connection.execute(text("PRAGMA integrity_check")):
             if message != "ok":
@@ -177,10 +177,10 @@ def _rebuild_in_place(url: str, runs: Path) -> Ingested:
 
 
 def _put_in_place(new: Path, path: Path) -> Path | None:
-    """Replace the content of the database `path` by that of `new`; returns where the old one is kept, if there was one.
+    """Replace the content of the database `path` by that of `new`; return where the old one is kept, if there was one.
 
-    The content is copied in one transaction, so that readers keep the old one until it is there, and open connections
-    stay good. Only what is no database is replaced as a file.
+    The content is copied in one transaction, so that readers see the old content until then and open connections remain
+    usable. Only a file that is not a database is replaced as a file.
     """
     if not path.exists():
         new.replace(path)
@@ -192,7 +192,7 @@ def _put_in_place(new: Path, path: Path) -> Path | None:
     except sqlite3.DatabaseError as error:
         _remove(kept)
         if isinstance(error, sqlite3.OperationalError):
-            raise  # locked, read-only or a full disk: the old one is as it was
+            raise  # locked, read-only or a full disk: the old one is unchanged
         _move_log(path, kept)
         _link_or_copy(path, kept)
         new.chmod(stat.S_IMODE(path.stat().st_mode))
@@ -201,7 +201,7 @@ def _put_in_place(new: Path, path: Path) -> Path | None:
 
 
 def _copy(path: Path, target: Path) -> None:
-    """Copy a database, also while it is in use, into one file with its permissions, whatever kind of log it has."""
+    """Copy a database into one file with its permissions, even while it is in use and whatever its journal mode."""
     mode = stat.S_IMODE(path.stat().st_mode)
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
     with closing(_raw(path)) as source, closing(sqlite3.connect(target)) as copy:
@@ -216,13 +216,13 @@ def _overwrite(path: Path, new: Path) -> None:
         if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
             raise sqlite3.OperationalError("database is locked")
 
-    # `backup` itself tries again for ever; the connection's own patience would add to ours.
+    # `backup` itself retries for ever, and a timeout of the connection would be added to ours.
     with closing(_raw(new)) as source, closing(_raw(path, patience=0.0)) as target:
         source.backup(target, progress=give_up, sleep=0.05)
 
 
 def _move_log(path: Path, kept: Path) -> None:
-    # What is damaged beyond opening has a log that only its own file could use.
+    # The log of a file that is too damaged to open is of use to that file only.
     for suffix in ("-wal", "-shm"):
         log = path.with_name(path.name + suffix)
         if log.exists():
@@ -258,11 +258,11 @@ def _aside_prefix(path: Path) -> str:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what rebuilds left behind that were killed. One on another host may live: its file is written often."""
+    """Remove the files of rebuilds that were killed. A rebuild running on another host writes its file often."""
     for left in path.parent.glob(f"{glob.escape(_aside_prefix(path))}*"):
         pid = left.name.removeprefix(_aside_prefix(path)).partition("-")[0]
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > LEFT_SECONDS and not (pid.isdigit() and _lives(int(pid))):
+            if time.time() - left.stat().st_mtime > STALE_SECONDS and not (pid.isdigit() and _lives(int(pid))):
                 left.unlink()
 
 
@@ -282,7 +282,7 @@ def _remove(path: Path) -> None:
 
 
 def _beside(path: Path, why: str) -> Path:
-    """A name beside `path` that says what the copy is and when it was made, and that is not taken."""
+    """Return an unused path beside `path` that contains the reason for the copy and the time."""
     stamp = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (f"{stamp}-{n}" if n else stamp for n in itertools.count())
     return next(candidate for name in names if not (candidate := path.with_name(name)).exists())

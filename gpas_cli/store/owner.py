@@ -1,11 +1,11 @@
-"""Which project a database belongs to.
+"""The project that a database belongs to.
 
-runs/.project.json   {id, created}: made when a database first reads these run directories; it moves and is copied with
-                     them, so that `gpas db rebuild` gives the new database the same id
+runs/.project.json   {id, created}: made when a database first ingests these run directories; it is moved and copied
+                     with them, so that `gpas db rebuild` gives the new database the same id
 
-The keys of stages are the same in every project. Two projects in one database would overwrite each other's attempts and
-show each other's results, so a database holds one project, and another one is refused. On a server each project needs a
-database (or a schema) of its own.
+Stage keys are the same in every project. Two projects in one database would overwrite each other's attempts and show
+each other's results, so a database holds one project and refuses others. On a server, each project needs its own
+database or schema.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ NAME = ".project.json"
 
 @dataclass(frozen=True)
 class Owner:
-    """A project's run directories: their id ("" where they have none), and the host and folder they are in."""
+    """A project's run directories: their id ("" if they have none), and the host and folder that they are in."""
 
     id: str
     host: str
     runs: str
 
     def is_same(self, other: Owner, *, across_hosts: bool) -> bool:
-        """Whether both are one project: by their ids, or by their place where one of the two has no id."""
+        """Return whether both are the same project: by id, or by folder if one of them has no id."""
         if self.id and other.id:
             return self.id == other.id
         return self.runs == other.runs and (self.host == other.host or not across_hosts)
 
 
 def claim(engine: Engine, runs: Path) -> None:
-    """Make the database that of the project whose run directories are in `runs`, unless it is already.
+    """Record the project in `runs` as the owner of the database.
 
-    Run directories without an id get the database's where they are in the place it remembers, else a new one. Raises
-    StoreError when the database is another project's. Nothing happens where there are no run directories.
+    Run directories without an id get the database's id if they are in the folder that it has recorded, else a new one.
+    Does nothing if there are no run directories. Raises StoreError if the database belongs to another project.
     """
     if not runs.is_dir():
         return
-    own, before = of(runs), recorded(engine)
+    own = of(runs)
+    before = recorded(engine)
     if before is not None and own.id and (own.id, own.runs) == (before.id, before.runs):
         return
     with session.for_writing(engine).begin() as connection:
@@ -61,8 +62,9 @@ def claim(engine: Engine, runs: Path) -> None:
 
 
 def claim_in(connection: Connection, runs: Path) -> None:
-    """`claim` in the caller's transaction, which no other writer shares."""
-    own, before = of(runs), _recorded(connection)
+    """Do the work of `claim` in the caller's transaction, during which no other writer may write."""
+    own = of(runs)
+    before = _recorded(connection)
     _refuse(connection.engine, before, own)
     if not own.id:
         own = replace(own, id=_write_id(runs, before.id if before else ""))
@@ -71,12 +73,12 @@ def claim_in(connection: Connection, runs: Path) -> None:
 
 
 def refuse_other(engine: Engine, runs: Path) -> None:
-    """Raise StoreError when the database is another project's than the one whose run directories are in `runs`."""
+    """Raise StoreError if the database belongs to another project than the one in `runs`."""
     _refuse(engine, recorded(engine), of(runs))
 
 
 def of(runs: Path) -> Owner:
-    """The project in `runs`. Raises StoreError when its id cannot be read."""
+    """Return the project in `runs`. Raises StoreError when its id cannot be read."""
     path = runs / NAME
     try:
         found = str(read_json(path)["id"])
@@ -88,7 +90,7 @@ def of(runs: Path) -> Owner:
 
 
 def recorded(engine: Engine) -> Owner | None:
-    """The project of the database, None for one that nothing was read into yet."""
+    """Return the project of the database, None if nothing has been ingested yet."""
     with engine.connect() as connection:
         return _recorded(connection)
 
@@ -103,19 +105,19 @@ def _refuse(engine: Engine, before: Owner | None, own: Owner) -> None:
     if before is None or before.is_same(own, across_hosts=on_server):
         return
     remedy = (
-        "name another with GPAS_DB: each project needs a database of its own"
+        "name another database with GPAS_DB: each project needs its own"
         if on_server
-        else "name another with GPAS_DB, or, if that project is gone for good, move the file away: "
+        else "name another database with GPAS_DB or, if that project no longer exists, move the file away: "
         "`gpas sync` makes a new one"
     )
     raise StoreError(
         f"{driver_errors.name_of(engine.url)}: this database holds the results of another project, {before.host}:"
-        f"{before.runs}, and not those of {own.runs}; {remedy}"
+        f"{before.runs}, not those of {own.runs}; {remedy}"
     )
 
 
 def _write_id(runs: Path, known: str) -> str:
-    """Give the run directories an id, and return it: of rivals the first one's. "" where they cannot be written."""
+    """Give the run directories an id and return it; of concurrent callers the first wins. "" if they are read-only."""
     path = runs / NAME
     aside = runs / f".{NAME}.{os.urandom(8).hex()}"
     try:

@@ -1,6 +1,6 @@
-"""A stretch of a journal -> what it changes in the database. Pure: no database and no file is touched.
+"""Convert journal events into changes of the database. Pure functions: no database and no file is touched.
 
-Stretches of one journal folded and applied one after the other give what the whole of it gives in one go.
+Applying the changes of consecutive stretches of a journal gives the same rows as applying those of the whole journal.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ STEP_CURVES = (
     *("loss", "lr", "grad_norm", "tokens_per_second"),
     *("seconds_per_step", "flops_per_second", "mfu", "memory"),
 )
-SPIKE_CURVES = {"loss": "spike_loss", "grad_norm": "spike_grad_norm"}  # a point for each spike: the value it had
+SPIKE_CURVES = {"loss": "spike_loss", "grad_norm": "spike_grad_norm"}  # a point for each spike, with its value
 EVALUATION_CURVES = {"loss": "eval_loss", "perplexity": "eval_perplexity", "bits_per_byte": "eval_bits_per_byte"}
 
 
 @dataclass
 class Changes:
-    """Columns of the attempt, and points to put in place of those with the same name and step."""
+    """Columns of the attempt to set, and points that replace those with the same name and step."""
 
     columns: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, float] | None = None  # all there are from now on; None: as they were
+    metrics: dict[str, float] | None = None  # all metrics of the attempt; None leaves them unchanged
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
     layers: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
-    malformed: int = 0  # events whose checksum is right and whose content is not
+    malformed: int = 0  # events with a right checksum and invalid content
 
     def reach(self, step: int) -> None:
         self.columns["last_step"] = max(step, self.columns.get("last_step", 0))
 
 
 def project_events(events: Iterable[Event]) -> Changes:
-    """What `events` say, the last word counting. Unknown kinds say nothing; malformed events are counted."""
+    """Return the changes that `events` make; later events win. Unknown kinds are ignored, malformed events counted."""
     changes = Changes()
     for event in events:
         handler = _HANDLERS.get(event["kind"])
@@ -48,7 +48,7 @@ def project_events(events: Iterable[Event]) -> Changes:
 
 
 def number(value: Any) -> float:
-    """A float from a journal, where "nan", "inf" and "-inf" are words. Raises ValueError for anything else."""
+    """Return a journalled number, which may be the string "nan", "inf" or "-inf". Raises ValueError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"not a number: {value!r}")
     try:
@@ -58,19 +58,19 @@ def number(value: Any) -> float:
 
 
 def integer(value: Any, bits: int = 32) -> int:
-    """A count that fits the database's signed integers of that many bits. Raises ValueError for anything else."""
+    """Return a count that fits a signed integer of `bits` bits. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2 ** (bits - 1):
         raise ValueError(f"not a count of {bits} bits: {value!r}")
     return value
 
 
 def string(value: Any) -> str:
-    """Text that every database can hold: NUL, which Postgres cannot, and lone surrogates are spelled out."""
+    """Return text that every database can hold: NUL, which Postgres cannot, and lone surrogates are escaped."""
     return str(value).replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def optional(convert: Callable[[Any], Any], value: Any) -> Any:
-    """`convert(value)`, and None for None."""
+    """Return `convert(value)`, or None for None."""
     return None if value is None else convert(value)
 
 
@@ -90,7 +90,7 @@ def _start(event: Event, changes: Changes) -> None:
         "code": optional(string, event.get("code")),
         "resumed_from": optional(integer, event.get("resumed_from")),
     }
-    # A requeued job goes on in the same directory: it started when it first did, and its end before was not its end.
+    # A requeued job continues in the same directory: its first start counts, and its earlier outcome does not.
     first = changes.columns.get("started", started["started"])
     changes.columns |= {**started, "started": first, "outcome": None, "cause": None, "ended": None}
     changes.metrics = {}

@@ -1,10 +1,10 @@
 """Run directories: `runs/<key[:2]>/<key>/<NNN>/` holds the files of attempt NNN at the stage with content key `key`.
 
-attempt.json   what was asked for; written before the directory can be seen, then never again
+attempt.json   what the attempt is to run; written before the directory appears, then never changed
 journal.jsonl  what happened (`store.journal`)
 log.txt        what the job printed
-exit.json      how the process ended, if anyone saw it end
-checkpoints/   one folder each (`gpas_cli.checkpoints`)
+exit.json      how the process ended, if this was observed
+checkpoints/   one folder per checkpoint (`gpas_cli.checkpoints`)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{3,9}")  # of 32 bits, as the database has it
 
 @dataclass(frozen=True)
 class AttemptDir:
-    """One attempt's directory; the files named here may not exist yet, except attempt.json."""
+    """The directory of an attempt. Of the files named here, only attempt.json always exists."""
 
     path: Path
 
@@ -44,7 +44,7 @@ class AttemptDir:
 
     @property
     def relative(self) -> str:
-        """The path below `runs`, with slashes: what the database calls the attempt's directory."""
+        """The path relative to `runs`, with slashes, as in the database."""
         return "/".join(self.path.parts[-3:])
 
     @property
@@ -68,24 +68,24 @@ class AttemptDir:
         return self.path / "checkpoints"
 
     def read_attempt(self) -> dict[str, Any]:
-        """The content of attempt.json. Raises OSError when it cannot be read, StoreError when it is not an object."""
+        """Return the content of attempt.json. Raises OSError if it is unreadable, StoreError if it is not an object."""
         return read_json(self.attempt_path)
 
 
 def stage_dir(runs: Path, key: str) -> Path:
-    """Where the attempts at the stage `key` (16 hex digits) are, whether or not there are any."""
+    """Return the folder of the attempts at the stage `key` (16 hex digits); it may not exist."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"not a content key: {key!r}")
     return runs.joinpath(key[:2], key)
 
 
 def attempts(runs: Path, key: str) -> list[AttemptDir]:
-    """The attempts at a stage, in the order they were made."""
+    """Return the attempts at a stage, oldest first."""
     return look_in(runs, key)[0]
 
 
 def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
-    """The attempts at a stage, and the names of the files beside them: a single look at its folder."""
+    """Return the attempts at a stage and the names of the files beside them, from one listing of its folder."""
     stage = stage_dir(runs, key)
     try:
         with os.scandir(stage) as entries:
@@ -97,14 +97,14 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
 
 
 def checkpoints_of(runs: Path, key: str) -> list[Path]:
-    """The checkpoints of a stage over all attempts, the one with the most updates first, of equals the newest."""
+    """Return the checkpoints of all attempts at a stage, the one with the most updates first, of equals the newest."""
     return newest_first(attempt.checkpoints for attempt in reversed(attempts(runs, key)))
 
 
 def all_attempts(runs: Path, skipped: list[str] | None = None) -> Iterator[AttemptDir]:
-    """Every attempt under `runs`, by key and number; what is not named like one is passed over.
+    """Yield every attempt under `runs`, by key and number; folders with other names are ignored.
 
-    What is named like one and cannot be looked into is passed over too; `skipped` gets its path with the reason.
+    A folder that cannot be read is skipped, and its path is added to `skipped` with the reason.
     """
     skipped = [] if skipped is None else skipped
     for stage in all_stages(runs, skipped):
@@ -113,14 +113,14 @@ def all_attempts(runs: Path, skipped: list[str] | None = None) -> Iterator[Attem
 
 
 def all_stages(runs: Path, skipped: list[str] | None = None) -> Iterator[Path]:
-    """The folder of every stage under `runs`, by key; `skipped` as for `all_attempts`."""
+    """Yield the folder of every stage under `runs`, by key; `skipped` as for `all_attempts`."""
     skipped = [] if skipped is None else skipped
     for prefix in _folders(runs, _PREFIX, skipped):
         yield from (path for path in _folders(prefix, _KEY, skipped) if path.name.startswith(prefix.name))
 
 
 def is_gone(path: Path) -> bool:
-    """Whether nothing of that name exists. What cannot be looked at (permissions, a broken disk) is not gone."""
+    """Return whether `path` does not exist. A path that cannot be examined (permissions, a broken disk) is not gone."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -131,10 +131,10 @@ def is_gone(path: Path) -> bool:
 
 
 def create_attempt(runs: Path, key: str, attempt: Mapping[str, Any]) -> AttemptDir:
-    """Make the next attempt at a stage; its number is filled into `attempt.json`.
+    """Create the next attempt at a stage and write `attempt.json` with its number.
 
-    The directory appears under its number complete, in one rename, which fails where a rival's attempt already is;
-    so racing callers get different numbers and no one sees an attempt without its attempt.json. Raises OSError.
+    The complete directory is renamed to its number, which fails if that attempt exists: concurrent callers get
+    different numbers, and no attempt is visible without its attempt.json. Raises OSError.
     """
     stage = stage_dir(runs, key)
     stage.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises OSError when it cannot be read, StoreError when it is not a JSON object."""
+    """Return the JSON object in `path`. Raises OSError if it cannot be read, StoreError if it is not a JSON object."""
     with open_regular(path) as file:
         content = file.read()
     try:
@@ -178,7 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _folders(path: Path, name: re.Pattern[str], skipped: list[str]) -> list[Path]:
-    """The folders in `path` that are named so, sorted."""
+    """Return the folders in `path` whose names match, sorted."""
     try:
         with os.scandir(path) as entries:
             return sorted(path / e.name for e in entries if name.fullmatch(e.name) and _is_folder(e, skipped))
@@ -190,7 +190,7 @@ def _folders(path: Path, name: re.Pattern[str], skipped: list[str]) -> list[Path
 
 
 def _is_folder(entry: os.DirEntry[str], skipped: list[str] | None = None) -> bool:
-    """Whether a folder, or a link to one, has that name; a link that leads nowhere or in a circle is none."""
+    """Return whether the entry is a folder or a link to one; a broken or circular link is not."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -200,7 +200,7 @@ def _is_folder(entry: os.DirEntry[str], skipped: list[str] | None = None) -> boo
 
 
 def _rename(source: Path, target: Path) -> bool:
-    """Move `source` to `target`; False when a non-empty directory is there already."""
+    """Rename `source` to `target`; return False if a non-empty directory exists there."""
     try:
         source.rename(target)
     except OSError as error:

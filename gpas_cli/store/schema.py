@@ -1,15 +1,15 @@
-"""The tables. Everything in them comes from run directories and can be made again from them.
+"""The tables. Their content comes from run directories and can be rebuilt from them.
 
-    gpas_project   the one project whose results these are (`store.owner`)
+    gpas_project   the project whose results the database holds (`store.owner`)
     stage          what is computed: a content key and the cell it stands for
-    attempt        one try at a stage, with where and with what it ran, how it ended, how far its journal was read
+    attempt        one attempt at a stage: where and with what it ran, how it ended, how far its journal was read
     metric         the final numbers of an attempt's outcome
     curve          numbers by step: the training loss, the evaluations
     layer_curve    numbers by step and layer
 
-Numbers that are not finite: an infinity is stored as itself by SQLite and Postgres alike. NaN is stored as NULL, in
-both (SQLite cannot hold it, and Postgres sorts it above every number), and `Real` turns it back: in the columns called
-`value`, which have a row only where a number was reported, NULL means NaN and nothing else.
+SQLite and Postgres both store infinities. NaN is stored as NULL in both (SQLite cannot hold it, and Postgres sorts it
+above every number), and `Real` converts it back: in the columns called `value`, which have a row only where a number
+was reported, NULL always means NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sqlalchemy import JSON, BigInteger, Dialect, Double, ForeignKey, Integer, M
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-HEAD = "0002"  # the last script in migrations/versions, whose names sort by age; a test compares
+HEAD = "0002"  # the last script in migrations/versions, whose names sort by age; checked by a test
 VERSION_TABLE = "gpas_alembic_version"  # our own, so that a Postgres database can be shared with other tools
 
 
 class Real(TypeDecorator[float]):
-    """A float of 64 bits that may be NaN, which is NULL in the database."""
+    """A 64-bit float that may be NaN, which is stored as NULL."""
 
     impl = Double
     cache_ok = True
@@ -39,7 +39,7 @@ class Real(TypeDecorator[float]):
 
 
 class Base(DeclarativeBase):
-    """All constraints are named, because Alembic can only change what has a name."""
+    """The base of all tables. Constraints are named, because Alembic can only change named ones."""
 
     metadata = MetaData(
         naming_convention={
@@ -52,9 +52,9 @@ class Base(DeclarativeBase):
 
 
 class ProjectRow(Base):
-    """One row: the id of the run directories, and where they were when they were last read in."""
+    """One row: the id of the run directories, and where they were when they were last ingested."""
 
-    __tablename__ = "gpas_project"  # a shared server may have a table "project" of somebody else's
+    __tablename__ = "gpas_project"  # a shared server may have another program's table "project"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str]
@@ -73,7 +73,7 @@ class StageRow(Base):
 
 
 class AttemptRow(Base):
-    """One try at a stage: where and with what it ran, how it ended, and how much of its journal has been read.
+    """An attempt at a stage: where and with what it ran, how it ended, and how much of its journal has been read.
 
     `created`, `started` and `ended` are unix times. NULL in a column means that no event has reported it yet.
 

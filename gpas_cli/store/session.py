@@ -1,12 +1,11 @@
-"""Opening the database, and refusing one that is not ours or not of this version.
+"""Open the database; refuse one that gpas did not make or that has another version.
 
-SQLite is opened with a write-ahead log, so that readers and the one writer do not wait for each other, except on a
-network file system, where such a log needs shared memory that hosts do not share. Transactions are begun explicitly:
-`BEGIN` for readers, `BEGIN IMMEDIATE` on an engine made with `for_writing`, so that a writer waits for its turn at the
-start and not in the middle.
+SQLite uses a write-ahead log, so that readers and the writer do not wait for each other, except on a network file
+system, where hosts do not share the memory that the log needs. Transactions begin explicitly: with `BEGIN` for readers
+and `BEGIN IMMEDIATE` on an engine from `for_writing`, so that a writer waits at the start and not in the middle.
 
-Several users may share a file. It is made with the permissions that the umask leaves, and its log files get its mode
-and its group. Whoever may not write it, or not its folder, reads it without making any file beside it.
+Several users may share a file. It is created with the permissions that the umask allows, and its log files get its mode
+and group. A user without write permission for the file or its folder reads it without creating files beside it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 if TYPE_CHECKING:
     from alembic.config import Config
 
-BUSY_SECONDS = 30.0  # how long a statement waits for another process's lock
-LOGS = ("-wal", "-shm")  # what SQLite keeps beside a file, and how it calls them
+BUSY_SECONDS = 30.0  # a statement waits this long for another process's lock
+LOGS = ("-wal", "-shm")  # suffixes of the files that SQLite keeps beside a database
 DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
 _ENCODE = "(in a password write @ as %40, / as %2F, : as %3A, # as %23, % as %25)"
@@ -40,18 +39,18 @@ _LOCK = 0x67706173  # "gpas": the key of our advisory lock in Postgres
 
 
 def connect(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Engine:
-    """An engine on a database of exactly this version's schema.
+    """Return an engine for a database with exactly this version's schema.
 
-    A database without our tables gets them when `create`. Raises StoreError with what to do when the URL or its driver
-    is unusable, the database is absent (`create=False`), locked for `busy_seconds`, unreadable, not a database, not
-    ours, or of an older or newer schema. Later errors of that kind come out of the engine as StoreError too.
+    With `create`, a database without tables of gpas gets them. Raises StoreError with a remedy if the URL or its driver
+    is unusable, or the database is missing (`create=False`), locked for `busy_seconds`, unreadable, not a database, not
+    made by gpas, or of another version. The engine raises StoreError for such errors later, too.
     """
     engine = open_engine(url, create=create, busy_seconds=busy_seconds)
     try:
         with engine.connect() as connection:
             version = version_of(connection)
         if version is None and not create:
-            raise StoreError(f"{driver_errors.name_of(engine.url)}: there are no results yet; `gpas run` makes them")
+            raise StoreError(f"{driver_errors.name_of(engine.url)}: there are no results yet; `gpas run` produces them")
         if version is None:
             migrate(engine)
         else:
@@ -64,11 +63,11 @@ def connect(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS
 
 
 def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Engine:
-    """An engine whatever the version of the schema. Raises StoreError when there is nothing to open."""
+    """Return an engine for a database of any version. Raises StoreError if there is nothing to open."""
     parsed = parse(url)
     path = file_of(parsed)
     if path is not None and not create and not path.exists():
-        raise StoreError(f"{path}: there is no database yet; `gpas run` makes it, `gpas db rebuild` remakes it")
+        raise StoreError(f"{path}: there is no database yet; `gpas run` creates it, `gpas db rebuild` restores it")
     if path is not None and not path.parent.is_dir():
         raise StoreError(f"{path}: the folder {path.parent} does not exist; create it, or name another with GPAS_DB")
     if path is not None and may_write(path):
@@ -81,10 +80,10 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
 
 
 def parse(url: str) -> URL:
-    """The URL with its driver named; an absolute path is an SQLite file.
+    """Return the URL with its driver; an absolute path is an SQLite file.
 
-    Raises StoreError for what is neither SQLite nor Postgres. No message repeats the text, which may hold a password
-    where it cannot be told apart from the rest.
+    Raises StoreError if it is neither SQLite nor Postgres. No message repeats the text, because it may hold a password
+    that cannot be distinguished from the rest.
     """
     if url.startswith("/"):
         return URL.create("sqlite", database=url)
@@ -92,7 +91,7 @@ def parse(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError as error:
         raise StoreError(f"not a database URL; {_FORMS}") from error
-    except ValueError as error:  # SQLAlchemy passes on what int() says of the port
+    except ValueError as error:  # from int() on the port
         raise StoreError(f"not a database URL: its port is not a number; {_FORMS} {_ENCODE}") from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -104,19 +103,19 @@ def parse(url: str) -> URL:
 
 
 def name_of(url: str) -> str:
-    """The database as messages call it, without a password. Raises StoreError like `parse`."""
+    """Return the name of the database in messages, without a password. Raises StoreError like `parse`."""
     return driver_errors.name_of(parse(url))
 
 
 def file_of(url: URL) -> Path | None:
-    """The file of an SQLite database; None for one in memory or on a server."""
+    """Return the file of an SQLite database; None for one in memory or on a server."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database).removeprefix("file:"))
 
 
 def version_of(connection: Connection) -> str | None:
-    """The schema's version, None when none of our tables are there. Raises StoreError for tables that are not ours."""
+    """Return the schema's version, None if no table of gpas exists. Raises StoreError for tables of other programs."""
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
         rows = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
@@ -132,7 +131,7 @@ def version_of(connection: Connection) -> str | None:
 
 
 def refuse_other_version(engine: Engine, version: str) -> None:
-    """Raises StoreError unless `version` is this program's."""
+    """Raise StoreError unless `version` is this program's."""
     where = driver_errors.name_of(engine.url)
     if version > HEAD:
         raise StoreError(
@@ -147,7 +146,7 @@ def refuse_other_version(engine: Engine, version: str) -> None:
 
 
 def migrate(engine: Engine) -> None:
-    """Bring the schema to HEAD in one transaction, all or nothing; of rivals who try, the first does it."""
+    """Upgrade the schema to HEAD in one transaction. Of concurrent callers, the first does it."""
     with for_writing(engine).begin() as connection:
         lock(connection)
         if version_of(connection) != HEAD:
@@ -157,7 +156,7 @@ def migrate(engine: Engine) -> None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Alembic's configuration for our scripts on an open connection."""
+    """Return Alembic's configuration for our scripts on an open connection."""
     from alembic.config import Config
 
     config = Config(attributes={"connection": connection})
@@ -167,12 +166,12 @@ def alembic_config(connection: Connection) -> Config:
 
 
 def for_writing(engine: Engine) -> Engine:
-    """The same engine, whose transactions take SQLite's write lock when they begin."""
+    """Return the same engine with transactions that take SQLite's write lock when they begin."""
     return engine.execution_options(gpas_begin="BEGIN IMMEDIATE")
 
 
 def lock(connection: Connection) -> None:
-    """Wait until no other writer is in a transaction. In SQLite `for_writing` has seen to it."""
+    """Wait until no other writer is in a transaction. For SQLite, `for_writing` does this."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
@@ -193,22 +192,24 @@ def _create_engine(url: URL, busy_seconds: float) -> Engine:
 
 
 def may_write(path: Path) -> bool:
-    """Whether this process may write an SQLite file, or make it, and the files that SQLite keeps beside it."""
+    """Return whether this process may write or create an SQLite file and the files that SQLite keeps beside it."""
     wanted = [path.parent, path] if path.exists() else [path.parent]
     return all(os.access(each, os.W_OK, effective_ids=os.access in os.supports_effective_ids) for each in wanted)
 
 
 def _make_file(path: Path) -> None:
-    """Make an empty file, which is an empty database, with the permissions of any new file: SQLite's own would keep a
-    group from writing it whatever the umask says."""
-    with contextlib.suppress(OSError):  # SQLite has an error for it
+    """Create an empty file, which is an empty database, with the permissions that the umask allows.
+
+    SQLite would create it without write permission for the group, whatever the umask.
+    """
+    with contextlib.suppress(OSError):  # SQLite reports it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
 
 def _open_to_read(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    """Open a file for reading without making any beside it, which its owner could then not write.
+    """Open a file for reading without creating files beside it, which its owner could not write.
 
-    Where nobody has left a log the file is all there is, and is taken as it is.
+    Without a log, the file is complete and is opened as immutable.
     """
     log, shared = (path.with_name(path.name + suffix) for suffix in LOGS)
     how = "mode=ro&readonly_shm=1" if log.exists() and (shared.exists() or log.stat().st_size) else "immutable=1"
@@ -216,8 +217,8 @@ def _open_to_read(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 
 def _share_log(path: Path) -> None:
-    """Give the log files that this user has made the file's group, as SQLite has given them its mode."""
-    with contextlib.suppress(OSError):  # gone meanwhile, or of a group that this user is not in
+    """Set the group of log files that this user has created to that of the database; SQLite has set their mode."""
+    with contextlib.suppress(OSError):  # deleted meanwhile, or this user is not in the group
         group = path.stat().st_gid
         for beside in (path.with_name(path.name + suffix) for suffix in LOGS):
             found = beside.stat()
@@ -249,7 +250,7 @@ def _use_log(engine: Engine) -> None:
             return
         if file_systems.network_type(path):
             return
-        # Everything works without the log, only less side by side: a file that is read-only or in use stays as it is.
+        # Without the log everything works with less concurrency, so a file that is read-only or in use is left alone.
         with contextlib.suppress(sqlite3.OperationalError):
             cursor.execute("PRAGMA journal_mode = WAL")
             _share_log(path)

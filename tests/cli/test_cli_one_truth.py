@@ -83,4 +83,4 @@ def test_files_that_are_no_files_block_no_command(project: Finished) -> None:
     os.mkfifo(attempt.journal_path)
     assert states(project)[cell.name] == "unknown"
     assert f"{attempt.journal_path}: not a regular file" in project.gpas("sync").stdout
-    assert "`gpas sync` reads it, or says why it cannot" in project.gpas("db", "check", expect=4).stdout
+    assert "`gpas sync` ingests it or prints why not" in project.gpas("db", "check", expect=4).stdout

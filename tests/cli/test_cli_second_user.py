@@ -80,7 +80,7 @@ def test_what_the_owner_has_not_read_in_is_said_to_be_left_out(unprivileged: Pat
     project.finish(cells[3], 104.0)
     become_a_colleague(project)
     said = run(project, "table", "--format", "markdown")
-    assert "it is read-only for you" in said
+    assert "you cannot write to it" in said
     assert "103" in said
     assert "1 unsynced" in said
 

@@ -25,7 +25,7 @@ def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, li
     other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     life.whole(OTHER)  # the job goes on meanwhile
-    with pytest.raises(StoreError, match=r"kept it for 0\.2 s; nothing is lost: run the command again"):
+    with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost: run the command again"):
         sync(engine, life.runs)
     other.rollback()
     other.close()

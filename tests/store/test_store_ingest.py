@@ -193,7 +193,7 @@ def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engin
         (None, r"001/attempt\.json: No such file"),
         ("{", "not valid JSON"),
         ("[]", "expected a JSON object, found list"),
-        ("{}", "lacks stage, cell, grid, name, axes, executor"),
+        ("{}", "has no stage, cell, grid, name, axes, executor"),
         ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","number":2}', "renamed or copied"),
         ('{"stage":"p","cell":[],"grid":"g","name":"n","axes":{},"executor":"e"}', "cell and axes must be objects"),
         ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","threads":-1}', "not a count"),

@@ -111,7 +111,7 @@ def test_a_rebuild_waits_for_whoever_is_writing(
     monkeypatch.setattr(maintenance.session, "BUSY_SECONDS", 0.2)
     other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreError, match=r"kept it for 0\.2 s; nothing is lost"):
+    with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost"):
         rebuild(url, life.runs)
     other.rollback()
     other.close()
@@ -140,7 +140,7 @@ def test_a_backup_is_a_database_of_its_own(connect: Connect, url: str, life: Lif
 
 
 def test_what_cannot_be_backed_up(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"user:\*\*\*@host/name: is not a file .* pg_dump"):
+    with pytest.raises(StoreError, match=r"user:\*\*\*@host/name: gpas can only copy SQLite files; .* pg_dump"):
         backup("postgresql://user:secret@host/name")
     with pytest.raises(StoreError, match="there is no database to back up"):
         backup(f"sqlite:///{tmp_path / 'gpas.db'}")
@@ -161,15 +161,18 @@ def test_a_sound_database_has_no_findings(connect: Connect, url: str, life: Life
         ("INSERT INTO metric VALUES (77, 'loss', 1.0)", "1 rows belong to no attempt or stage; `gpas db rebuild`"),
         (
             "UPDATE attempt SET journal_events = 1 WHERE stage_key LIKE '01%' AND number = 1",
-            "in the journal, 1 were read",
+            "the journal has 27 events, the database 1",
         ),
-        ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'", "bytes are not yet read; `gpas sync`"),
+        (
+            "UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
+            "bytes are not yet ingested; run `gpas sync`",
+        ),
         (
             "DELETE FROM attempt WHERE stage_key LIKE 'fe%'",
             "fe/fedcba9876543210/001 is not in the database; `gpas sync`",
         ),
         (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, this program needs"),
-        ("DROP TABLE curve", "the database lacks the table curve; `gpas db rebuild`"),
+        ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -191,7 +194,7 @@ def test_directories_and_rows_that_lack_each_other(connect: Connect, url: str, l
     findings = [str(finding) for finding in check(url, life.runs)]
     assert len(findings) == 2
     assert findings[0].startswith(f"00/{'00' * 8}/001 is not in the database")
-    assert findings[1].startswith(f"fe/{OTHER}/001 is in the database and not under")
+    assert findings[1].startswith(f"fe/{OTHER}/001 is in the database but not in")
 
 
 def test_events_that_were_lost_are_found(connect: Connect, url: str, life: Life) -> None:

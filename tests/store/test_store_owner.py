@@ -49,7 +49,7 @@ def test_another_projects_results_are_neither_overwritten_nor_shown(
     sync(engine, life.runs)
     before = dump(engine)
     for refused in (sync, owner.refuse_other):
-        with pytest.raises(StoreError, match=f"another project, .*{life.runs}, and not those of {other.runs}; name"):
+        with pytest.raises(StoreError, match=f"another project, .*{life.runs}, not those of {other.runs}; name"):
             refused(engine, other.runs)
     assert dump(engine) == before
     assert not (other.runs / owner.NAME).exists()

@@ -170,7 +170,7 @@ def exclusively(connect: Connect, url: str, tmp_path: Path) -> Iterator[sqlite3.
 
 def test_a_locked_database_is_waited_for_and_then_told(url: str, exclusively: sqlite3.Connection) -> None:
     before = time.monotonic()
-    with pytest.raises(StoreError, match=r"another process holds it and kept it for 0\.3 s; nothing is lost"):
+    with pytest.raises(StoreError, match=r"another process has held the lock for 0\.3 s; nothing is lost"):
         session.connect(url, busy_seconds=0.3)
     assert time.monotonic() - before > 0.2
 
@@ -210,7 +210,7 @@ def test_a_read_only_file_can_be_read_and_a_write_is_explained(connect: Connect,
     engine = connect(f"sqlite:///{path}")
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM attempt")).scalar() == 0
-    with engine.connect() as connection, pytest.raises(StoreError, match="it is read-only for you"):
+    with engine.connect() as connection, pytest.raises(StoreError, match="you cannot write to it"):
         connection.execute(text("DELETE FROM attempt"))
 
 
@@ -232,7 +232,7 @@ def test_a_second_user_reads_and_leaves_nothing_behind(connect: Connect, unprivi
         assert beside(path) == before
     with (
         session.for_writing(engine).connect() as connection,
-        pytest.raises(StoreError, match="it is read-only for you"),
+        pytest.raises(StoreError, match="you cannot write to it"),
     ):
         connection.execute(text("DELETE FROM stage"))
     engine.dispose()
