@@ -168,7 +168,7 @@ def test_two_projects_in_one_database_are_refused(connect: Connect, url: str, li
     before = dump(engine)
     other = type(life)(tmp_path / "other/runs")
     other.whole(loss=1.0)
-    with pytest.raises(StoreError, match=r"holds the results of another project, .*runs; name another database with GPAS_DB"):
+    with pytest.raises(StoreError, match=r"another project, .*runs; name another database with GPAS_DB"):
         sync(engine, other.runs)
     with pytest.raises(StoreError, match="another project"):
         maintenance.rebuild(url, other.runs)
