@@ -118,12 +118,19 @@ class _Training:
     stop: Stop
     loop: Loop
     corpus: Corpus
+    _unsaved: str = ""  # why the newest checkpoint was not written
 
     def run(self) -> Outcome:
         diverged = self._updates()
         if diverged is not None:
             return diverged
-        return Outcome("done", self.loop.position.step, metrics={**self._final(), **self._versions()})
+        metrics = {**self._final(), **self._versions()}
+        if self._unsaved:  # by now the disk may have room
+            self._save()
+        if self._unsaved:
+            # A result without its weights would keep later stages from ever being run.
+            return Outcome("interrupted", self.loop.position.step, cause=self._unsaved, metrics=self._costs())
+        return Outcome("done", self.loop.position.step, metrics=metrics)
 
     def _updates(self) -> Outcome | None:
         """Do the remaining updates. Return an outcome if training ends before the last of them."""
@@ -206,8 +213,10 @@ class _Training:
             )  # fmt: skip
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the previous one is still there.
-            self.emit("warning", message=f"the checkpoint of update {position.step} was not written: {error}")
+            self._unsaved = f"the checkpoint of update {position.step} was not written: {error}"
+            self.emit("warning", message=self._unsaved)
             return
+        self._unsaved = ""
         self.emit("checkpoint", step=position.step, path=path.name, seconds=time.perf_counter() - began)
 
     def _evaluate(self) -> dict[str, float]:

@@ -257,17 +257,43 @@ def test_a_run_too_short_for_a_profile_says_so(paths: RunPaths, tmp_path: Path) 
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
 
 
-def test_a_full_disk_costs_a_checkpoint_not_the_run(
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_not_the_run(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    """Also the last one: it is written after the evaluation, when the disk has room again."""
+    refused = iter(range(-(-STEPS // CADENCE.checkpoint_every)))
+    write = dcp_storage.save_file
 
-    monkeypatch.setattr(dcp_storage, "save_file", full)
+    def full_for_a_while(*args: object, **options: object) -> None:
+        if next(refused, None) is not None:
+            raise OSError(28, "No space left on device")
+        write(*args, **options)
+
+    monkeypatch.setattr(dcp_storage, "save_file", full_for_a_while)
     outcome, recorder = go(paths, tmp_path, cell())
     assert outcome.outcome == "done"
     assert "No space left" in recorder.of("warning")[0]["message"]
+    assert [event["step"] for event in recorder.of("checkpoint")] == [STEPS]
+    assert path_of(tmp_path, STEPS).is_dir()
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_in_the_same_bits(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result would be one without weights, on which no later stage could be run."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dcp_storage, "save_file", full)
+        outcome, recorder = go(paths, tmp_path / "1", cell())
+    assert outcome.outcome == "interrupted"
+    assert "No space left" in outcome.cause
     assert recorder.of("checkpoint") == []
+    outcome, _ = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
+    assert outcome.outcome == "done"
+    assert path_of(tmp_path / "2", STEPS).is_dir()
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(paths: RunPaths, tmp_path: Path) -> None:
