@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from gpas_cli.plan.estimate import ASSUMED_THREAD_FLOPS
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell
@@ -14,7 +15,6 @@ from gpas_cli.spec.memory import activation_bytes, state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import abbreviated, byte_size, count, duration
 
-THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, assumed
 UPDATES = 3  # the fewest updates of a measurement of a part of the rows
 PATIENCE = (60.0, 10.0)  # a measurement may take so many seconds, or so many times what was asked for
 
@@ -54,7 +54,7 @@ def cost_of(cell: Cell, machine: Machine, resources: Resources, seconds: float) 
     number = parameters(cell)
     if machine.gpus:
         return Cost(number, 0, 0.0, 0, 0)
-    row = flops_per_token(cell) * cell.data.length / (THREAD_FLOPS * machine.threads(resources))
+    row = flops_per_token(cell) * cell.data.length / (ASSUMED_THREAD_FLOPS * machine.threads(resources))
     batch = cell.optim.batch
     fitting = max(1, int(seconds / (UPDATES * row)))
     rows = batch if fitting >= batch else fitting

@@ -22,8 +22,8 @@ from gpas_cli.state.progress import number
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.rundir import AttemptDir, all_attempts
 
-ASSUMED_GPU = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
-ASSUMED_THREAD = 2e10  # FLOP/s of a CPU thread, whatever the precision
+ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
+ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, whatever the precision
 ENOUGH = 5  # measured attempts of a shape: more do not make its median better
 
 
@@ -127,7 +127,7 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
     if isinstance(machine, NamedGpus):
         each = machine.flops(job.cell.precision)
     else:
-        each = ASSUMED_GPU[job.cell.precision] if device == "cuda" else ASSUMED_THREAD
+        each = ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
     seconds = tokens / (speed or devices * each / flops_per_token(job.cell))
     return Work(job, tokens, seconds / 3600, device, devices, measured=speed is not None)
 
@@ -146,10 +146,10 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     measured = sum(work.measured for work in works)
     lines = [f"{measured} of {len(works)} jobs: the measured speed of that shape"] if measured else []
     guessed = [work for work in works if not work.measured]
-    rates = sorted({ASSUMED_GPU[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
+    rates = sorted({ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
     assumed = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
     if any(work.device == "cpu" for work in guessed):
-        assumed.append(f"{ASSUMED_THREAD / 1e9:g} GFLOP/s per CPU thread")
+        assumed.append(f"{ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
     if guessed:
         rate = " and ".join(assumed)
         lines.append(f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}; nothing of that shape has run")

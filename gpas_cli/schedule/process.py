@@ -15,6 +15,7 @@ import psutil
 from gpas_cli.state import locks
 from gpas_cli.store.rundir import AttemptDir, write_json
 
+PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
 JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: the folder it runs in is not searched for modules
 
 
@@ -39,7 +40,16 @@ def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **mor
         write_json(attempt.exit_path, record)
 
 
-def search_path(first: Path) -> str:
-    """PYTHONPATH for a process that takes the package from the folder `first`, wherever it starts."""
-    outer = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(first), *([outer] if outer else [])])
+def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return `environ` without the URL of the database: jobs never open it and need not know its password."""
+    return {name: value for name, value in environ.items() if name not in PRIVATE_VARIABLES}
+
+
+def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a job on this machine: this process's, with `variables`.
+
+    The job imports the package from the folder `package`, wherever it starts.
+    """
+    search_path = [str(package), os.environ.get("PYTHONPATH", "")]
+    joined = os.pathsep.join(folder for folder in search_path if folder)
+    return {**without_secrets(), **variables, "PYTHONPATH": joined, "PYTHONUNBUFFERED": "1"}

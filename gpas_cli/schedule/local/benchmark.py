@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from gpas_cli.plan.speed import Shape, shape
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.slots import Lease, Slots
-from gpas_cli.schedule.process import search_path
+from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.rundir import write_json
 
 PACKAGE = Path(gpas_cli.__file__).parents[1]
@@ -111,7 +110,7 @@ class _Failed(Exception):
 
 def _run(project: Project, lease: Lease, asked: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
     """What the process that measures found."""
-    environment = {**os.environ, **lease.variables, "PYTHONPATH": search_path(PACKAGE)}
+    environment = job_environment(PACKAGE, lease.variables)
     last: dict[str, Any] = {}
     with (
         tempfile.TemporaryFile("w+") as errors,

@@ -14,7 +14,7 @@ from typing import Any
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.slots import Lease
-from gpas_cli.schedule.process import JOB, record_exit, search_path, token
+from gpas_cli.schedule.process import JOB, job_environment, record_exit, token
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.locks import Lock
@@ -114,17 +114,12 @@ class Spawner:
             )
 
     def _environment(self, lease: Lease) -> dict[str, str]:
-        # A job never opens the database, and its processes need not know a password.
-        outer = {name: value for name, value in os.environ.items() if name != "GPAS_DB"}
-        return {
-            **outer,
-            **lease.variables,
-            "PYTHONPATH": search_path(self.snapshot.path),
-            "PYTHONUNBUFFERED": "1",
+        places = {
             "GPAS_CONFIG": str(self.project.config),
             "GPAS_RUNS_DIR": str(self.project.runs),
             "GPAS_CACHE": str(self.project.cache),
         }
+        return job_environment(self.snapshot.path, {**lease.variables, **places})
 
     def _facts(self, job: StageJob, lease: Lease) -> dict[str, Any]:
         return {

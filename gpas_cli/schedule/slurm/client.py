@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Collection, Mapping
 
 from gpas_cli.errors import GpasError
+from gpas_cli.schedule.process import without_secrets
 
 PATIENCE = 30.0  # seconds; a controller that is down answers "cannot contact" after about ten
 # Variables of a job must not leak into jobs submitted from inside it, and a user's defaults for these programs must
@@ -53,11 +54,10 @@ def environment(
 
     `times` is the form in which the programs print times: by default unix seconds.
     """
-    dropped = {"GPAS_DB", *drop}
     kept = {
         name: value
-        for name, value in environ.items()
-        if name in KEPT or not (name.startswith(DROPPED) or name in dropped)
+        for name, value in without_secrets(environ).items()
+        if name in KEPT or not (name.startswith(DROPPED) or name in drop)
     }
     # Long lists of array indices are cut by default, and a cut list cannot be read; times without this vary by site.
     return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": times}

@@ -1,0 +1,30 @@
+"""What every process of a job is given, on this machine and on a cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.schedule.process import job_environment
+from gpas_cli.schedule.slurm import client
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPAS_DB", "postgresql://me:secret@host/name")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("HOME_SWEET_HOME", "kept")
+
+
+def test_no_job_is_given_the_password_of_the_database() -> None:
+    for environment in (job_environment(Path("/code"), {}), client.environment()):
+        assert "GPAS_DB" not in environment
+        assert environment["HOME_SWEET_HOME"] == "kept"
+
+
+def test_a_job_imports_the_package_of_its_snapshot_first() -> None:
+    environment = job_environment(Path("/code"), {"OMP_NUM_THREADS": "2"})
+    assert environment["PYTHONPATH"].split(os.pathsep) == ["/code", "/elsewhere"]
+    assert environment["OMP_NUM_THREADS"] == "2"
