@@ -37,4 +37,4 @@ def test_init_prints_the_next_commands(face: Face) -> None:
 
 def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:
     key = face.entry("pre-s1").key
-    assert "the start of a key has at least 4 digits" in face("why", key[:2], expect=2).err
+    assert "to select by key, give at least 4 digits" in face("why", key[:2], expect=2).err

@@ -56,7 +56,7 @@ def test_why(old: Face) -> None:
 
 def test_why_says_for_what_reason_an_attempt_was_made_again(old: Face) -> None:
     out = old("why", "toy/s2").out
-    assert "ended by SIGKILL" in out
+    assert "killed by SIGKILL" in out
     assert "after attempt 1: out of memory; now 2 rows at a time" in " ".join(out.split())
 
 
