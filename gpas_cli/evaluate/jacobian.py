@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.bounds import AttentionSigmas, FeedForwardSigmas, Surroundings
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.probe import observed_inputs
 from gpas_cli.spec.size import Size
@@ -88,7 +88,7 @@ def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
     norms = (residual.in_norm, residual.branch_norm, residual.out_norm)
     with torch.no_grad(), module_inputs([*norms, sublayer.module]) as seen:
         sublayer.apply(x)
-    gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, Gate))
+    gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, GpasGate))
 
     def around(least: Callable[[Tensor], Tensor]) -> Surroundings:
         inside, branch, out = (_norm_factor(norm, least(seen[norm].square().mean(-1))) for norm in norms)
@@ -107,7 +107,7 @@ def _norm_factor(norm: nn.Module, square: Tensor) -> float:
     return float(gain / (square.item() + norm.eps) ** 0.5)  # type: ignore[operator]
 
 
-def _gate_factor(gate: Gate) -> float:
+def _gate_factor(gate: GpasGate) -> float:
     return 1.0 if gate.stop_gradient else abs(1 - gate.value().item())
 
 

@@ -20,11 +20,11 @@ from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.size import SIZES, Size
+from gpas_cli.spec.stage import TOKENISE
 
 T = TypeVar("T")
 TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
 VERSION = 1
-TOKENISE = "tokenise"  # the entry of `resources` for jobs that tokenise
 
 
 Check = Callable[[Experiments], Iterable[Problem]]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.attention import Packing
 from gpas_cli.model.norm import LayerNorm, RMSNorm
-from gpas_cli.spec.embed import STAGES, Embed
+from gpas_cli.spec.embed import EMBED_STAGES, Embed
 from gpas_cli.spec.size import Size
 
 
@@ -44,7 +44,7 @@ def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
         "rmsnorm": lambda: RMSNorm(size.hidden, size.eps),
         "detach": lambda: Detach(spec.detach_gamma),
     }
-    assert make.keys() == set(STAGES)
+    assert make.keys() == set(EMBED_STAGES)
     stages = nn.Sequential()
     for name in spec.stages:
         stages.add_module(name, make[name]())

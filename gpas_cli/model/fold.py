@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Block, Llama
 from gpas_cli.model.norm import RMSNorm
 from gpas_cli.model.wiring import Residual
@@ -100,7 +100,7 @@ def _sublayers(layer: Block) -> Iterator[tuple[Residual, str, str]]:
 
 
 def _factor(gate: nn.Module) -> float:
-    return 1 - gate.activation(gate.alpha.double()).item() if isinstance(gate, Gate) else 1.0
+    return 1 - gate.activation(gate.alpha.double()).item() if isinstance(gate, GpasGate) else 1.0
 
 
 def _scaled_norm(norm: nn.Module) -> Tensor:

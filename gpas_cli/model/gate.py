@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.spec.gate import ACTIVATIONS
-from gpas_cli.spec.gate import Gate as GateSpec
+from gpas_cli.spec.gate import ACTIVATIONS, Gate
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -22,7 +21,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 assert _ACTIVATIONS.keys() == ACTIVATIONS.keys()
 
 
-class Gate(nn.Module):
+class GpasGate(nn.Module):
     """Scale the input by 1 - act(alpha) in the forward pass; with stop-gradient, the backward pass is the identity.
 
     alpha has shape (1,), because FSDP refuses 0-dimensional parameters. A fixed gate's alpha is a buffer.
@@ -31,7 +30,7 @@ class Gate(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, spec: GateSpec, start: float):
+    def __init__(self, spec: Gate, start: float):
         super().__init__()
         self.start = start
         self.stop_gradient = spec.stop_gradient

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.dtensors import local
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 
@@ -105,7 +105,9 @@ def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, RMSNorm | LayerNorm)
 
 
-def gate_totals(network: Llama, dots: Mapping[nn.Module, Number], kept: Mapping[Gate, Number]) -> dict[Gate, Number]:
+def gate_totals(
+    network: Llama, dots: Mapping[nn.Module, Number], kept: Mapping[GpasGate, Number]
+) -> dict[GpasGate, Number]:
     """Return dL/d act(alpha) of every gate, summed over its uses, from the last sub-layer to the first.
 
     dots: <W, dL/dW> by module; kept: 1 - act(alpha) by gate. Raises NotDetermined.
@@ -122,10 +124,10 @@ def gate_totals(network: Llama, dots: Mapping[nn.Module, Number], kept: Mapping[
 class _Recursion:
     """The state of the recursion: the totals of the gates so far."""
 
-    def __init__(self, dots: Mapping[nn.Module, Number], kept: Mapping[Gate, Number]):
+    def __init__(self, dots: Mapping[nn.Module, Number], kept: Mapping[GpasGate, Number]):
         self._dots = dots
         self._kept = kept
-        self.totals: dict[Gate, Number] = dict.fromkeys(kept, 0.0)
+        self.totals: dict[GpasGate, Number] = dict.fromkeys(kept, 0.0)
 
     def step(self, sub: SubLayer, along: Number | None, *, bottom: bool = False) -> Number | None:
         """Return <G(x), x> for the input of a sub-layer, given <G(y), y> for its output; None if it is unknown."""
@@ -152,11 +154,11 @@ class _Recursion:
 
     def _factor(self, gate: nn.Module) -> Number:
         """Return the ratio of <G(u), u> for the input of a gate to <G(y), y> for its output."""
-        return 1 / self._kept[gate] if isinstance(gate, Gate) and gate.stop_gradient else 1.0
+        return 1 / self._kept[gate] if isinstance(gate, GpasGate) and gate.stop_gradient else 1.0
 
     def _add(self, gate: nn.Module, below: Callable[[], Number | None]) -> None:
         """Add one use of a gate to its total: -<G(y), u>, where `below` returns <G(u), u>."""
-        if not isinstance(gate, Gate) or not gate.alpha.requires_grad:
+        if not isinstance(gate, GpasGate) or not gate.alpha.requires_grad:
             return
         value = below()
         if value is None:

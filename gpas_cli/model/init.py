@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
@@ -25,8 +25,8 @@ Std = Callable[[Tensor], float]
 OUTPUTS = r"(o_proj|down_proj)\.weight$"
 PROJECTIONS = r"_proj\.weight$"
 QUERY_KEY = r"[qk]_proj\.weight$"
-HEAD = r"^lm_head\.weight$"
-EMBEDDING = r"embed_tokens\.weight$"
+HEAD_WEIGHT = r"^lm_head\.weight$"
+EMBEDDING_WEIGHT = r"embed_tokens\.weight$"
 POSITIONS = r"embed_positions\.weight$"
 BIASES = r"_proj\.bias$"
 
@@ -49,12 +49,12 @@ def matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, Std]]:
         "scaled": [(OUTPUTS, _constant(init.std / residual)), (PROJECTIONS, _constant(init.std))],
         "small": [
             (OUTPUTS, _constant(small / residual)),
-            *((pattern, _constant(small)) for pattern in (PROJECTIONS, HEAD, POSITIONS)),
+            *((pattern, _constant(small)) for pattern in (PROJECTIONS, HEAD_WEIGHT, POSITIONS)),
         ],
         "xavier": [(PROJECTIONS, _xavier(1.0))],
         "deepnorm": [(QUERY_KEY, _xavier(1.0)), (PROJECTIONS, _xavier((8 * layers) ** -0.25))],
     }
-    rest = [(HEAD, init.std), (POSITIONS, init.std), (BIASES, 0.0), (EMBEDDING, init.embed_std)]
+    rest = [(HEAD_WEIGHT, init.std), (POSITIONS, init.std), (BIASES, 0.0), (EMBEDDING_WEIGHT, init.embed_std)]
     return [*body[init.preset], *((pattern, _constant(std)) for pattern, std in rest)]
 
 
@@ -99,7 +99,7 @@ def _start_modules(network: nn.Module) -> set[str]:
                 if isinstance(module, LayerNorm):
                     module.bias.zero_()
                     started.add(f"{prefix}.bias")
-            if isinstance(module, Gate):
+            if isinstance(module, GpasGate):
                 module.alpha.fill_(module.start)
                 started.add(f"{prefix}.alpha")
     return started

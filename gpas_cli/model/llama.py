@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.attention import Attention, Packing, Positions
 from gpas_cli.model.embed import LearnedPositions, embed_stages, lookup
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.init import initialise
 from gpas_cli.model.mlp import feed_forward
 from gpas_cli.model.norm import norm_slot
@@ -72,15 +72,15 @@ class Block(nn.Module):
             gates_in(slot, gates[1]),
         )
 
-    def _add_gates(self, model: Model, layer: int) -> tuple[Gate | None, Gate | None]:
+    def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
         if model.gate is None:
             return None, None
         start = model.gate.starts(model.size.layers)[layer - 1]
         if model.gate.share == "layer":
-            self.gate = Gate(model.gate, start)
+            self.gate = GpasGate(model.gate, start)
             return self.gate, self.gate
-        self.attn_gate = Gate(model.gate, start)
-        self.mlp_gate = Gate(model.gate, start)
+        self.attn_gate = GpasGate(model.gate, start)
+        self.mlp_gate = GpasGate(model.gate, start)
         return self.attn_gate, self.mlp_gate
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
@@ -154,9 +154,9 @@ class Llama(nn.Module):
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return read(self.model(tokens, packing), head)
 
-    def gates(self) -> Iterator[Gate]:
+    def gates(self) -> Iterator[GpasGate]:
         """Return every gate, first layer first."""
-        return (module for module in self.modules() if isinstance(module, Gate))
+        return (module for module in self.modules() if isinstance(module, GpasGate))
 
 
 def build(

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from gpas_cli.spec.parse import setting
 
-STAGES = ("scale", "layernorm", "rmsnorm", "detach")
+EMBED_STAGES = ("scale", "layernorm", "rmsnorm", "detach")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
     """Stages in order: `scale` by sqrt(d), `layernorm` or `rmsnorm`, `detach` to gamma E + (1 - gamma) sg(E)."""
 
-    stages: tuple[str, ...] = setting((), choices=STAGES)
+    stages: tuple[str, ...] = setting((), choices=EMBED_STAGES)
     detach_gamma: float = setting(0.1, low=0, high=1)
 
 

@@ -1,4 +1,4 @@
-"""Spike No More's bounds: the equations as printed, and above what is measured; Figure 2 in small."""
+"""Spike No More's bounds: the equations as printed, above measured norms, and a small Figure 2."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CELLS = [*((norm, "normal") for norm in SEQUENTIAL), *(("pre", preset) for prese
 
 
 @pytest.mark.parametrize(("norm", "preset"), CELLS)
-def test_bounds_are_above_what_is_measured(norm: str, preset: str) -> None:
+def test_bounds_are_above_the_measured_norms(norm: str, preset: str) -> None:
     gate = {"init": 0.3, "stop_gradient": preset != "small"}
     for layer in bounds_of(network(norm=norm, gate=gate, init=preset), sample()):
         for part in (layer.attention, layer.feed_forward):
@@ -134,7 +134,7 @@ def test_figure_2_only_a_large_shortcut_and_small_sublayers_keep_the_bound_small
     assert all(b < s for b, s in zip(embed_ln, scaled, strict=True))
 
 
-def test_figure_2_holds_of_what_is_bounded_too() -> None:
+def test_figure_2_holds_for_the_measured_norms_too() -> None:
     vanilla, scaled = figure()[0], figure("scaled")[0]
     assert vanilla.feed_forward.norm > 2 * scaled.feed_forward.norm
     assert vanilla.gradient_ratio > 1.5 > 1.1 > scaled.gradient_ratio
@@ -147,7 +147,7 @@ def test_the_bound_of_lns_falls_with_depth() -> None:
         assert ratio == pytest.approx((p.feed_forward.bound - 1) * p.feed_forward.stream_std / layer, rel=1e-3)
 
 
-def test_a_layer_that_is_not_its_two_sublayers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_is_not_the_composition_of_its_sublayers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     layer = model.model.layers[1]
     whole = layer.forward

@@ -32,7 +32,7 @@ def front_matter(text: str) -> dict[str, Any]:
     return found
 
 
-def test_the_card_tells_cell_equation_numbers_and_origin() -> None:
+def test_the_card_has_cell_equation_numbers_and_origin() -> None:
     own = cell()
     text = card(own, ORIGIN, FACTS, Path("out/mix"), "mit")
     assert front_matter(text) == {
@@ -72,7 +72,7 @@ def test_only_data_sets_of_the_hub_are_named(data: dict[str, str], named: list[s
     assert front_matter(card(cell(size="71m", data=data), TrainingOrigin(), FACTS, Path("x"))).get("datasets") == named
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_unknown_facts_are_omitted() -> None:
     facts = Facts(
         step=3, steps=24, parameters=1, dtype="float32", code=False, tokenizer=False, perplexity=None, tokens=0
     )

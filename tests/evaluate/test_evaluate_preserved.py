@@ -33,7 +33,7 @@ def gated(norm: str, **gate: object) -> Llama:
 
 
 def check(network: Llama, ratios: list[float | None]) -> int:
-    """How many of the 13 places have a product; there, every element of the gradient must agree."""
+    """Count the positions, of 13, that have a product; there, every element of the gradient must agree."""
     naive, preserved = both_gradients(network, TOKENS, TARGETS)
     for ratio, n, p in zip(ratios, naive, preserved, strict=True):
         if ratio is not None:
@@ -61,7 +61,7 @@ def predicted(network: Llama) -> list[float | None]:
     ],
     ids=str,
 )
-def test_the_whole_stream_passes_the_gate_so_the_product_is_exact(norm: str, gate: dict[str, object]) -> None:
+def test_the_product_is_exact_if_the_whole_stream_passes_the_gate(norm: str, gate: dict[str, object]) -> None:
     network = gated(norm, **gate)
     assert check(network, predicted(network)) == 13
 
@@ -90,19 +90,19 @@ def test_a_gate_on_a_part_of_the_sum_has_no_product(norm: str, site: str) -> Non
     assert abs(cosine.item()) < 0.999
 
 
-def test_mix_has_a_product_behind_its_post_layers() -> None:
+def test_mix_has_a_product_after_its_post_layers() -> None:
     network = gated("mix")
     assert check(network, predicted(network)) == 10
 
 
-def test_gates_at_zero_preserve_what_they_would_anyway() -> None:
+def test_gates_at_zero_have_ratio_one() -> None:
     network = gated("post", init=0.0)
     assert predicted(network) == [1.0] * 13
     assert check(network, predicted(network)) == 13
 
 
 def test_preserved_is_not_the_gradient_without_gates() -> None:
-    """The gates shrink the stream, and every norm's Jacobian grows by as much: appendix B compares another pair."""
+    """Gates shrink the stream, and every norm's Jacobian grows by as much. Appendix B compares another pair."""
     network, plain = gated("pre", init=0.3), build(
         parse_model({"size": SIZE, "norm": "pre", "init": {"std": 0.2}}), dtype=torch.float64
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_preserved_is_not_the_gradient_without_gates() -> None:
     assert not torch.allclose(preserved[0], ungated[0], rtol=0.05)
 
 
-def test_the_gates_are_left_as_they_were() -> None:
+def test_the_gates_are_unchanged_afterwards() -> None:
     network = gated("pre", stop_gradient=False)
     before = stream_gradients(network, TOKENS, TARGETS)
     both_gradients(network, TOKENS, TARGETS)

@@ -1,4 +1,4 @@
-"""The theory of a whole cell: which text it is measured on, which gates, and what it says when it cannot."""
+"""The theory of a whole cell: its text, its gates, and its refusals."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_random_tokens_stand_in_for_text_that_is_not_prepared_and_nothing_is_written(root: Path) -> None:
+def test_random_tokens_replace_text_that_is_not_tokenised_and_nothing_is_written(root: Path) -> None:
     told = examine(cell(), root / "cache", root)
     assert "random tokens" in told.sample
     assert (told.length, len(told.layers), len(told.preserved)) == (11, 2, 3)
     assert not (root / "cache").exists()
 
 
-def test_prepared_text_is_used_without_its_filling(root: Path) -> None:
+def test_tokenised_text_is_used_without_its_padding(root: Path) -> None:
     prepare_text(cell(), root / "cache", root, notify=lambda _: None)
     for seed in range(4):
         text = own_text(cell(seed=seed), root / "cache", root)
@@ -60,7 +60,7 @@ def test_text_of_another_cell_does_not_start_tokenising(root: Path) -> None:
     assert own_text(cell(data=other), root / "cache", root) is None
 
 
-def test_gates_come_from_the_first_checkpoint_that_can_be_read(root: Path) -> None:
+def test_gates_come_from_the_first_readable_checkpoint(root: Path) -> None:
     trained = build(cell().model)
     with torch.no_grad():
         for gate in trained.gates():
@@ -83,7 +83,7 @@ def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monke
         examine(cell(), root / "cache", root)
 
 
-def test_what_would_take_minutes_is_refused_with_an_estimate(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_computation_is_refused_with_an_estimate(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory, "THREAD_RATE", 1.0)
     with pytest.raises(GpasError, match=r"take about [\d]+ min here; .* --force"):
         examine(cell(), root / "cache", root)

@@ -1,4 +1,4 @@
-"""Small experiments files for the tests, and what is wrong with them as lines of text."""
+"""Small experiments files for the tests, and their problems as lines of text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ grids:
 
 
 def read(text: str) -> Experiments:
-    """The experiments of a whole file's text, called `e.yaml`."""
+    """Return the experiments of a file `e.yaml` with this text."""
     return interpret(parse_document(text, "e.yaml"), Path("e.yaml"))
 
 
@@ -40,7 +40,7 @@ def cells(**axes: str) -> str:
 
 
 def complaints(text: str) -> list[str]:
-    """What is wrong with a file: the problems as printed, of loading and of all its grids' cells."""
+    """Return the printed problems of a file and of the cells of all its grids."""
     try:
         experiments = read(text)
         expand(experiments, list(experiments.grids))

@@ -1,4 +1,4 @@
-"""YAML text -> nodes: scalars in the YAML 1.2 manner, positions, and everything that is refused."""
+"""YAML text -> nodes: scalars as in YAML 1.2, positions, and everything that is refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_anchors_and_merge_keys() -> None:
     }
 
 
-def test_an_alias_means_the_last_anchor_before_it() -> None:
+def test_an_alias_refers_to_the_last_anchor_before_it() -> None:
     assert parse_document("a: &x 1\nb: *x\nc: &x 2\nd: *x\n", "e").plain() == {"a": 1, "b": 1, "c": 2, "d": 2}
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read_document(path)
 
 
-def test_a_byte_order_mark_is_harmless(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
     assert read_document(path).plain() == {"a": 1}

@@ -23,7 +23,7 @@ def test_the_product_is_in_declared_order_with_the_last_axis_fastest() -> None:
     assert entries[-1].id == "g/pre-gpas-s2"
 
 
-def test_every_cell_carries_labels_also_of_what_does_not_vary() -> None:
+def test_every_cell_has_labels_of_fixed_settings_too() -> None:
     (entry,) = grid(BASE + "title: one")
     assert entry.axes == {"norm": "pre", "gate": "none", "seed": 42, "size": "quickstart", "data": "quickstart"}
 
@@ -88,7 +88,7 @@ def test_a_word_replaces_a_section_and_a_mapping_refines_it() -> None:
     assert (refined.cell.model.gate.activation, refined.cell.model.gate.share) == ("tanh", "layer")
 
 
-def test_a_mapping_over_a_word_keeps_the_word() -> None:
+def test_a_mapping_merged_over_a_word_extends_it() -> None:
     entries = grid(
         cells(norm="[mix, deepnorm]") + "\noverride: [{where: {norm: mix}, set: {norm: {post_fraction: 0.5}}, why: x}]"
     )
@@ -101,7 +101,7 @@ def _plain(entry):  # type: ignore[no-untyped-def]
     return entry.cell.to_mapping()
 
 
-def test_a_section_axis_comes_before_a_dotted_one_whatever_the_order() -> None:
+def test_a_section_axis_applies_before_a_dotted_one_in_any_order() -> None:
     entries = grid(cells(**{"gate.activation": "[tanh]", "gate": "[gpas]"}))
     assert entries[0].cell.model.gate is not None
     assert entries[0].cell.model.gate.activation == "tanh"
@@ -127,13 +127,13 @@ def test_conditions_take_lists_and_compare_numbers_as_numbers() -> None:
     assert [entry.name for entry in entries] == ["s1-lr0.002", "s2-lr0.001", "s2-lr0.002", "s3-lr0.002"]
 
 
-def test_overrides_leave_their_reason() -> None:
+def test_overrides_record_their_reason() -> None:
     body = cells(norm="[pre, lns]") + "\noverride: [{where: {norm: lns}, set: {optim.clip: 1.0}, why: because}]"
     assert [entry.notes for entry in grid(body)] == [(), ("because",)]
 
 
 @pytest.mark.parametrize("stages", ["[pretrain]", "[pretrain, downstream]", "[pretrain, finetune, downstream]"])
-def test_stages_take_their_defaults(stages: str) -> None:
+def test_stages_have_defaults(stages: str) -> None:
     (entry,) = grid(BASE + f"stages: {stages}")
     assert [stage.kind for stage in entry.cell.stages] == stages.strip("[]").split(", ")
 
@@ -161,7 +161,7 @@ grids: {g: {base: {size: deep, data: mine}, resources: {mem: 2G}}}
     assert entry.resources == Resources(cpus=3, mem="2G")
 
 
-def test_a_changed_size_has_the_recipe_and_resources_of_the_size_it_starts_from() -> None:
+def test_a_changed_size_has_the_recipe_and_resources_of_its_base() -> None:
     (entry,) = grid(BASE + "axes: {size: [{name: shallow, like: quickstart, layers: 4}]}")
     assert (entry.name, entry.cell.optim.steps, entry.cell.model.size.layers) == ("shallow", 600, 4)
 
@@ -184,7 +184,7 @@ def test_included_cells_come_after_own_ones_and_equal_cells_once() -> None:
     assert {entry.grid for entry in everything} == {"c"}
 
 
-def test_included_cells_of_one_name_are_told_apart() -> None:
+def test_included_cells_of_the_same_name_get_distinct_names() -> None:
     text = HEAD + (
         "  a: {base: {size: quickstart, data: quickstart}, axes: {seed: [1]}}\n"
         "  b: {base: {size: quickstart, data: quickstart, optim.lr: 0.1}, axes: {seed: [1]}, include: [a]}\n"

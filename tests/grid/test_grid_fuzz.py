@@ -1,4 +1,4 @@
-"""Whatever a file holds, what comes out is cells or a GpasError, never a traceback."""
+"""Every file results in cells or a GpasError, never in a traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpas_cli.grid.load import interpret
 from gpas_cli.packaged import packaged
 
 TEXT = packaged("experiments.yaml").read_text(encoding="utf-8")
-# Without the comments, so that most changes hit something that means something.
+# Without the comments, so that most changes hit something meaningful.
 LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
 FILES = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 TREES = settings(FILES, max_examples=150)

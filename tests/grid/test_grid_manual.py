@@ -1,4 +1,4 @@
-"""The manual, the comment at the top of experiments.yaml, names everything that the language has."""
+"""The manual at the top of experiments.yaml names every key and choice of the language."""
 
 from __future__ import annotations
 

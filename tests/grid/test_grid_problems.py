@@ -1,4 +1,4 @@
-"""Every mistake gets a message with the line and column it was made at, all mistakes of a file at once."""
+"""Every mistake has a message with its line and column; all mistakes of a file are reported at once."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_in_a_grid_is_told_once_and_where_it_was_made(case: str) -> None:
+def test_a_mistake_in_a_grid_is_reported_once_at_its_position(case: str) -> None:
     body, place, message = MISTAKES[case]
     found = complaints(whole(body))
     assert len(found) == 1 or case == "missing recipe", found
@@ -172,7 +172,7 @@ def test_a_mistake_outside_the_grids(case: str) -> None:
 
 
 def test_all_mistakes_of_a_file_at_once() -> None:
-    """Of form and of content, in several grids; each once, however many cells share it."""
+    """Of form and of content, in several grids; each once, for any number of cells."""
     text = HEAD + (
         "  a: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, prae], seed: [1, 2, 3]}}\n"
         "  b: {base: {size: quickstart, data: quickstart}, axs: {}}\n"
@@ -206,7 +206,7 @@ def test_whole_numbers_may_have_exponents() -> None:
 
 
 @pytest.mark.parametrize("text", ["grids:\n\tg: 1\n", "grids:\n  g: 1\n\th: 2\n"])
-def test_a_tab_is_named(text: str) -> None:
+def test_a_tab_in_the_indentation_is_named(text: str) -> None:
     (found,) = complaints(text)
     assert found.endswith("is not YAML: the line is indented with a tab; use spaces")
 

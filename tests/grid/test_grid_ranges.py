@@ -23,7 +23,7 @@ BASE = "base: {size: quickstart, data: quickstart}\n"
         ("optim.batch", "{log: [2, 32], n: 5}", [2, 4, 8, 16, 32]),
     ],
 )
-def test_a_rule_stands_for_its_values(axis: str, values: str, found: list[float]) -> None:
+def test_a_rule_expands_to_its_values(axis: str, values: str, found: list[float]) -> None:
     entries = grid(cells(**{axis: values}))
     assert [entry.axes[axis] for entry in entries] == found
     assert [type(entry.axes[axis]) for entry in entries] == [type(value) for value in found]
@@ -36,7 +36,7 @@ def test_a_rule_and_the_values_it_stands_for_give_the_same_cells() -> None:
     assert ruled[2].name == "lr0.001-s1"
 
 
-def test_rules_vary_together_and_conditions_name_their_values() -> None:
+def test_rules_can_be_zipped_and_conditions_name_their_values() -> None:
     zipped = grid(BASE + "axes: {zip: {seed: {range: [1, 3]}, optim.lr: {log: [1, 4], n: 3}}}")
     assert [(entry.axes["seed"], entry.axes["optim.lr"]) for entry in zipped] == [(1, 1), (2, 2), (3, 4)]
     left = grid(cells(**{"optim.lr": "{log: [1e-4, 1e-2], n: 5}"}) + "\nexclude: [{optim.lr: 3.16228e-4}]")

@@ -1,4 +1,4 @@
-"""What the shipped grids train with, number by number, against the reference's scripts and the paper's Table 1.
+"""The recipes of the shipped grids, number by number, against the reference's scripts and the paper's Table 1.
 
 The learning rate of update u is lr lam(u - 1): lam(k) = k / W for k < W, else 0.1 + 0.9 (1 + cos(pi (k-W)/(N-W))) / 2.
 """
@@ -69,7 +69,7 @@ def test_texts() -> None:
         assert entry.cell.model.size.vocab == 32_000, entry.id
 
 
-def test_clipped_cells_are_there() -> None:
+def test_cells_with_clipping_are_declared() -> None:
     assert CLIPPED.keys() <= {entry.id for entry in ON_C4}
 
 
@@ -91,7 +91,7 @@ def test_schedule(size: str) -> None:
     assert max(rate(update) for update in range(1, steps + 1)) == rate(warmup + 1)
 
 
-def test_the_papers_words_for_7b_are_one_setting_away() -> None:
+def test_the_papers_clipping_for_7b_is_one_setting() -> None:
     """0.01 on gates and 1.0 on other parameters (appendix A); the code clips all gradients at 1.0 first."""
     from dataclasses import replace
 

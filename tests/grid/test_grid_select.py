@@ -1,4 +1,4 @@
-"""Which entries a command means."""
+"""Selection of entries by conditions, names and keys."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_select_refuses(where: list[str], message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_last_part_that_fits_two_axes_is_refused() -> None:
+def test_an_ambiguous_last_part_of_an_axis_is_refused() -> None:
     entries = grid(
         cells(
             **{
@@ -95,7 +95,7 @@ def test_find_by_id_name_and_key() -> None:
         assert find(ENTRIES, word) is entry
 
 
-def test_find_refuses_what_fits_nothing() -> None:
+def test_find_refuses_a_word_without_a_match() -> None:
     with pytest.raises(UnknownCell, match=r"no cell 'gpas-s1-lr0.01'; did you mean 'gpas-s1-lr0.001'\?"):
         find(ENTRIES, "gpas-s1-lr0.01")
     with pytest.raises(UnknownCell, match=r"did you mean 'g/s1-lr0.001'\?"):
@@ -106,7 +106,7 @@ def test_find_refuses_what_fits_nothing() -> None:
         find(ENTRIES, ENTRIES[0].key[:3])
 
 
-def test_a_name_in_two_grids_must_be_told_apart_unless_it_is_one_cell() -> None:
+def test_a_name_in_two_grids_is_ambiguous_unless_it_is_one_cell() -> None:
     base = "base: {size: quickstart, data: quickstart%s}"
     lines = [
         f"  {name}: {{{base % more}, axes: {{seed: [1]}}}}\n"
@@ -136,7 +136,7 @@ def test_a_key_prefix_of_two_cells_is_refused() -> None:
     pytest.fail("700 keys without a common prefix of four digits: the birthday paradox says 97 % against")
 
 
-def test_a_value_is_found_where_the_grid_does_not_vary_it() -> None:
+def test_a_value_is_found_if_the_grid_does_not_vary_it() -> None:
     text = HEAD + "".join(
         f"  {name}: {{base: {{size: quickstart, data: quickstart, optim.lr: {rate}}}, axes: {axes}}}\n"
         for name, rate, axes in (("a", "1e-3", "{seed: [1]}"), ("b", "1", "{optim.lr: [1e-3, 2e-3]}"))

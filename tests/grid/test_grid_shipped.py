@@ -1,4 +1,4 @@
-"""The experiments.yaml at the top of the repository: what it comes to, and that its keys stay what they are."""
+"""The shipped experiments.yaml: its cells, and their keys, which must not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATH = packaged("experiments.yaml")
 EXPERIMENTS = load(PATH)
 GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
 
-# Results are found by these keys. A change here orphans every result that users have of these cells: never do it to
+# Results are found by these keys. A change here orphans every user's results of these cells: never change one to
 # make a test pass; add a field with `omit_default_from_key` instead (gpas_cli.spec.parse.setting).
 KEYS = {
     "quickstart/pre-s1": "8b8754e5efdb96ac",
@@ -141,7 +141,7 @@ def test_names_are_unique_and_safe_and_every_grid_has_a_table(grid: str) -> None
         assert {*table.rows, table.over, *table.against} <= entry.axes.keys()
 
 
-def test_without_libyaml_the_file_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pure_python_parser_reads_the_file_equally(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = document.read_document(PATH)
     monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
     slow = document.read_document(PATH)
@@ -155,7 +155,7 @@ def _marks(node: document.Node) -> list[str]:
 
 
 def test_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, not asserted: machines differ. About 60 ms is usual; a quarter of a second would be felt."""
+    """Printed, not asserted, since machines differ. About 60 ms is usual; 250 ms would be noticeable."""
     start = time.perf_counter()
     experiments = load(PATH)
     cells = expand(experiments, list(experiments.grids))

@@ -1,4 +1,4 @@
-"""Plugins of other users are not run: who counts as another user, what may be changed by whom, and the allow-list."""
+"""Plugins that other users own or can write to are not executed, except in trusted folders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a file belong to another user: in fact where the tests run as root, else in what `stat` says of it."""
+    """Give a file to another user: really if the tests run as root, else in the result of `stat`."""
     if os.geteuid() == 0:
         os.chown(path, STRANGER, -1)
         return
@@ -73,13 +73,13 @@ def names(config: Path) -> list[str]:
     return [entry.name for entry in expand(load(config))]
 
 
-def test_a_plugin_of_ones_own_is_run(config: Path, tmp_path: Path) -> None:
+def test_a_plugin_of_the_user_is_executed(config: Path, tmp_path: Path) -> None:
     assert names(config) == ["pre-s1", "pre-s2", "faded-s1", "faded-s2"]
     assert (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_belongs_to_another_user_is_not_run(
+def test_files_of_another_user_are_not_executed(
     config: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = (config.parent / PARTS[part]).resolve()
@@ -92,19 +92,19 @@ def test_what_belongs_to_another_user_is_not_run(
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_everyone_can_change_is_not_run(config: Path, part: str) -> None:
+def test_files_writable_by_all_are_not_executed(config: Path, part: str) -> None:
     path = config.parent / PARTS[part]
     path.chmod(path.stat().st_mode | 0o002)
     assert f"{path.resolve()} is writable by every user" in refusal(config)
 
 
-def test_a_folder_with_the_sticky_bit_may_be_open_to_all(config: Path) -> None:
+def test_a_folder_with_the_sticky_bit_may_be_writable_by_all(config: Path) -> None:
     config.parent.chmod(0o1777)
     assert len(names(config)) == 4
 
 
 @pytest.mark.parametrize(("group", "members", "runs"), [("me", [], True), ("me", ["you"], False), ("lab", [], False)])
-def test_a_group_may_change_a_plugin_if_it_is_the_users_own(
+def test_a_plugin_may_be_writable_by_the_users_private_group(
     config: Path, monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], runs: bool
 ) -> None:
     monkeypatch.setattr(trust, "_ROOT_ID", -1 if os.geteuid() else 0)
@@ -120,7 +120,7 @@ def test_a_group_may_change_a_plugin_if_it_is_the_users_own(
         assert f"mine.py is writable by the group {group}" in refusal(config)
 
 
-def test_a_plugin_outside_the_project_is_judged_with_its_folder(config: Path, tmp_path: Path) -> None:
+def test_a_plugin_outside_the_project_is_checked_with_its_folder(config: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     other.mkdir()
     (config.parent / "schemes/mine.py").rename(other / "mine.py")
@@ -152,7 +152,7 @@ def test_the_environment_names_trusted_folders(config: Path, monkeypatch: pytest
     assert len(names(config)) == 4
 
 
-def test_a_list_that_others_can_change_is_ignored(config: Path) -> None:
+def test_a_list_that_others_can_write_to_is_ignored(config: Path) -> None:
     config.chmod(0o666)
     trust.trust(config.parent)
     trust.list_path().chmod(0o666)
@@ -170,7 +170,7 @@ def test_names_are_completed_without_running_the_plugin(config: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "message"), [("schemes", "is not a file"), ('"a\\0.py"', "control character")])
-def test_a_plugin_that_is_no_file_is_one_message(config: Path, name: str, message: str) -> None:
+def test_a_plugin_that_is_not_a_file_is_one_message(config: Path, name: str, message: str) -> None:
     config.write_text(EXPERIMENTS.replace("schemes/mine.py", name))
     lines = refusal(config).splitlines()
     assert len([line for line in lines if message in line]) == 1, lines

@@ -1,4 +1,4 @@
-"""Cells that the command line makes of declared ones."""
+"""Variants of declared cells from the command line."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_setting_makes_a_cell_with_its_own_key_and_name() -> None:
     assert other.notes == ("optim.lr=0.004, gate.activation=tanh, gate.stop_gradient=false on the command line",)
 
 
-def test_a_cell_that_some_grid_declares_is_that_cell() -> None:
+def test_a_variant_that_equals_a_declared_cell_is_that_cell() -> None:
     assert varied("quickstart/pre-s1", "seed=2").id == "quickstart/pre-s2"
     assert varied("quickstart/pre-s1", "optim.lr=1.5e-3").id == "quickstart/pre-s1"
     assert varied("quickstart/pre-s1", "optim.lr=0.001").id == "quickstart-lr/pre-lr0.001-s1"
     assert varied("quickstart/pre-s1", "gate={like: gpas, activation: tanh}").id == "quickstart-ablations/pre-tanh-s1"
 
 
-def test_what_depends_on_the_size_follows_it() -> None:
+def test_defaults_that_depend_on_the_size_follow_it() -> None:
     small = varied("table2/350m-pre", "size=71m", "norm=peri")
     assert (small.cell.optim.steps, small.resources.gpus) == (10_000, 1)
     assert small.name == "350m-pre+71m+peri"
@@ -70,17 +70,17 @@ def test_what_depends_on_the_size_follows_it() -> None:
         ("=2", "unknown setting ''"),
     ],
 )
-def test_a_wrong_setting_is_told_as_it_was_typed(word: str, message: str) -> None:
+def test_a_wrong_setting_is_reported_as_typed(word: str, message: str) -> None:
     assert message in "\n".join(complaints("quickstart/pre-s1", word))
 
 
-def test_a_contradiction_is_told_where_the_other_value_stands_and_all_at_once() -> None:
+def test_contradictions_are_reported_together_at_the_position_of_the_other_value() -> None:
     assert complaints("quickstart/pre-s1", "optim.steps=10")[0].endswith("60 is not shorter than the 10 steps")
     assert "experiments.yaml:" in complaints("quickstart/pre-s1", "optim.steps=10")[0]
     assert len(complaints("quickstart/pre-s1", "sede=2", "optim.lr=-1", "optim.lr=2")) == 3
 
 
-def test_resources_that_no_longer_fit_are_told() -> None:
+def test_resources_that_no_longer_fit_are_reported() -> None:
     text = whole(cells(seed="[1]") + "\nresources: {gpus: 4}")
     experiments = read(text)
     with pytest.raises(InvalidExperiments, match="6 rows cannot be shared evenly by 4 processes"):

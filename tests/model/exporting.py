@@ -1,4 +1,4 @@
-"""What the tests of exports share: networks that were never quite trained, their exports, processes that load them."""
+"""Shared by the tests of exports: untrained networks, their exports, and processes that load them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from end_to_end import WORDS
 
 from gpas_cli.evaluate.export import ExportOptions, ExportReport, export
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import build
 from gpas_cli.model.norm import RMSNorm
 from gpas_cli.spec.cell import Cell, cell_from
@@ -35,7 +35,7 @@ SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280, "rope_th
 
 
 class Room:
-    """A folder with text, checkpoints of networks that were never quite trained, and their exports."""
+    """A folder with text, checkpoints of untrained networks with changed parameters, and their exports."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -60,7 +60,7 @@ class Room:
                 if isinstance(module, RMSNorm):
                     module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
             for gate, alpha in zip(network.gates(), alphas, strict=False):
-                assert isinstance(gate, Gate)
+                assert isinstance(gate, GpasGate)
                 gate.alpha.fill_(alpha)
         folder = self.folder / "checkpoints" / cell.key
         return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
@@ -94,7 +94,7 @@ def _rows(batch: Any) -> Any:
 
 
 def run_alone(folder: Path, script: str, *arguments: object) -> Any:
-    """Run `script` in a process of its own that has no network and does not find gpas_cli by PYTHONPATH; what it
+    """Run `script` in a process without network and without gpas_cli on PYTHONPATH; what it
     printed, as JSON. Its arguments are `arguments`."""
     environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)

@@ -1,4 +1,4 @@
-"""`gpas export`: what `transformers` loads from the folder is the network that was trained."""
+"""`gpas export`: `transformers` loads the trained network from the folder."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_error_above_the_bound_is_refused_and_nothing_is_written(room: Room) 
     assert room.export(cell, "exact", alphas, bundled=True).measured.worst == 0
 
 
-def test_what_was_measured_is_told_and_kept(room: Room) -> None:
+def test_measurements_are_reported_and_recorded(room: Room) -> None:
     written = room.export(room.cell(gate="gpas", seed=6), "told")
     measured = written.measured
     assert 0 < measured.random_error < 1e-4
@@ -109,7 +109,7 @@ def test_what_was_measured_is_told_and_kept(room: Room) -> None:
         room.export(room.cell(gate="gpas", seed=6), "told")
 
 
-def test_weights_in_bfloat16_are_folded_in_float32_and_bundled_as_they_are(room: Room) -> None:
+def test_bfloat16_weights_are_folded_in_float32_and_bundled_unchanged(room: Room) -> None:
     plain, own = (room.cell(norm=norm, gate="gpas", precision="pure_bf16") for norm in ("pre", "sandwich"))
     assert (room.export(plain, "bf16-pre").dtype, room.export(own, "bf16-own").dtype) == ("float32", "bfloat16")
     tensors = load_file(room.folder / "out/bf16-own/model.safetensors")
@@ -124,7 +124,7 @@ def test_writing_needs_no_transformers(room: Room, monkeypatch: pytest.MonkeyPat
         assert (room.folder / f"out/alone-{name}/model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
-def test_another_tokenizer_is_not_passed_off_as_the_cells(room: Room) -> None:
+def test_another_tokenizer_is_not_exported_as_the_cells(room: Room) -> None:
     cell = room.cell(gate="gpas", seed=7)
     folder = room.folder / "out/other"
     written = export(
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(room: Room) -> None:
         )  # fmt: skip
 
 
-def test_the_command_exports_what_a_run_left(tmp_path: Path) -> None:
+def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
     refusal = toy.gpas("export", "pre-gpas-s1", "out", expect=2).stderr
     assert "small/pre-gpas-s1 has no checkpoint of its pretrain" in refusal

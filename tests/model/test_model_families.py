@@ -1,4 +1,4 @@
-"""The parts of GPT and the schemes beyond the eleven, each against a second way to compute it."""
+"""The parts of GPT and the further schemes, each against a second way to compute it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENS = torch.arange(14).reshape(2, 7)
 
 
 def network(**values: object) -> Llama:
-    """In float64, with matrices so large and biases so far from 0 that every part matters."""
+    """In float64, with matrices and biases large enough for every part to matter."""
     model = build(parse_model({"size": SIZE, "init": {"std": 0.3}, **values}), dtype=torch.float64)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_every_scheme_and_family_trains_every_parameter(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_how_gpt_starts(scheme: str) -> None:
+def test_the_initialisation_of_gpt(scheme: str) -> None:
     size = {**SIZE, "hidden": 64, "ffn": 256, "vocab": 500}
     model = parse_model({"size": size, "norm": scheme, "family": "gpt", "init": "small"})
     named, small = canonical_parameters(build(model)), (2 / 320) ** 0.5
@@ -169,7 +169,7 @@ def test_parameter_counts_of_gpt() -> None:
         assert extra == added, part
 
 
-def test_a_tied_network_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
+def test_a_tied_network_is_saved_in_a_checkpoint(tmp_path: Path) -> None:
     model = parse_model({"size": SIZE, "family": "gpt", "gate": "gpas"})
     one, other = build(model, seed=1), build(model, seed=2)
     optimizer = make_adam(one, Optim(lr=1e-3, warmup=0, steps=2))

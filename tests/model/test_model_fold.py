@@ -1,4 +1,4 @@
-"""Folding and bundling: what may become plain LLaMA weights does so exactly, and the bundled file stands alone."""
+"""Folding into plain LLaMA weights is exact, and the bundled file needs no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from gpas_cli.errors import GpasError
 from gpas_cli.model.bundle import Bundle
 from gpas_cli.model.fold import fold, logit_difference, obstacle
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.norm import RMSNorm
 from gpas_cli.spec.cell import parse_model
@@ -27,7 +27,7 @@ LLAMA_LIKE = ("pre", {"scheme": "lns", "apply": "init"}, {"scheme": "lns", "appl
 
 
 def trained(norm: object, gate: object = None, *, embed: object = None, eps: float = 1e-10) -> Llama:
-    """A network whose norms and gates are not where they started."""
+    """A network with norms and gates changed from their initial values."""
     size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 37, "eps": eps}
     values = {"size": size, "norm": norm, "gate": gate, "init": {"std": 0.2}}
     network = build(parse_model(values if embed is None else {**values, "embed": embed}))
@@ -36,7 +36,7 @@ def trained(norm: object, gate: object = None, *, embed: object = None, eps: flo
         for module in network.modules():
             if isinstance(module, RMSNorm):
                 module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
-            elif isinstance(module, Gate):
+            elif isinstance(module, GpasGate):
                 module.alpha += 0.4 * torch.randn(1, generator=generator)
     return network
 
@@ -55,7 +55,7 @@ def test_every_gate_and_embedding_folds_exactly_but_for_eps(norm: object) -> Non
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_a_gate_that_turns_the_stream_around_folds_too(site: str) -> None:
+def test_a_gate_that_negates_the_stream_folds_too(site: str) -> None:
     network = trained("pre", {"site": site})
     with torch.no_grad():
         for alpha, value in zip((gate.alpha for gate in network.gates()), (2.0, 0.1, -0.5, 1.9), strict=True):
@@ -70,7 +70,7 @@ def test_eps_is_the_error_of_folding() -> None:
     assert errors[1] < errors[2]
 
 
-def test_a_stream_that_is_turned_off_does_not_fold() -> None:
+def test_a_stream_multiplied_by_0_does_not_fold() -> None:
     network = trained("pre", {"activation": "identity"})
     next(network.gates()).alpha.data.fill_(1.0)
     with pytest.raises(GpasError, match=r"multiplies the residual stream by 0.*--bundled"):
@@ -78,14 +78,14 @@ def test_a_stream_that_is_turned_off_does_not_fold() -> None:
 
 
 @pytest.mark.parametrize("norm", SCHEMES)
-def test_schemes_that_llama_is_not_are_named(norm: str) -> None:
+def test_schemes_that_cannot_be_folded_are_named(norm: str) -> None:
     model = trained(norm).spec
     reason = obstacle(model)
     assert (reason == "") == (norm in ("pre", "lns"))
     assert reason == "" or SCHEMES[model.scheme].title in reason
 
 
-def test_the_bundled_file_needs_nothing_of_this_package() -> None:
+def test_the_bundled_file_does_not_import_this_package() -> None:
     tree = ast.parse(Bundle("gpas_cli.model.remote").text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -93,7 +93,7 @@ def test_the_bundled_file_needs_nothing_of_this_package() -> None:
     assert tops == {"torch", "transformers"}
     defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     assert len(set(defined)) == len(defined)
-    assert {"Llama", "GpasForCausalLM", "Gate", "SpecGate"} <= set(defined)
+    assert {"Llama", "GpasForCausalLM", "GpasGate", "Gate"} <= set(defined)
 
 
 def test_the_bundled_file_names_nothing_undefined(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The gates' gradients from the weights', held to autograd: every scheme, site and way of sharing, in float64."""
+"""The gates' gradients from the weights', compared with autograd for every scheme, site and sharing, in float64."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def determined(norm: str, **gate: object) -> bool:
 @pytest.mark.parametrize("stop_gradient", [True, False])
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("norm", SCHEMES)
-def test_they_are_those_of_autograd_wherever_the_weights_determine_them(
+def test_gate_gradients_equal_autograds_if_the_weights_determine_them(
     norm: str, site: str, stop_gradient: bool
 ) -> None:
     for share in ("layer", "sublayer"):
@@ -79,7 +79,7 @@ def test_they_are_those_of_autograd_wherever_the_weights_determine_them(
         torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-13)
 
 
-def test_where_they_are_not_determined() -> None:
+def test_the_slots_where_they_are_not_determined() -> None:
     """On the stream that enters a post-type sub-layer, on a skip path below a bottom-to-top connection."""
     made = {(norm, site) for norm, site in itertools.product(SCHEMES, SITES) if not _refused(norm, site)}
     without = {pair for pair in made if not determined(pair[0], site=pair[1])}
@@ -116,7 +116,7 @@ def test_biases_and_layernorm_are_part_of_it(norm: str, family: object) -> None:
     torch.testing.assert_close(*both(network(norm, family)), rtol=1e-9, atol=1e-12)
 
 
-def test_gates_that_do_not_learn_and_matrices_that_do_not() -> None:
+def test_fixed_gates_and_frozen_matrices() -> None:
     with pytest.raises(NotDetermined):
         GateGradients(network("pre", learnable=False))
     frozen = network("pre")

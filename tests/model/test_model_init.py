@@ -1,4 +1,4 @@
-"""How parameters start, against the reference's statistics for every architecture and against each preset's formula."""
+"""Initial parameters against the reference's statistics for every architecture and each preset's formula."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reference_name(name: str, sandwich: bool) -> str:
 
 
 def groups(name: str) -> dict[str, list[torch.Tensor]]:
-    """The parameters of an architecture at its start, by the reference's groups, first layer first."""
+    """Return the initial parameters of an architecture by the reference's groups, first layer first."""
     told = model_of(name.removeprefix("scale_")).to_mapping()
     gate = told["gate"] and {**told["gate"], "init": 0}
     # "normal" also where the scheme is DeepNorm with a gate: experiments.yaml says so for table2.
@@ -51,7 +51,7 @@ def groups(name: str) -> dict[str, list[torch.Tensor]]:
 
 # In its scale_post_pre the reference was run with no Post-LN layer.
 @pytest.mark.parametrize("name", [name for name in STATISTICS if name != "scale_post_pre"])
-def test_every_parameter_starts_as_the_references(name: str) -> None:
+def test_every_parameter_is_initialised_like_the_references(name: str) -> None:
     ours = groups(name)
     assert ours.keys() == STATISTICS[name].keys()
     for group, told in STATISTICS[name].items():
@@ -67,7 +67,7 @@ def test_every_parameter_starts_as_the_references(name: str) -> None:
 
 
 def test_deepnorm_with_gpas_takes_either_initialisation() -> None:
-    """The reference's code leaves DeepNorm's out where there is a gate; the paper's words keep it. Both are a field."""
+    """With a gate, the reference's code omits DeepNorm's initialisation; the paper does not. Both can be set."""
     plain = {"size": SIZE, "norm": "deepnorm"}
     deepnorm, gated, reference = (
         build(parse_model({**plain, **more})).state_dict()
@@ -112,7 +112,7 @@ def test_the_embedding(std: float, zero: bool) -> None:
     assert (table.grad[-1].abs().max().item() == 0) == zero
 
 
-def test_a_parameter_that_no_rule_claims_is_an_error() -> None:
+def test_a_parameter_without_a_rule_is_an_error() -> None:
     model = build(parse_model({"size": {**SIZE, "layers": 1}}))
     model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(LookupError, match=r"no initialisation rule matches extra\.weight"):

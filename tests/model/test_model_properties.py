@@ -1,4 +1,4 @@
-"""What holds for every scheme, site, activation, stop-gradient, learnable and sharing alike."""
+"""Properties of every scheme, site, activation, stop-gradient, learnable and sharing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from canonical_names import canonical_parameters
 
 from gpas_cli.evaluate.importance import without_layer
-from gpas_cli.model.gate import Gate
+from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import MLP
 from gpas_cli.model.norm import norm_slot
@@ -21,8 +21,7 @@ from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.cell import cell_from, parse_model
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.family import FAMILIES
-from gpas_cli.spec.gate import ACTIVATIONS, SITES
-from gpas_cli.spec.gate import Gate as GateSpec
+from gpas_cli.spec.gate import ACTIVATIONS, SITES, Gate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, Norm
 from gpas_cli.spec.size import SIZES
@@ -34,7 +33,7 @@ OPEN = 0.2  # alpha of a gate that takes something away
 
 
 def spelled(scheme: str) -> dict:
-    """The scheme as two layers show all of it."""
+    """Return the scheme with two layers, which show all of it."""
     return {"scheme": scheme, **({"post_fraction": 0.5} if scheme == "mix" else {})}
 
 
@@ -50,7 +49,7 @@ def gradients(model: Llama) -> dict[str, torch.Tensor]:
 
 
 def absorbed(model: Model, layer: int, last: bool) -> bool:
-    """Whether a norm follows the gate of a sub-layer at once, so that the network ignores it but for the norm's eps."""
+    """Whether a norm directly follows the gate of a sub-layer, so that only the norm's eps makes a difference."""
     slot = model.gate_slot(layer)
     if slot == "sum" and model.wiring(layer).out_norm:
         return True
@@ -58,7 +57,7 @@ def absorbed(model: Model, layer: int, last: bool) -> bool:
 
 
 def useless(model: Model) -> set[str]:
-    """The gates that nothing depends on: the named exceptions."""
+    """The gates without any effect, which are exceptions."""
     found = set()
     for layer in range(1, model.size.layers + 1):
         attention, feed_forward = absorbed(model, layer, last=False), absorbed(model, layer, last=True)
@@ -71,9 +70,9 @@ def useless(model: Model) -> set[str]:
 
 
 def variants(model: Llama, start: float) -> Iterator[tuple[str, bool]]:
-    """The network with each activation, with and without stop-gradient; its gates at `start`. Saves building anew."""
+    """Yield the network with each activation, with and without stop-gradient, its gates at `start`."""
     for activation, stop in itertools.product(ACTIVATIONS, (True, False)):
-        made = Gate(GateSpec(activation=activation, stop_gradient=stop), start)
+        made = GpasGate(Gate(activation=activation, stop_gradient=stop), start)
         for gate in model.gates():
             gate.activation, gate.stop_gradient = made.activation, made.stop_gradient
             gate.alpha.data.fill_(start)
@@ -193,7 +192,7 @@ def test_the_probe_sees_the_stream_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_gated_network_keeps_its_two_halves_and_has_every_derivative(bias: bool) -> None:
+def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -> None:
     torch.manual_seed(0)
     size = parse_model({"size": {"hidden": 6, "ffn": 5, "heads": 1, "layers": 1, "vocab": 10}}).size
     mlp = MLP(size, replace(FAMILIES["llama"], bias=bias)).double()
@@ -216,7 +215,7 @@ def test_the_gated_network_keeps_its_two_halves_and_has_every_derivative(bias: b
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_rmsnorm_keeps_its_input_alone_and_has_every_derivative(scale: float) -> None:
+def test_rmsnorm_saves_only_its_input_and_has_every_derivative(scale: float) -> None:
     torch.manual_seed(0)
     norm = norm_slot(Norm(scale=scale), 6, 1e-6).double()
     torch.nn.init.normal_(norm.weight)
@@ -236,7 +235,7 @@ def test_rmsnorm_keeps_its_input_alone_and_has_every_derivative(scale: float) ->
 
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_a_small_share_is_not_rounded_away_under_autocast(in_graph: bool) -> None:
-    gate = Gate(GateSpec(activation="identity"), 0.0)
+    gate = GpasGate(Gate(activation="identity"), 0.0)
     gate.in_graph = in_graph
     torch.nn.init.constant_(gate.alpha, 2.0**-12)
     x = torch.ones(3, dtype=torch.bfloat16)

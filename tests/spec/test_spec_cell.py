@@ -81,13 +81,13 @@ def test_two_spellings_of_one_network_have_one_key(one: dict, other: dict) -> No
         {"data": PADDED, "optim": {**RECIPE, "mean_rows": 8}},
     ],
 )
-def test_what_can_change_the_result_changes_the_key(change: dict) -> None:
+def test_every_setting_that_can_change_the_result_changes_the_key(change: dict) -> None:
     assert cell(**change).key != cell().key
     if "optim" in change and len(change) > 1:
         assert cell(**change).key != cell(**{**change, "optim": RECIPE}).key
 
 
-def test_a_scheme_brings_its_initialisation() -> None:
+def test_a_scheme_sets_the_default_initialisation() -> None:
     assert cell(norm="deepnorm").model.init.preset == "deepnorm"
     assert cell(norm="deepnorm", init="normal").model.init.preset == "normal"
     assert cell(norm="pre").model.init.preset == "normal"
@@ -133,14 +133,14 @@ def test_dead_contradictory_and_absurd_choices_are_refused(values: dict, message
     assert any(message in line for line in problems(**values))
 
 
-def test_own_files_are_packed_unless_the_file_says_otherwise() -> None:
+def test_files_are_packed_by_default() -> None:
     assert cell(data=FILES).data.layout == "pack"
     assert cell(data=FILES).key == cell(data={**FILES, "layout": "pack"}).key == "3d78929119f6dcad"
     assert cell(data={**FILES, "layout": "pad"}).key == "cc87a4c7aad9a85a"
     assert cell(data={"like": "c4", "tokenizer": "bpe"}).data.layout == "pad"
 
 
-def test_a_held_out_text_is_part_of_the_key_only_where_it_is_given() -> None:
+def test_a_validation_text_is_part_of_the_key_only_if_it_is_set() -> None:
     held_out = cell(data={**FILES, "validation": "held-out/*.txt"})
     assert held_out.data.validation == "held-out/*.txt"
     assert cell(data={**FILES, "validation": ""}).key == cell(data=FILES).key != held_out.key

@@ -54,7 +54,7 @@ def test_mix_changes_its_equation_once() -> None:
         ({"family": "gpt"}, "E[t] + P"),
     ],
 )
-def test_what_enters_the_first_layer(values: dict, expected: str) -> None:
+def test_the_input_of_the_first_layer(values: dict, expected: str) -> None:
     assert embedding(parse_model({"size": "quickstart", **values})) == expected
 
 

@@ -1,4 +1,4 @@
-"""Schemes that others bring: what a file must hold, what of it is in the key, and every mistake with its reason."""
+"""Plugin schemes: the required contents of a file, its part in the key, and the message for every mistake."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def body(text: str) -> str:
     return SOURCE.replace("return Wiring(in_norm=Norm(), skip=self.weight)", text)
 
 
-def test_a_scheme_of_a_file_is_a_scheme() -> None:
+def test_a_scheme_of_a_file_can_be_used_like_a_built_in_one() -> None:
     made = cell(gate="gpas")
     assert made.model.norm.title == "Weighted"
     assert made.model.init.preset == "normal"
@@ -68,7 +68,7 @@ def test_a_scheme_of_a_file_is_a_scheme() -> None:
         cell_from(made.to_mapping())
 
 
-def test_the_key_holds_the_wiring_and_nothing_else_of_the_file() -> None:
+def test_the_key_contains_the_wiring_and_nothing_else_of_the_file() -> None:
     key = cell().key
     assert cell(f"# A remark.\n{SOURCE}").key == key
     assert cell(SOURCE.replace("Weighted", "Scaled")).key == key
@@ -104,7 +104,7 @@ def test_a_recorded_cell_does_not_run_with_another_wiring() -> None:
         (SOURCE.replace("weight: float", "weight: Nothing"), "has annotations that cannot be read: NameError"),
     ],
 )
-def test_a_file_that_brings_no_scheme_is_told_why(source: str, message: str) -> None:
+def test_a_file_without_a_usable_scheme_is_refused_with_the_reason(source: str, message: str) -> None:
     with pytest.raises(InvalidExperiments, match=message):
         plugin_of("mine.py", source)
 
@@ -122,7 +122,7 @@ def test_a_file_that_brings_no_scheme_is_told_why(source: str, message: str) -> 
         ("return Pre().wiring(layer, depth)", "equals the scheme 'pre'; write norm: pre"),
     ],
 )
-def test_a_wiring_that_cannot_be_is_told(text: str, message: str) -> None:
+def test_an_invalid_wiring_is_reported(text: str, message: str) -> None:
     with pytest.raises(InvalidExperiments, match=message):
         cell(body(text))
 

@@ -1,4 +1,4 @@
-"""Values that SLURM takes."""
+"""Checks of values for SLURM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_time_limits_are_read_as_sbatch_reads_them(word: str, seconds: int | Non
     assert time_seconds(word) == seconds
 
 
-def test_a_warning_comes_before_the_end() -> None:
+def test_the_notice_is_shorter_than_the_time_limit() -> None:
     assert list(Resources(time="2", notice=120).faults) == ["notice"]
     assert not Resources(time="2", notice=119).faults
     assert not Resources(notice=3600).faults
