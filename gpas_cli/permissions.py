@@ -24,8 +24,8 @@ def explain(error: Exception) -> str:
     except OSError:
         return str(error)
     what = "it" if obstacle == path else str(obstacle)
-    whose = f"{what} belongs to {user(found.st_uid)} and is {stat.filemode(found.st_mode)}"
-    return f"no permission for {path} as user {user(os.geteuid())}: {whose}"
+    whose = f"{what} belongs to {user_name(found.st_uid)} and is {stat.filemode(found.st_mode)}"
+    return f"no permission for {path} as {user_name(os.geteuid())}: {whose}"
 
 
 def advise(error: Exception) -> str:
@@ -35,12 +35,12 @@ def advise(error: Exception) -> str:
     return f"{message}; {SHARING}" if explained else message
 
 
-def user(number: int) -> str:
+def user_name(number: int) -> str:
     """Return the name of the user with this number, or the number if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
-        return str(number)
+        return f"user {number}"
 
 
 def _obstacle(path: Path) -> Path:

@@ -47,7 +47,7 @@ def test_a_file_that_another_user_made_is_named_with_its_owner_and_how_to_share(
     with ordinary():
         said = advise(caught.value)
     owner = "root" if os.geteuid() == 0 else "belongs to"
-    assert said.startswith(f"no permission for {lock} as user ")
+    assert said.startswith(f"no permission for {lock} as ")
     assert owner in said
     assert "-r--r--r--" in said
     assert said.endswith(SHARING)

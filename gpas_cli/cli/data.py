@@ -181,8 +181,8 @@ def _table(found: Sequence[CachedCorpus]) -> Columns:
         facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
         size = byte_size(one.size)
         for split, totals in one.splits.items():
-            told = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))
-            rows.append((*facts, split, *told, "yes" if totals.final else "grows", size))
+            totals_text = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))
+            rows.append((*facts, split, *totals_text, "yes" if totals.final else "grows", size))
             facts, size = [""] * len(facts), ""
     return Columns((*facts_of, *numbers), rows, right=frozenset(numbers))
 

@@ -55,8 +55,8 @@ def rerun(
         finish(RunSummary())
     chosen = [state for state in states if state.state in RESULTS]
     if not chosen:
-        told = listed([f"{state.entry.id} is {state.state}" for state in states], NAMED)
-        raise GpasError(f"no result to replace: {told}; `gpas run grid` runs cells without one")
+        states_text = listed([f"{state.entry.id} is {state.state}" for state in states], NAMED)
+        raise GpasError(f"no result to replace: {states_text}; `gpas run grid` runs cells without one")
     _print_results(chosen)
     if len(states) > len(chosen):
         console().print(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")

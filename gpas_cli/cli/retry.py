@@ -42,8 +42,8 @@ def retry(
     states = look(project().runs, asked)
     chosen = [state.entry for state in states if state.state in RETRIED]
     if not chosen and cells:
-        told = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
-        raise GpasError(f"nothing to retry: {told}; `gpas run grid` runs what is missing or interrupted")
+        states_text = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+        raise GpasError(f"nothing to retry: {states_text}; `gpas run grid` runs what is missing or interrupted")
     if not chosen:
         console().print("No cell has failed or was cancelled.")
         finish(RunSummary())

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import grp
 import os
-import pwd
 import shlex
 import stat
 from collections.abc import Iterable, Mapping
@@ -30,6 +29,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
+from gpas_cli.permissions import user_name
 
 TRUSTED_VARIABLE = "GPAS_TRUSTED"
 _ROOT_ID = 0
@@ -69,14 +69,6 @@ def _fault(path: Path) -> str:
     if facts.st_mode & stat.S_IWGRP and not _private(facts.st_gid):
         return f"is writable by the group {_group(facts.st_gid)}"
     return ""
-
-
-def user_name(number: int) -> str:
-    """Return the name of a user id, or "user N" if it has none."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
 
 
 def _group(number: int) -> str:

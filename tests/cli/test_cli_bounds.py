@@ -64,15 +64,15 @@ def keep_trained_gates(folder: Path, alpha: float) -> None:
 def test_bounds_as_json(tmp_path: Path) -> None:
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
     keep_trained_gates(tmp_path, 0.7)
-    told = json.loads(gpas(tmp_path, "explain", "opened", "--bounds", "--json"))["cells"][0]["bounds"]
-    assert [layer["layer"] for layer in told["layers"]] == [1, 2]
-    for layer in told["layers"]:
+    document = json.loads(gpas(tmp_path, "explain", "opened", "--bounds", "--json"))["cells"][0]["bounds"]
+    assert [layer["layer"] for layer in document["layers"]] == [1, 2]
+    for layer in document["layers"]:
         assert layer["attention"]["bound"] >= layer["attention"]["norm"] > 1
         assert layer["bound"] == layer["attention"]["bound"] * layer["feed_forward"]["bound"]
-    assert [row["layer"] for row in told["preserved"]] == [1, 2, 3]
-    assert all(row["error"] < 1e-9 for row in told["preserved"])
-    assert told["gates"] == "as trained (step-00000004)"
-    assert told["preserved"][0]["predicted"] == pytest.approx((1 - ACTIVATIONS["silu"][0](0.7)) ** 4, rel=1e-6)
+    assert [row["layer"] for row in document["preserved"]] == [1, 2, 3]
+    assert all(row["error"] < 1e-9 for row in document["preserved"])
+    assert document["gates"] == "as trained (step-00000004)"
+    assert document["preserved"][0]["predicted"] == pytest.approx((1 - ACTIVATIONS["silu"][0](0.7)) ** 4, rel=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml", "runs"]
 
 

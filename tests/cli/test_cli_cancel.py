@@ -45,9 +45,9 @@ def test_many_are_not_cancelled_without_an_answer(queued: Face) -> None:
     said = queued("cancel", "small", "--where", "norm=post", expect=Exit.USAGE)
     assert "Cancel 4 cells (4 queued)?" in " ".join(said.err.replace("│", " ").split())
     assert asked(queued) == set()
-    told = queued("cancel", "--where", "norm=post", "--yes", "--json").json
-    assert {cell["name"] for cell in told["cells"]} == asked(queued)
-    assert len(told["cells"]) == 4
+    document = queued("cancel", "--where", "norm=post", "--yes", "--json").json
+    assert {cell["name"] for cell in document["cells"]} == asked(queued)
+    assert len(document["cells"]) == 4
 
 
 def test_what_cannot_be_reached_is_incomplete(face: Face) -> None:

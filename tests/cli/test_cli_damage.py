@@ -1,4 +1,4 @@
-"""Files in runs/ that somebody has broken or made up: no command falls over, whatever number they hold."""
+"""Damaged or forged files in runs/: no command crashes, whatever numbers they hold."""
 
 from __future__ import annotations
 

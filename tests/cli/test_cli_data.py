@@ -75,13 +75,13 @@ def test_prepare_then_status(folder: Path) -> None:
     assert "no token cache" in gpas(folder, "status")[1]
     code, out, err = gpas(folder, "prepare", "--workers", "2", "--json")
     assert code == 0, out + err
-    told = json.loads(out)
-    (corpus,) = told["corpora"]  # two cells, one text
-    assert (told["schema"], corpus["source"]) == (1, "files")
+    document = json.loads(out)
+    (corpus,) = document["corpora"]  # two cells, one text
+    assert (document["schema"], corpus["source"]) == (1, "files")
     assert sum(split["documents"] for split in corpus["splits"].values()) == 400
     assert all(split["final"] for split in corpus["splits"].values())
     again = json.loads(gpas(folder, "prepare", "--json")[1])
-    assert again == told
+    assert again == document
     shown = json.loads(gpas(folder, "status", "--json")[1])
     (cache,) = shown["caches"]
     assert cache["splits"] == corpus["splits"]

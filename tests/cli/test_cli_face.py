@@ -70,10 +70,10 @@ def test_it_works_where_torch_is_not_installed(project: Path, words: tuple[str, 
 
 
 def test_status_as_json_has_the_promised_form(project: Path) -> None:
-    told = json.loads(gpas(project, "status", "--json").stdout)
-    assert told["schema"] == 1
-    assert len(told["cells"]) == 22
-    cell = told["cells"][0]
+    document = json.loads(gpas(project, "status", "--json").stdout)
+    assert document["schema"] == 1
+    assert len(document["cells"]) == 22
+    cell = document["cells"][0]
     assert {"key", "name", "grid", "axes", "state", "outcome", "evidence"} <= cell.keys()
     assert (cell["grid"], cell["name"], cell["state"], cell["outcome"]) == ("quickstart", "pre-s1", "missing", None)
 
@@ -102,8 +102,8 @@ def test_explain_prints_the_equations(project: Path) -> None:
     text = gpas(project, "explain", "mix-gpas-s1").stdout
     assert "x <- N(G(x) + f(x))" in text
     assert "x <- G(x + f(N(x)))" in text
-    told = json.loads(gpas(project, "explain", "deepnorm-gpas-s1", "--json").stdout)
-    assert told["cells"][0]["layers"] == [{"first": 1, "last": 12, "equation": "N(2.213 G(x) + f(x))"}]
+    document = json.loads(gpas(project, "explain", "deepnorm-gpas-s1", "--json").stdout)
+    assert document["cells"][0]["layers"] == [{"first": 1, "last": 12, "equation": "N(2.213 G(x) + f(x))"}]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[
     assert not (project / "here/runs").exists()
 
 
-def test_every_mistake_of_a_file_is_told_at_once(project: Path) -> None:
+def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken = project / "here/broken.yaml"
     text = (project / "here/experiments.yaml").read_text()
     text = text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1")

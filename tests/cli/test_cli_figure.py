@@ -28,24 +28,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_numbers_of_a_figure_as_json(project: Path) -> None:
     done = gpas(project, "figure", "--what", "activation_variance", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["schema"], told["what"], told["files"]) == (1, "activation_variance", [])
-    assert (told["x"], told["title"], told["log"]) == ("layer (at update 40)", "My grid", True)
-    assert told["missing"] == ["g/lns-gpas-s2"]
-    assert [series["title"] for series in told["series"]] == ["Pre-LN", "Pre-LN + GPAS", "LNS", "LNS + GPAS"]
-    first = told["series"][0]
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["what"], document["files"]) == (1, "activation_variance", [])
+    assert (document["x"], document["title"], document["log"]) == ("layer (at update 40)", "My grid", True)
+    assert document["missing"] == ["g/lns-gpas-s2"]
+    assert [series["title"] for series in document["series"]] == ["Pre-LN", "Pre-LN + GPAS", "LNS", "LNS + GPAS"]
+    first = document["series"][0]
     assert [(point["x"], point["n"]) for point in first["points"]] == [(1, 2), (2, 2), (3, 2)]
     assert first["points"][0]["mean"] == pytest.approx(0.1 * 30.5)
     assert first["final_norm"]["mean"] == pytest.approx(0.4 * 30.5)
     assert [(run["name"], run["over"]) for run in first["runs"]] == [("g/pre-s1", 1), ("g/pre-s2", 2)]
-    assert told["series"][3]["points"][0]["std"] is None
+    assert document["series"][3]["points"][0]["std"] is None
     assert not list(project.glob("*.svg"))
 
 
 def test_units_are_those_of_the_axis(project: Path) -> None:
-    told = json.loads(gpas(project, "figure", "--what", "memory", "--json").stdout)
-    assert told["y"] == "memory (GB)"
-    assert told["series"][0]["points"][0]["mean"] == pytest.approx(0.4)
+    document = json.loads(gpas(project, "figure", "--what", "memory", "--json").stdout)
+    assert document["y"] == "memory (GB)"
+    assert document["series"][0]["points"][0]["mean"] == pytest.approx(0.4)
 
 
 def test_a_file_for_each_suffix(project: Path) -> None:

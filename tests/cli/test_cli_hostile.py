@@ -109,8 +109,8 @@ def test_a_spreadsheet_reads_no_formula(project: Path) -> None:
 
 
 def test_json_keeps_text_as_it_was(project: Path) -> None:
-    told = json.loads(gpas(project, "table", "--json").stdout)
-    assert told["rows"][1]["labels"]["gate"] == "[/red]"
+    document = json.loads(gpas(project, "table", "--json").stdout)
+    assert document["rows"][1]["labels"]["gate"] == "[/red]"
     assert json.loads(gpas(project, "status", "--json").stdout)["cells"][0]["name"] == "pre-s1"
 
 

@@ -15,19 +15,19 @@ ONE = ("--where", "norm=pre", "--where", "gate=none", "--executor", "local")
 
 def test_the_command_gets_a_line_and_json(face: Face) -> None:
     said = face(
-        "run", "small", *ONE, "--notify", 'cat > told.json; echo "$GPAS_SUMMARY" > line.txt; echo noise', "--json"
+        "run", "small", *ONE, "--notify", 'cat > document.json; echo "$GPAS_SUMMARY" > line.txt; echo noise', "--json"
     )
-    told = json.loads((face.folder / "told.json").read_text())
-    assert told == said.json
-    assert told["counts"] == {"done": 2}
-    assert [cell["name"] for cell in told["cells"]] == ["pre-s1", "pre-s2"]
+    document = json.loads((face.folder / "document.json").read_text())
+    assert document == said.json
+    assert document["counts"] == {"done": 2}
+    assert [cell["name"] for cell in document["cells"]] == ["pre-s1", "pre-s2"]
     assert (face.folder / "line.txt").read_text() == "gpas: 2 done of small\n"
 
 
 def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPAS_NOTIFY", "touch told")
+    monkeypatch.setenv("GPAS_NOTIFY", "touch document")
     face("train", "pre-s1")
-    assert (face.folder / "told").exists()
+    assert (face.folder / "document").exists()
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_its_failure_costs_a_warning_only(
 def test_text_from_files_reaches_no_shell(face: Face) -> None:
     hostile = "x$(touch broken)`touch broken`;touch broken"
     face.ended("pre-s1", "failed", cause=hostile)
-    command = 'cat > told.json; echo "$GPAS_SUMMARY" > line.txt'
+    command = 'cat > document.json; echo "$GPAS_SUMMARY" > line.txt'
     face("run", "small", *ONE, "--notify", command, expect=Exit.FAILED)
-    assert hostile in (face.folder / "told.json").read_text()
+    assert hostile in (face.folder / "document.json").read_text()
     cell = {"grid": hostile, "state": "done"}
     outcome._notify(command, {"counts": {"done": 1}, "cells": [cell]})
     assert (face.folder / "line.txt").read_text() == f"gpas: 1 done of {hostile}\n"
@@ -57,8 +57,8 @@ def test_text_from_files_reaches_no_shell(face: Face) -> None:
 
 def test_a_run_that_fails_says_so_in_its_document(face: Face) -> None:
     face.ended("pre-s1", "failed", cause="no luck")
-    told = face("run", "small", *ONE, "--json", expect=Exit.FAILED).json
-    assert told["exit_code"] == 4
-    assert told["counts"] == {"failed": 1, "done": 1}
-    (failed,) = [cell for cell in told["cells"] if cell["state"] == "failed"]
+    document = face("run", "small", *ONE, "--json", expect=Exit.FAILED).json
+    assert document["exit_code"] == 4
+    assert document["counts"] == {"failed": 1, "done": 1}
+    (failed,) = [cell for cell in document["cells"] if cell["state"] == "failed"]
     assert "no luck" in failed["reason"]

@@ -81,9 +81,9 @@ def test_the_output_is_as_declared(made: Face, name: str, words: tuple[str, ...]
 
 
 def test_several_tables_are_one_document(made: Face) -> None:
-    told = made("table", "small", "shares", "--json").json
-    assert [table["title"] for table in told["tables"]] == ["Small", "Cells of small, and two of its own"]
-    for table in told["tables"]:
+    document = made("table", "small", "shares", "--json").json
+    assert [table["title"] for table in document["tables"]] == ["Small", "Cells of small, and two of its own"]
+    for table in document["tables"]:
         check("table", table)
 
 
@@ -154,14 +154,14 @@ def test_the_schema_of_a_command_is_printed(face: Face) -> None:
 @pytest.mark.parametrize(
     ("change", "sound"),
     [
-        (lambda told: None, True),
-        (lambda told: told.pop("total"), False),
-        (lambda told: told["cells"][0].update(state="sublimated"), False),
-        (lambda told: told["cells"][0].update(surplus=1), False),
+        (lambda document: None, True),
+        (lambda document: document.pop("total"), False),
+        (lambda document: document["cells"][0].update(state="sublimated"), False),
+        (lambda document: document["cells"][0].update(surplus=1), False),
     ],
 )
 def test_the_check_can_fail(made: Face, change: Callable[[Any], Any], sound: bool) -> None:
-    told = made("status", "small", "--json").json
-    change(told)
+    document = made("status", "small", "--json").json
+    change(document)
     validator = Draft202012Validator(json_schema(DOCUMENTS["status"], closed=True))
-    assert validator.is_valid(told) == sound
+    assert validator.is_valid(document) == sound

@@ -43,10 +43,14 @@ def test_doctor_and_status_count_alike(cells: Face) -> None:
     counted = "10 cells, 4 of which belong to several grids"
     assert counted in cells("status", "--all").out
     assert any(counted in finding["detail"] for finding in cells("doctor", "--json").json["findings"])
-    told = cells("status", "--json").json
-    assert told["total"] == {"cells": 10, "rows": 14, "states": {"done": 2, "running": 1, "failed": 1, "missing": 6}}
-    assert [(grid["grid"], grid["cells"]) for grid in told["grids"]] == [("small", 8), ("shares", 6)]
-    assert len(told["cells"]) == 14
+    document = cells("status", "--json").json
+    assert document["total"] == {
+        "cells": 10,
+        "rows": 14,
+        "states": {"done": 2, "running": 1, "failed": 1, "missing": 6},
+    }
+    assert [(grid["grid"], grid["cells"]) for grid in document["grids"]] == [("small", 8), ("shares", 6)]
+    assert len(document["cells"]) == 14
 
 
 def test_a_named_grid_lists_all_its_cells(cells: Face) -> None:
@@ -71,8 +75,8 @@ def test_a_named_grid_lists_all_its_cells(cells: Face) -> None:
 def test_which_cells_and_in_what_order(cells: Face, words: tuple[str, ...], names: list[str]) -> None:
     lines = cells("status", "small", *words).out.splitlines()
     assert [line.split()[0] for line in lines if line.split() and "-s" in line.split()[0]] == names
-    told = cells("status", "small", *words, "--json").json["cells"]
-    assert [cell["name"] for cell in told] == [name.rpartition("/")[2] for name in names]
+    document = cells("status", "small", *words, "--json").json["cells"]
+    assert [cell["name"] for cell in document] == [name.rpartition("/")[2] for name in names]
 
 
 def test_what_is_not_listed_is_counted(cells: Face) -> None:

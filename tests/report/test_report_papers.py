@@ -71,7 +71,7 @@ def test_what_is_not_printed_is_none() -> None:
     assert table.delta({"size": "71m", "norm": "pre", "gate": "gpas"}, {"size": "7b", "norm": "pre"}) is None
 
 
-def test_the_row_that_says_most_is_meant() -> None:
+def test_the_row_with_the_most_labels_is_used() -> None:
     table = published("raptr", "table3_loss")
     assert table.value({"size": "ul2", "depth": "full"}) == 2.06
     assert table.value({"size": "ul2", "depth": "full", "budget": "equal"}) == 2.07

@@ -92,12 +92,12 @@ def test_more_keys_than_one_statement_takes(engine: Engine) -> None:
     assert query.results(engine, []) == {}
 
 
-def test_attempts_are_told_in_order_with_their_metrics(engine: Engine) -> None:
+def test_attempts_are_in_order_with_their_metrics(engine: Engine) -> None:
     cell = entry().cell
     key = add(engine, cell, 1, "interrupted", resumed_from=0)
     add(engine, cell, 2, "done", 33.0, resumed_from=500)
-    told = query.attempts(engine, key)
-    assert [(a["number"], a["outcome"], a["resumed_from"], a["metrics"]) for a in told] == [
+    shown = query.attempts(engine, key)
+    assert [(a["number"], a["outcome"], a["resumed_from"], a["metrics"]) for a in shown] == [
         (1, "interrupted", 0, {}),
         (2, "done", 500, {"perplexity": 33.0}),
     ]
@@ -126,7 +126,7 @@ def test_a_table_straight_from_the_database(engine: Engine) -> None:
     assert "| &nbsp;&nbsp;+ GPAS | **33.55 ± 0.07** (-0.75) | 33.49 (-0.74) |" in text
 
 
-def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine, tmp_path: Path) -> None:
+def test_why_shows_all_attempts_and_the_difference_from_the_base(engine: Engine, tmp_path: Path) -> None:
     gated = entry("pre", "gpas", optim={"lr": 1e-3, "warmup": 1, "steps": 100, "clip_gates": 0.01}).cell
     key = add(engine, gated, 1, "failed", cause="killed", host="a1", git_commit="abc", git_dirty=True)
     add(engine, gated, 2, "done", 33.0, gpu="H200", fingerprint="f00d")
@@ -147,10 +147,10 @@ def test_why_tells_all_attempts_and_the_difference_from_the_base(engine: Engine,
     assert (second.metrics, second.facts["gpu"], second.facts["fingerprint"]) == ({"perplexity": 33.0}, "H200", "f00d")
     assert second.log == tmp_path / key[:2] / key / "002" / "log.txt"
     assert second.checkpoint == checkpoints / "step-00000100"
-    told = {d.setting: (d.base, d.own) for d in found.differences}
-    assert told["gate.activation"] == (None, "silu")
-    assert told["optim.clip_gates"] == (0.0, 0.01)  # without a gate there is nothing to clip
-    assert not any(name.startswith(("size", "norm", "data", "seed")) for name in told)
+    shown = {d.setting: (d.base, d.own) for d in found.differences}
+    assert shown["gate.activation"] == (None, "silu")
+    assert shown["optim.clip_gates"] == (0.0, 0.01)  # without a gate there is nothing to clip
+    assert not any(name.startswith(("size", "norm", "data", "seed")) for name in shown)
     base = entry("pre", optim={"lr": 1e-3, "warmup": 1, "steps": 100}).cell
     assert found.base_key == base.key
 
@@ -173,5 +173,5 @@ def test_why_of_what_never_ran(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_differences_are_dotted() -> None:
-    told = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 5}, "e": None})
-    assert [(d.setting, d.base, d.own) for d in told] == [("a.c", 2, 5), ("d", 3, None)]
+    shown = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 5}, "e": None})
+    assert [(d.setting, d.base, d.own) for d in shown] == [("a.c", 2, 5), ("d", 3, None)]

@@ -224,7 +224,7 @@ def test_an_ablation_finds_its_row() -> None:
     ]
 
 
-def test_a_budget_that_is_not_the_papers_is_told() -> None:
+def test_a_budget_that_differs_from_the_papers_is_noted() -> None:
     usual = {"lr": 1e-3, "warmup": 1, "steps": 10_000}
     sources = {"gpas": "table2_perplexity"}
     same = build([entry(optim=usual)], {}, {}, spec(published=sources))
@@ -310,18 +310,18 @@ def test_nothing_to_show() -> None:
         build([], {}, {}, spec())
 
 
-def test_mixtures_are_told() -> None:
+def test_mixtures_are_noted() -> None:
     entries = [entry("pre"), entry("mix"), entry("lns")]
     results = result(entries[0], 1.0, fingerprint="a" * 20, precision="bf16", gpu="H200", device="cuda")
     results |= result(entries[1], 2.0, fingerprint="b" * 20, code="other") | result(
         entries[2], 3.0, fingerprint="b" * 20
     )
-    told = note(build(entries, {}, results, spec()), "mixture")
-    assert "71m: the numbers mix training texts: bbbbbbbbbbbb (2), aaaaaaaaaaaa (1)" in told
-    assert "precisions: fp32 (2), bf16 (1)" in told
-    assert "versions of the code: c0de (2), other (1)" in told
-    assert "devices: cpu (2), H200 (1)" in told
-    assert "validation texts" not in told
+    shown = note(build(entries, {}, results, spec()), "mixture")
+    assert "71m: the numbers mix training texts: bbbbbbbbbbbb (2), aaaaaaaaaaaa (1)" in shown
+    assert "precisions: fp32 (2), bf16 (1)" in shown
+    assert "versions of the code: c0de (2), other (1)" in shown
+    assert "devices: cpu (2), H200 (1)" in shown
+    assert "validation texts" not in shown
 
 
 def test_a_run_that_other_code_resumed_is_named() -> None:
@@ -329,8 +329,8 @@ def test_a_run_that_other_code_resumed_is_named() -> None:
     results = result(entries[0], 1.0) | result(entries[1], 2.0)
     mixed = results[entries[1].cell.stages[0].key]
     results[mixed.key] = replace(mixed, metrics={**mixed.metrics, "code_versions": 2.0})
-    told = note(build(entries, {}, results, spec()), "mixture")
-    assert told == f"1 run resumed after the code had changed: {entries[1].id} (`gpas why`)"
+    shown = note(build(entries, {}, results, spec()), "mixture")
+    assert shown == f"1 run resumed after the code had changed: {entries[1].id} (`gpas why`)"
 
 
 def test_like_numbers_need_no_word() -> None:
@@ -345,8 +345,8 @@ def test_tables_need_neither_torch_nor_the_database() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_overrides_are_told_once_with_their_cells() -> None:
+def test_overrides_are_noted_once_with_their_cells() -> None:
     entries = [type(e)(e.cell, e.grid, e.name, e.axes, notes=("clip_gates 0.01: it diverges without",)) for e in
                [entry(norm) for norm in ("pre", "mix", "lns", "post", "deepnorm")]]  # fmt: skip
-    told = note(build(entries, {}, {}, spec()), "override")
-    assert told == "71m-pre-none-1, 71m-mix-none-1, 71m-lns-none-1 and 2 more: clip_gates 0.01: it diverges without"
+    shown = note(build(entries, {}, {}, spec()), "override")
+    assert shown == "71m-pre-none-1, 71m-mix-none-1, 71m-lns-none-1 and 2 more: clip_gates 0.01: it diverges without"

@@ -1,4 +1,4 @@
-"""Tables that cannot be made are told when experiments.yaml is read, each at its place."""
+"""Tables that cannot be made are reported when experiments.yaml is read, each at its place."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
         ),
     ],
 )
-def test_a_table_that_cannot_be_made_is_told_at_its_place(tmp_path: Path, table: str, place: str, message: str) -> None:
+def test_a_table_that_cannot_be_made_is_reported_at_its_place(
+    tmp_path: Path, table: str, place: str, message: str
+) -> None:
     (found,) = problems(tmp_path, table)
     assert found.startswith(f"experiments.yaml:7:{place}: "), found
     assert message in found

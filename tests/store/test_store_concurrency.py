@@ -24,7 +24,7 @@ def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, li
     life.whole()
     other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    life.whole(OTHER)  # the job goes on meanwhile
+    life.whole(OTHER)  # the job continues meanwhile
     with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost: run the command again"):
         sync(engine, life.runs)
     other.rollback()

@@ -199,7 +199,7 @@ def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engin
         ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","threads":-1}', "not a count"),
     ],
 )
-def test_an_attempt_that_cannot_be_read_is_told_and_stops_no_other(
+def test_an_unreadable_attempt_is_reported_and_stops_no_other(
     engine: Engine, life: Life, content: str | None, message: str
 ) -> None:
     bad, good = life.attempt(), life.whole(OTHER)
@@ -214,7 +214,7 @@ def test_an_attempt_that_cannot_be_read_is_told_and_stops_no_other(
     assert only(engine).stage_key == good.key
 
 
-def test_a_journal_that_cannot_be_read_is_told(engine: Engine, life: Life) -> None:
+def test_an_unreadable_journal_is_reported(engine: Engine, life: Life) -> None:
     bad = life.attempt()
     bad.journal_path.mkdir()
     life.whole(OTHER)

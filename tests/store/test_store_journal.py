@@ -63,7 +63,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Disk]:
     return limit
 
 
-def test_events_come_back_as_they_were_told(tmp_path: Path) -> None:
+def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     before = time.time()
     journal = Journal(path)
@@ -134,7 +134,7 @@ def test_reading_goes_on_from_an_offset_and_leaves_the_unfinished_line(tmp_path:
     assert read(path, offset) == ([], offset, 0)
 
 
-def test_an_event_that_lacks_only_its_newline_is_whole(tmp_path: Path) -> None:
+def test_an_event_without_its_newline_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path, 2)
     path.write_bytes(path.read_bytes()[:-1])
@@ -184,7 +184,7 @@ def test_a_full_disk_costs_nothing_once_it_has_room_again(tmp_path: Path, disk: 
 
 
 @pytest.mark.parametrize(("short", "damaged"), [(1, 0), (2, 1)])
-def test_a_line_cut_at_its_very_end_is_told_once(
+def test_a_line_cut_at_its_very_end_is_read_once(
     tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch, short: int, damaged: int
 ) -> None:
     monkeypatch.setattr(module.time, "time", lambda: 1760000000.5)
@@ -270,7 +270,7 @@ def test_any_truncation_loses_only_the_lines_cut(
     cut = data.draw(st.integers(0, len(whole)))
     path.write_bytes(whole[:cut])
     found, offset, damaged = read(path)
-    complete = line_of(whole, min(cut + 1, len(whole)))  # a line that lacks only its newline is whole
+    complete = line_of(whole, min(cut + 1, len(whole)))  # a line without its newline is complete
     assert found == events[:complete]
     assert tail(path) == found
     assert damaged == 0
@@ -324,11 +324,11 @@ def test_a_killed_writer_leaves_a_readable_journal(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process, process.stdout:
-        told = [int(process.stdout.readline()) for _ in range(50)][-1]
+        shown = [int(process.stdout.readline()) for _ in range(50)][-1]
         process.kill()
     events, _, damaged = read(path)
     assert [event["step"] for event in events] == list(range(len(events)))
-    assert len(events) >= told
+    assert len(events) >= shown
     assert damaged == 0
 
 

@@ -55,7 +55,7 @@ def test_a_rebuilt_database_is_equal_to_the_one_that_grew(
     assert not [path for path in tmp_path.iterdir() if "rebuild" in path.name]
 
 
-def test_dump_tells_databases_apart(connect: Connect, url: str, life: Life) -> None:
+def test_dumps_of_different_databases_differ(connect: Connect, url: str, life: Life) -> None:
     engine = connect(url)
     grown(engine, life)
     before = dump(engine)

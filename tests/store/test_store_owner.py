@@ -96,7 +96,7 @@ def test_run_directories_that_begin_anew_in_the_same_place_keep_their_database(
         (Owner("", "h", "/x"), Owner("", "h", "/y"), False, False),
     ],
 )
-def test_projects_are_told_apart(one: Owner, other: Owner, across_hosts: bool, same: bool) -> None:
+def test_projects_are_distinguished(one: Owner, other: Owner, across_hosts: bool, same: bool) -> None:
     assert one.is_same(other, across_hosts=across_hosts) is same
     assert other.is_same(one, across_hosts=across_hosts) is same
 

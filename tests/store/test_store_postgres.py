@@ -186,12 +186,12 @@ def test_an_upgrade_needs_no_copy_and_a_backup_is_the_servers(connect: Connect, 
         session.connect(url)
 
 
-def test_a_database_that_is_not_there_is_told(server: Path) -> None:
+def test_a_missing_database_is_reported(server: Path) -> None:
     with pytest.raises(StoreError, match='database "nothing" does not exist'):
         session.connect(f"postgresql://gpas@/nothing?host={server}")
 
 
-def test_a_server_that_goes_away_is_told(connect: Connect, url: str) -> None:
+def test_a_server_that_goes_away_is_reported(connect: Connect, url: str) -> None:
     engine = connect(url)
     with engine.connect() as victim, engine.connect() as killer:
         pid = victim.execute(text("SELECT pg_backend_pid()")).scalar()

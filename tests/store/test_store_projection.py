@@ -27,13 +27,13 @@ def test_steps_and_evaluations_become_curves() -> None:
 
 
 def test_a_spike_is_a_point_of_its_own_curve() -> None:
-    told = [event("spike", step=7, of=of, value=9.0, usual=3.0) for of in ("loss", "grad_norm", "weather")]
-    changes = project_events(told)
+    shown = [event("spike", step=7, of=of, value=9.0, usual=3.0) for of in ("loss", "grad_norm", "weather")]
+    changes = project_events(shown)
     assert changes.curves == {"spike_loss": {7: 9.0}, "spike_grad_norm": {7: 9.0}}
     assert changes.malformed == 1
 
 
-def test_what_a_step_does_not_tell_has_no_point() -> None:
+def test_a_number_that_a_step_does_not_report_has_no_point() -> None:
     assert project_events([event("step", step=1, loss=2.0, grad_norm=None)]).curves == {"loss": {1: 2.0}}
 
 
@@ -43,7 +43,7 @@ def test_layers_are_counted_from_zero() -> None:
     assert math.isnan(changes.layers["gate"][2, 2])
 
 
-def test_the_last_word_counts() -> None:
+def test_later_events_win() -> None:
     changes = project_events(
         [event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)]
     )
@@ -61,7 +61,7 @@ def test_an_outcome_ends_and_a_start_after_it_begins_again() -> None:
     assert again.metrics == {}
 
 
-def test_unknown_kinds_say_nothing() -> None:
+def test_unknown_kinds_are_ignored() -> None:
     changes = project_events(
         [event("weather", step="?"), event("warning", message="x"), event("phase", name="training")]
     )

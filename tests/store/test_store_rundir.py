@@ -79,7 +79,7 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["exit.json"]
 
 
-def test_json_that_is_none_is_told_with_its_file(tmp_path: Path) -> None:
+def test_invalid_json_is_reported_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "attempt.json"
     with pytest.raises(FileNotFoundError):
         read_json(path)
@@ -92,6 +92,6 @@ def test_json_that_is_none_is_told_with_its_file(tmp_path: Path) -> None:
         read_json(path)
 
 
-def test_a_rename_that_fails_for_another_reason_is_told(tmp_path: Path) -> None:
+def test_a_rename_that_fails_for_another_reason_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         rundir._rename(tmp_path / "nothing", tmp_path / "001")

@@ -168,14 +168,14 @@ def exclusively(connect: Connect, url: str, tmp_path: Path) -> Iterator[sqlite3.
     other.close()
 
 
-def test_a_locked_database_is_waited_for_and_then_told(url: str, exclusively: sqlite3.Connection) -> None:
+def test_a_locked_database_is_waited_for_and_then_reported(url: str, exclusively: sqlite3.Connection) -> None:
     before = time.monotonic()
     with pytest.raises(StoreError, match=r"another process has held the lock for 0\.3 s; nothing is lost"):
         session.connect(url, busy_seconds=0.3)
     assert time.monotonic() - before > 0.2
 
 
-def test_a_writer_waits_for_another_and_then_tells(connect: Connect, url: str) -> None:
+def test_a_writer_waits_for_another_and_then_fails(connect: Connect, url: str) -> None:
     first, second = (session.for_writing(connect(url, busy_seconds=0.2)) for _ in range(2))
     with first.begin(), second.connect() as waiting, pytest.raises(StoreError, match="nothing is lost"):
         waiting.begin()

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.permissions import user
+from gpas_cli.permissions import user_name
 from gpas_cli.schedule.process import token
 from gpas_cli.state.attempt import host, lives, process_path
 from gpas_cli.state.cancellation import request
@@ -44,7 +44,9 @@ def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | Non
             request(attempt.path, signalled=False)
     if claim is not None and look.lives_now(claim):
         return True, f"{claim} will stop it"
-    where = f"as {user(attempt.path.stat().st_uid)}" if pid is not None else f"on {host(attempt, ()) or 'its host'}"
+    where = (
+        f"as {user_name(attempt.path.stat().st_uid)}" if pid is not None else f"on {host(attempt, ()) or 'its host'}"
+    )
     return False, f"its process cannot be reached from here; cancel it {where}"
 
 

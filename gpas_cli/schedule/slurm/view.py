@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpas_cli.grid.trust import user_name
+from gpas_cli.permissions import user_name
 from gpas_cli.schedule.slurm import retry, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.queue import FRESH_LINE_SECONDS, FRESH_SECONDS, Queue, current
