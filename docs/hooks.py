@@ -281,7 +281,13 @@ def _joined(text: str | None) -> str:
 
 
 def _docstring(cls: type) -> list[str]:
-    return _paragraphs(cls.__dict__.get("__doc__") or "")
+    """The paragraphs of a dataclass's docstring. A line that begins with "field:" begins a paragraph."""
+    name = "|".join(field.name for field in dataclasses.fields(cls))
+    field_line = re.compile(rf"`?({name})`?(, `?({name})`?)*: ")
+    lines: list[str] = []
+    for line in _paragraphs(cls.__dict__.get("__doc__") or ""):
+        lines += ["", line] if field_line.match(line) else [line]
+    return lines
 
 
 def _paragraphs(docstring: str) -> list[str]:
