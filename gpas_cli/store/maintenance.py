@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import itertools
-import math
 import os
 import shutil
 import sqlite3
@@ -13,9 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Engine, delete, inspect, select, text
+from sqlalchemy import Engine, delete, inspect, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.files import fsync
@@ -121,25 +119,6 @@ def check(url: str, runs: Path) -> list[Defect]:
         return [Defect(str(error), "the check stopped here")]
     finally:
         engine.dispose()
-
-
-def dump(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows by table, sorted, with (stage key, attempt number) in place of the database's own attempt ids.
-
-    Two databases made from the same run directories, in whatever order, have equal dumps. NaN, which equals nothing,
-    is the word "nan".
-    """
-    with engine.connect() as connection:
-        attempts = [dict(row) for row in connection.execute(select(ATTEMPT)).mappings()]
-        ids = {row.pop("id"): (row["stage_key"], row["number"]) for row in attempts}
-        dumped = {
-            "stage": [tuple(row) for row in connection.execute(select(STAGE))],
-            "attempt": [tuple(row.values()) for row in attempts],
-        }
-        for table in (METRIC, CURVE, LAYER_CURVE):
-            rows = connection.execute(select(*table.primary_key, table.c.value))
-            dumped[table.name] = [(*ids[i], *at, "nan" if math.isnan(value) else value) for i, *at, value in rows]
-    return {name: sorted(rows, key=lambda row: repr(row)) for name, rows in dumped.items()}
 
 
 def _integrity(engine: Engine) -> Iterator[Defect]:

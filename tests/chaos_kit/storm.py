@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dumps import dump
+
 from chaos_kit import judge, records
 from chaos_kit.faults import FAULTS, Field, Hit, give
 from chaos_kit.judge import Ended, Violation
@@ -19,7 +21,7 @@ from chaos_kit.plan import Step, append, is_fault
 from chaos_kit.processes import of_folder
 from chaos_kit.project import GRIDS, Command, Project, names_of
 from chaos_kit.witness import Witness
-from gpas_cli.store import maintenance, session
+from gpas_cli.store import session
 
 STUCK = 600.0  # seconds without an event, an attempt or a change of the queue after which nothing more is expected
 ENDING = 120.0  # seconds in which processes that have nothing left to do end
@@ -219,6 +221,6 @@ class Round:
     def _dump(self) -> Mapping[str, Any]:
         engine = session.connect(f"sqlite:///{self.project.folder / 'gpas.db'}", create=False)
         try:
-            return maintenance.dump(engine)
+            return dump(engine)
         finally:
             engine.dispose()

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dumps import dump
 from life import OTHER, Connect, Life
 from sqlalchemy import Engine, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import ingest, session
 from gpas_cli.store.ingest import Ingested, sync
-from gpas_cli.store.maintenance import dump
 
 
 def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dumps import dump
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from life import OTHER, Connect, Life
@@ -16,7 +17,6 @@ from sqlalchemy.orm import Session
 from gpas_cli.errors import StoreError
 from gpas_cli.store import ingest, journal
 from gpas_cli.store.ingest import Ingested, sync
-from gpas_cli.store.maintenance import dump
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, StageRow
 

@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from dumps import dump
 from life import OTHER, Connect, Life
 from sqlalchemy import Engine, text
 
@@ -16,7 +17,7 @@ from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import encode
-from gpas_cli.store.maintenance import backup, check, dump, rebuild
+from gpas_cli.store.maintenance import backup, check, rebuild
 from gpas_cli.store.schema import VERSION_TABLE
 
 

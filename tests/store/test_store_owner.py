@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from dumps import dump
 from life import Connect, Life
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, owner
 from gpas_cli.store.ingest import sync
-from gpas_cli.store.maintenance import dump
 from gpas_cli.store.owner import Owner
 
 NOBODY = 65534

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from dumps import dump
 from life import OTHER, Connect, Life
 from second_revision import check_second_revision
 from sqlalchemy import inspect, select, text
@@ -24,7 +25,6 @@ from sqlalchemy import inspect, select, text
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
-from gpas_cli.store.maintenance import dump
 from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, Base, MetricRow
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
