@@ -1,13 +1,12 @@
-"""What observation costs at the default intervals: blocks of updates with and without it, in turns, in one process.
+"""Measure the cost of observation at the default intervals: alternating updates with and without it, in one process.
 
     python benchmarks/observe.py --quick --json
 
-`share` is (time with) / (time without) - 1, the median over pairs of blocks that take turns every ten updates: a block
+`share` is (time with) / (time without) - 1, the median over pairs of blocks that alternate every ten updates: a block
 is `stats_every` (100) updates with ten log lines, one record of layer statistics, spike detection and a real journal,
-or the same updates bare. `computed` is the same from the parts, each the median of many: (measured update - bare
-update) per 100 updates plus one settling and log line per 10, over the bare update. Time is that of the process's own
-CPU use where there is no GPU, so that other work on the machine counts as little as can be, and of the clock where
-there is one.
+or the same updates without any. `computed` is the same ratio from its parts, each the median of many: (measured update
+- bare update) per 100 updates plus one settling and log line per 10, over the bare update. On a CPU, time is the CPU
+time of the process, which other load affects least; on a GPU it is wall-clock time.
 """
 
 from __future__ import annotations
@@ -36,12 +35,8 @@ from gpas_cli.train.precision import choose_device
 CADENCE = Cadence()
 
 
-def make_loop(cell: Cell) -> Loop:
-    return synthetic_loop(cell, padded=False)
-
-
 def seconds(act: Callable[[], object], device: torch.device) -> float:
-    """How long `act` takes until the device has done it."""
+    """Return the seconds of `act`, until the device has finished it."""
     if device.type != "cuda":
         began = time.process_time()
         act()
@@ -54,7 +49,7 @@ def seconds(act: Callable[[], object], device: torch.device) -> float:
 
 
 def stretch(loop: Loop, observer: Observer | None, last: bool) -> None:
-    """`log_every` updates, observed as a run observes them or not at all; the `last` of a pair measures the layers."""
+    """Do `log_every` updates, observed as in a run or not at all; the `last` stretch of a block measures the layers."""
     for i in range(1, CADENCE.log_every + 1):
         update = loop.update(observe=observer is not None and last and i == CADENCE.log_every)
         if observer is not None:
@@ -65,19 +60,22 @@ def stretch(loop: Loop, observer: Observer | None, last: bool) -> None:
 
 
 def share(loop: Loop, observer: Observer) -> float:
-    """Of `stats_every` updates with observation and as many without, in turns of `log_every`, which of them first
-    alternating: what the former take more."""
-    device, taken = loop.precision.device, {True: 0.0, False: 0.0}
+    """Return the extra time of `stats_every` updates with observation over as many without, as a fraction.
+
+    They alternate every `log_every` updates, and so does which of them is first.
+    """
+    device = loop.precision.device
+    taken = {True: 0.0, False: 0.0}
     stretches = CADENCE.stats_every // CADENCE.log_every
     for i in range(1, stretches + 1):
         for observed in (True, False) if i % 2 else (False, True):
-            who, last = observer if observed else None, i == stretches
-            taken[observed] += seconds(partial(stretch, loop, who, last), device)
+            act = partial(stretch, loop, observer if observed else None, i == stretches)
+            taken[observed] += seconds(act, device)
     return taken[True] / taken[False] - 1
 
 
 def parts(loop: Loop, observer: Observer, repeats: int) -> dict[str, float]:
-    """Median seconds of an update, of one that is measured, and of a settling with its log line."""
+    """Return the median seconds of a bare update, of a measured one, and of a settling with its log line."""
     device = loop.precision.device
     found: dict[str, list[float]] = {"bare": [], "measured": [], "line": []}
     for _ in range(repeats):
@@ -90,7 +88,7 @@ def parts(loop: Loop, observer: Observer, repeats: int) -> dict[str, float]:
 
 
 def run(cell: Cell, pairs: int, repeats: int) -> dict[str, Any]:
-    loop = make_loop(cell)
+    loop = synthetic_loop(cell, padded=False)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.jsonl")
         observer = Observer(cell, Monitoring(), loop.precision.device, journal)

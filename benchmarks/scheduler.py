@@ -1,11 +1,11 @@
-"""What 1,000 SLURM jobs cost: submitting them, and asking for their state; on the cluster that SLURM_CONF names.
+"""Measure the time of submitting 1,000 SLURM jobs and of querying their state, on the cluster of SLURM_CONF.
 
     python tests/cluster.py up /tmp/c && . /tmp/c/env.sh && python benchmarks/scheduler.py --json
 
-A round submits a grid of CELLS cells held, as a user does (process start included), then a bare sbatch array of that
-size, then asks for the state of all, as table and as JSON, each time of a controller that is asked anew. Ratios are
-medians over rounds, as shares of what is allowed: `submit` of 1.5 bare arrays + 3 s, `status` and `status_json` of 1 s;
-`*_cpu` counts processor time instead, which other work on the machine disturbs less.
+A round submits a grid of CELLS held cells as a user does (process start included), then a bare sbatch array of that
+size, then queries the state of all, as a table and as JSON, each time with a new query to the controller. Ratios are
+medians over rounds, relative to a limit: 1.5 bare arrays + 3 s for `submit`, 1 s for `status` and `status_json`. `*_cpu`
+is CPU time instead, which other load affects less.
 """
 
 from __future__ import annotations
@@ -38,25 +38,27 @@ grids:
 
 
 def timed(name: str, *words: str, folder: Path) -> dict[str, float]:
-    """Seconds that a command takes, by the clock and of processors. Raises CalledProcessError with what it said."""
+    """Return the wall-clock and CPU seconds of a command. Raises CalledProcessError if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    began, used = time.perf_counter(), _processors()
+    began = time.perf_counter()
+    used = _cpu_seconds()
     subprocess.run(words, cwd=folder, check=True, capture_output=True, env=environment)
-    return {name: time.perf_counter() - began, f"{name}_cpu": _processors() - used}
+    return {name: time.perf_counter() - began, f"{name}_cpu": _cpu_seconds() - used}
 
 
-def _processors() -> float:
-    """Seconds that processors have spent on commands that ended."""
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of all commands that have ended."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
 
 def a_round(folder: Path) -> dict[str, float]:
-    """Seconds of each, in a project of its own. Its jobs are cancelled."""
+    """Return the seconds of each step, in a new project whose jobs are cancelled at the end."""
     folder.mkdir()
     rates = ", ".join(f"{(i + 1) / 1000:g}" for i in range(CELLS // 40))
     (folder / "experiments.yaml").write_text(GRID.format(rates=rates))
-    gpas, bare = (sys.executable, "-m", "gpas_cli"), f"bare-{folder.name}"
+    gpas = (sys.executable, "-m", "gpas_cli")
+    bare = f"bare-{folder.name}"
     array = ("sbatch", "--hold", f"--array=0-{CELLS - 1}", "--mem=100M", f"--job-name={bare}", "-o", "/dev/null")
     found = timed("submit", *gpas, "run", "grid", "--executor", "slurm", "--yes", folder=folder)
     found |= timed("bare", *array, "--wrap", "true", folder=folder)
@@ -69,7 +71,7 @@ def a_round(folder: Path) -> dict[str, float]:
 
 
 def run(rounds: int) -> dict[str, object]:
-    # One folder for all rounds: a file system that has just deleted thousands of files is slow to make new ones.
+    # One folder for all rounds: creating files is slow right after thousands were deleted.
     with tempfile.TemporaryDirectory(prefix="gpas-scheduler-") as place:
         taken = [a_round(Path(place) / f"{os.getpid()}-{i}") for i in range(rounds)]
     median = {name: statistics.median(times[name] for times in taken) for name in taken[0]}

@@ -1,16 +1,15 @@
-"""One update of the bundled trainer against `transformers`' LlamaForCausalLM, and GPAS against none.
+"""Compare an update of the bundled trainer with `transformers`' LlamaForCausalLM, and one with GPAS with one without.
 
     python benchmarks/step.py --quick --json
 
-Every ratio is of two things that take turns in one run: a round does each once, and the ratio is the median over
-rounds. An update is forward, backward and fused Adam, in both. The network is LLaMA 71M (hidden 512, 12 layers,
-vocabulary 32,000) on rows of 256: full, or padded as C4's documents pad them (76 % real tokens). Layers compile, as
-those of trainings of this length do by themselves. Peak memory is of a process that does nothing else. Needs
-`pip install transformers`.
+The two sides of a ratio alternate in one run: a round does each once, and the ratio is the median over rounds. An
+update is forward, backward and fused Adam on both sides. The network is LLaMA 71M (hidden 512, 12 layers, vocabulary
+32,000) on rows of 256, full or padded like C4's documents (76 % real tokens). Layers are compiled, as in trainings of
+this length. Peak memory is that of a process of its own. Needs `pip install transformers`.
 
     padded          our real tokens per second / theirs, padded rows, the same matrix products for both
     full            the same on full rows
-    out_of_the_box  the same on padded rows in float32, each as it sets itself up
+    out_of_the_box  the same on padded rows in float32, each side with its own matrix product
     memory          our peak memory / theirs, padded rows
     memory_full     the same on full rows
     gpas_time       our update with GPAS / without, full rows
@@ -41,16 +40,17 @@ from gpas_cli.train.precision import Precision, choose_device, make_deterministi
 
 Step = Callable[[], float]
 DEVICE = choose_device()
-PYTORCH_PATH = "highest"  # the float32 product that PyTorch starts with
+PYTORCH_PATH = "highest"  # PyTorch's default float32 matrix product
 
 
 def cell(gate: str, precision: str, rows: int) -> Cell:
-    """LLaMA 71M, pre-LN."""
+    """Return LLaMA 71M with Pre-LN."""
     optim = {"lr": 1e-3, "warmup": 1, "steps": 10_000, "batch": rows}
     return cell_from({"size": "71m", "gate": gate, "precision": precision, "data": "c4", "optim": optim})
 
 
 def ours(gate: str, precision: str, rows: int, *, padded: bool) -> Step:
+    """Return a function that does the next update of the bundled trainer and returns its seconds."""
     loop = synthetic_loop(cell(gate, precision, rows), padded=padded)
 
     def step() -> float:
@@ -61,22 +61,26 @@ def ours(gate: str, precision: str, rows: int, *, padded: bool) -> Step:
 
 
 def theirs(precision: str, rows: int, *, padded: bool) -> Step:
-    """The same batches, with their attention mask and their labels."""
+    """Return the same for `transformers`, on the same batches, with their attention mask and labels."""
     made = cell("none", precision, rows)
-    size, batches, steps = made.model.size, SyntheticBatches(made, padded=padded), iter(range(10**6))
+    size = made.model.size
+    batches = SyntheticBatches(made, padded=padded)
+    steps = iter(range(10**6))
     config = LlamaConfig(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.ffn, num_hidden_layers=size.layers,
         num_attention_heads=size.heads, max_position_embeddings=made.data.length, attn_implementation="sdpa",
         use_cache=False,
     )  # fmt: skip
     network = LlamaForCausalLM(config).to(DEVICE)
-    adam, compute = torch.optim.AdamW(network.parameters(), fused=True), Precision(precision, DEVICE).compute
+    adam = torch.optim.AdamW(network.parameters(), fused=True)
+    compute = Precision(precision, DEVICE).compute
 
     def step() -> float:
         torch.use_deterministic_algorithms(False)
         batch = batches.at(next(steps))
         began = time.perf_counter()
-        inputs, labels = torch.from_numpy(batch.inputs).to(DEVICE), torch.from_numpy(batch.targets).to(DEVICE)
+        inputs = torch.from_numpy(batch.inputs).to(DEVICE)
+        labels = torch.from_numpy(batch.targets).to(DEVICE)
         mask = (labels != IGNORED).long() if padded else None
         adam.zero_grad(set_to_none=True)
         with compute():
@@ -93,8 +97,10 @@ def theirs(precision: str, rows: int, *, padded: bool) -> Step:
 def take_turns(
     steps: Mapping[str, Step], rounds: int, before: Mapping[str, str] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of every step in every round; those before, in which layers compile, are not counted. `before`: the
-    matrix product to set."""
+    """Return the seconds of every step in every round, after warm-up rounds in which layers compile.
+
+    `before`: the matrix product to set before each step.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(-WARMUP_UPDATES, rounds):
         for name, step in steps.items():
@@ -107,19 +113,20 @@ def take_turns(
 
 
 def ratio(seconds: Mapping[str, list[float]], over: str, under: str) -> float:
-    """The median over rounds of one's seconds over the other's in the same round."""
+    """Return the median over rounds of the ratio of seconds in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
 
 
 def rates(seconds: Mapping[str, list[float]], rows: int, *, padded: bool) -> dict[str, float]:
-    """Real tokens per second of each, over the rounds that count."""
-    batches, rounds = SyntheticBatches(cell("none", "fp32", rows), padded=padded), len(next(iter(seconds.values())))
+    """Return the real tokens per second of each, over the measured rounds."""
+    batches = SyntheticBatches(cell("none", "fp32", rows), padded=padded)
+    rounds = len(next(iter(seconds.values())))
     tokens = sum(batches.at(step).predicted for step in range(WARMUP_UPDATES, WARMUP_UPDATES + rounds))
     return {name: tokens / sum(taken) for name, taken in seconds.items()}
 
 
 def compare(precision: str, rows: int, rounds: int, path: str) -> tuple[dict[str, float], dict[str, Any]]:
-    """The ratios of times, and real tokens per second behind them; `path`: the matrix product that we choose."""
+    """Return the ratios of times, and the real tokens per second of each side. `path`: our matrix product."""
     ratios, speeds = {}, {}
     for name, padded in (("padded", True), ("full", False)):
         steps = {"ours": ours("none", precision, rows, padded=padded), "theirs": theirs(precision, rows, padded=padded)}
@@ -136,14 +143,14 @@ def compare(precision: str, rows: int, rounds: int, path: str) -> tuple[dict[str
 
 
 def memory_of(who: str, precision: str, rows: int, *, padded: bool) -> int:
-    """Peak bytes of three updates in a process of their own."""
+    """Return the peak bytes of three updates in a process of their own."""
     command = [sys.executable, __file__, "--only", who, "--precision", precision, "--rows", str(rows)]
     output = subprocess.run([*command, *(["--padded"] if padded else [])], check=True, stdout=subprocess.PIPE).stdout
     return int(output)
 
 
 def compare_memory(precision: str, rows: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """The ratios of peak memory, and the bytes behind them."""
+    """Return the ratios of peak memory, and the bytes of each side."""
     names = ("none", "gpas", "theirs")
     padded, full = (
         {name: memory_of(name, precision, rows, padded=padded) for name in names} for padded in (True, False)
@@ -157,7 +164,7 @@ def compare_memory(precision: str, rows: int) -> tuple[dict[str, float], dict[st
 
 
 def only(who: str, precision: str, rows: int, *, padded: bool) -> None:
-    """The process that `memory_of` starts: three updates, then the peak."""
+    """Do three updates and print the peak memory: the process that `memory_of` starts."""
     step = theirs(precision, rows, padded=padded) if who == "theirs" else ours(who, precision, rows, padded=padded)
     for _ in range(3):
         step()

@@ -1,7 +1,7 @@
-"""Corpora from the Hugging Face hub: any `datasets` data set, and C4 file by file. Both are imported when first used.
+"""Corpora from the Hugging Face hub: any `datasets` data set, and C4 file by file. Libraries are imported on first use.
 
-`datasets` streaming is not used to train from: what a seed shuffles to has changed between its releases, and a shuffled
-stream cannot be resumed exactly. Documents are read in stored order, once, into the token cache.
+Training does not use `datasets` streaming: the order that a seed gives has changed between releases, and a shuffled
+stream cannot be resumed exactly. Documents are read once, in stored order, into the token cache.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, Survey
 from gpas_cli.data.files import TextField, read_lines
 from gpas_cli.errors import DataError, nearest
 
-# Line of a file of C4 at which the next file's download begins: not so early that a small need fetches a second file.
-FETCH_NEXT_AT = 100_000
+# The line of a C4 file at which the download of the next one starts, late enough that a short run needs only one file.
+FETCH_NEXT_LINE = 100_000
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
 class HfDataset(Source):
     """`name`, `name:configuration`, a local folder, or a glob of local .json, .jsonl, .parquet or .csv files.
 
-    Its own `validation` split is the validation text; where it has none, documents of `train` are split by their id
-    (`train/17`: the seventeenth row, counted from 0).
+    Its own `validation` split is the validation text; if it has none, documents of `train` are split by their id
+    (`train/17`: row 17, counted from 0).
     """
 
     name = "hf"
@@ -48,7 +48,7 @@ class HfDataset(Source):
         return survey_of(chain.from_iterable(((s, d) for d in self.documents(s)) for s in SPLITS))
 
     def stamp(self) -> Any:
-        """The Arrow files `datasets` keeps, which it makes anew when what they came from has changed."""
+        """Return facts of the Arrow files in the cache of `datasets`, which it rewrites when their source changes."""
         files = [Path(f["filename"]) for split in self._splits.values() for f in split.cache_files]
         if not files or any(not split.cache_files for split in self._splits.values()):
             return None
@@ -56,7 +56,7 @@ class HfDataset(Source):
         return {"field": self.text_field, "splits": sorted(self._splits), "files": stamp} if stamp else None
 
     def known(self, cache: Path) -> Survey | None:
-        """Not to be told: the data set would have to be opened, and may be fetched for that."""
+        """Raise SurveyUnknown: it cannot be known without opening (and possibly downloading) the data set."""
         raise SurveyUnknown
 
     def _rows(self, split: str, after: str) -> Iterator[Record]:
@@ -64,19 +64,20 @@ class HfDataset(Source):
         rows = self._splits[split].select_columns([self.text_field]).skip(start)
         for batch in rows.iter(batch_size=1000):
             for text in batch[self.text_field]:
-                identity, start = f"{split}/{start}", start + 1
+                identity = f"{split}/{start}"
+                start += 1
                 if text and text.strip():
                     yield Record(identity, text)
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
-        """The splits used: `train`, and `validation` where the data set has one. Raises DataError."""
+        """The splits in use: `train`, and `validation` if the data set has one. Raises DataError."""
         try:
             loaded = self._load()
         except DataError:
             raise
         except Exception as error:
-            # A data set may run any builder: whatever it raises, the user needs its words and the ways around it.
+            # A data set may run any builder, which may raise any exception.
             raise DataError(
                 f"data.source: hf: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
                 f"check data.path (name, name:configuration, a folder or a glob of files below {self.root}), "
@@ -117,8 +118,8 @@ class HfDataset(Source):
 class C4(Source):
     """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents.
 
-    One file at a time is downloaded into the hub's own cache (HF_HOME). The revision is pinned in the token cache at
-    first use, so that all jobs of a project read the same text, later ones also without a network.
+    Files are downloaded one at a time into the hub's own cache (HF_HOME). The revision is pinned in the token cache at
+    first use, so that all jobs of a project read the same text, and later jobs need no network.
     """
 
     name = "c4"
@@ -126,7 +127,7 @@ class C4(Source):
     repo = "allenai/c4"
 
     def __init__(self, cache: Path, files: dict[str, int] | None = None):
-        """`files`: how many files each split has, where it is not allenai/c4's number."""
+        """`files`: the number of files of each split, by default that of allenai/c4."""
         self.pin = cache / "sources" / "c4.json"
         self.files = files or {"train": 1024, "validation": 8}
 
@@ -142,23 +143,23 @@ class C4(Source):
             path = download(self.repo, name, self.revision)
             skipped = int(last_line) if name == last_file else 0
             for number, line in enumerate(read_lines(path), start=1):
-                if number == FETCH_NEXT_AT and following:
+                if number == FETCH_NEXT_LINE and following:
                     self._fetch_ahead(following)
                 if number > skipped:
                     yield Record(f"{name}:{number}", line, f"{path}:{number}")
 
     def survey(self) -> Survey:
-        """The revision stands for the text: it names the bytes of every file of the repository."""
+        """Return fingerprints of the revision, which determines the bytes of every file of the repository."""
         fingerprints = (disk.digest([self.repo, self.revision, self.files, split]) for split in SPLITS)
         return Survey(*fingerprints)
 
     def known(self, cache: Path) -> Survey | None:
-        """Known once the revision has been pinned."""
+        """Return the survey if the revision has been pinned, else None."""
         return self.survey() if disk.read_json(self.pin) is not None else None
 
     @cached_property
     def revision(self) -> str:
-        """The commit the corpus is read at."""
+        """The commit that the corpus is read at."""
         known = disk.read_json(self.pin)
         if known is None:
             with disk.locked(self.pin.parent):
@@ -169,7 +170,7 @@ class C4(Source):
         return str(known["revision"])
 
     def _fetch_ahead(self, name: str) -> None:
-        """Begin to download a file that will be read soon. Should it fail, the reader will say so in its turn."""
+        """Start downloading a file that will be read soon. A failure is reported when the file is read."""
 
         def fetch(revision: str) -> None:
             with suppress(DataError):
@@ -183,27 +184,27 @@ class C4(Source):
 
 
 def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> Path:
-    """The local copy of one file of a hub repository, fetched unless it is there. Raises DataError."""
+    """Return the local copy of a file of a hub repository, downloading it if necessary. Raises DataError."""
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(repo, name, revision=revision, repo_type=kind))
     except Exception as error:
-        # Network, hub and disk each raise classes of their own here; every one of them means "no file".
+        # Network, hub and disk raise many classes of exceptions here; all of them mean that the file is unavailable.
         raise DataError(
-            f"cannot get {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub: "
+            f"cannot download {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub: "
             f"{type(error).__name__}: {first_line(error)}; "
-            "nothing was found in the local hub cache either. Connect this machine, copy a hub cache here and point "
-            "HF_HOME at it, or use text of your own: data.source: files or hf with data.tokenizer: bpe"
+            "it is not in the local hub cache either. Connect this machine to the network, copy a hub cache here and "
+            "set HF_HOME to it, or use your own text: data.source: files or hf with data.tokenizer: bpe"
         ) from error
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the pages that some libraries add."""
+    """Return the first line of an error's message: some libraries add pages."""
     return next(iter(str(error).strip().splitlines()), "no reason given")
 
 
 def resolve(repo: str, name: str) -> str:
-    """The commit `main` stands for now, or when the local copy was made: the hub cache keeps files below it."""
+    """Return the commit of `main`, now or when the local copy was made: the hub cache has a folder named after it."""
     path = download(repo, name, "main")
     return path.parts[path.parts.index("snapshots") + 1]

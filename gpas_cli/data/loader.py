@@ -1,10 +1,10 @@
-"""Batches as a pure function of (seed, step): nothing to save, nothing to skip, the same for any number of ranks.
+"""Batches as a pure function of (seed, step): no state to save, and the same for any number of ranks.
 
 position  p     = step * batch + j          j = 0 .. batch-1
 epoch     e     = p // len(rows)
 row             = order(seed, e)[p mod len(rows)]                                            (order.py)
 
-A batch is whole: which of its rows a process computes is the trainer's business (`train.loop.micro_batches`).
+A batch holds the rows of all processes; `train.loop.micro_batches` selects those of each.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.data.rows import Ints, Rows
 
 IGNORED = -100
-# The seed of the one order in which validation rows are visited, in every run.
-_VALIDATION_ORDER = 0
-# Batches made ahead. One hides the reading of the next behind an update; a second one evens out.
-DEPTH = 2
+# The seed of the order of validation rows, the same in every run.
+_VALIDATION_SEED = 0
+# Batches prepared in advance: one hides the reading behind an update, a second one absorbs variations.
+PREFETCHED_BATCHES = 2
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs` and `targets`, int64 [b, width - 1]; targets[i, t] follows inputs[i, t], or is -100: not counted."""
+    """`inputs` and `targets`, int64 [b, width - 1]; targets[i, t] follows inputs[i, t], or is IGNORED."""
 
     inputs: Ints
     targets: Ints
 
     @property
     def predicted(self) -> int:
-        """Targets that count."""
+        """The number of targets that are not IGNORED."""
         return int((self.targets != IGNORED).sum())
 
     def digest(self) -> str:
-        """sha256 of both arrays: the same on every machine for the same batch."""
+        """Return the sha256 of both arrays, the same on every machine."""
         content = np.stack([self.inputs, self.targets]).astype("<i8")
         return hashlib.sha256(content.tobytes()).hexdigest()
 
 
 def cut(rows: Rows, indices: Ints) -> Batch:
-    """The batch of these rows: inputs without the last token, targets without the first, filling not counted."""
+    """Return the batch of these rows: inputs without the last token, targets without the first, padding IGNORED."""
     tokens, sizes = rows.read(indices)
     targets = tokens[:, 1:].copy()
     if rows.pad_id is not None:
@@ -57,7 +57,7 @@ def cut(rows: Rows, indices: Ints) -> Batch:
 
 
 class Batches:
-    """The training batches of a run of `seed`, `batch` rows per update. Threads may share it."""
+    """The training batches of a run with `seed`, of `batch` rows per update. Thread-safe."""
 
     def __init__(self, rows: Rows, batch: int, seed: int):
         self.rows = rows
@@ -67,11 +67,11 @@ class Batches:
         self._order = lru_cache(maxsize=2)(lambda epoch: order(seed, epoch, len(rows)))
 
     def at(self, step: int) -> Batch:
-        """The batch of update `step` = 0, 1, ..., all ranks' rows."""
+        """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
         return cut(self.rows, self._indices(step))
 
     def _indices(self, step: int) -> Ints:
-        """The numbers of the whole batch's rows: [batch]."""
+        """Return the row numbers of the batch: [batch]."""
         positions = step * self.batch + np.arange(self.batch, dtype=np.int64)
         epochs, places = np.divmod(positions, len(self.rows))
         indices = np.empty_like(positions)
@@ -82,16 +82,16 @@ class Batches:
 
 
 class PrefetchedBatches:
-    """The batches of updates `first`, ..., `last` - 1, made by `at` in a thread before they are asked for, each once.
+    """The batches of updates `first`, ..., `last` - 1, each computed once by `at`, in a thread and in advance.
 
-    What goes wrong in the thread is raised where its batch would have come. The end of the `with` block ends it.
+    An exception in the thread is raised by the call for its batch. The end of the `with` block ends the thread.
     """
 
     def __init__(self, at: Callable[[int], Batch], first: int, last: int):
-        self._ahead = Prefetcher(((step, at(step)) for step in range(first, last)), DEPTH)
+        self._ahead = Prefetcher(((step, at(step)) for step in range(first, last)), PREFETCHED_BATCHES)
 
     def at(self, step: int) -> Batch:
-        """The batch of update `step`, which has to be the next one."""
+        """Return the batch of update `step`, which must be the next one."""
         number, batch = next(self._ahead)
         assert number == step
         return batch
@@ -104,12 +104,12 @@ class PrefetchedBatches:
 
 
 def validation_batches(rows: Rows, batch: int, token_budget: int) -> Iterator[Batch]:
-    """The validation rows in their one fixed order, `batch` at a time, until `token_budget` tokens are predicted.
+    """Yield the validation rows in their fixed order, `batch` at a time, until `token_budget` tokens are predicted.
 
-    Which rows are used depends on the budget alone; the last of them may exceed it by less than a row. The order is
-    mixed, so that part of a split stands for all of it.
+    The rows used depend only on the budget, which the last of them may exceed by less than a row. The order is random,
+    so that part of a split represents all of it.
     """
-    mixed = permutation(_VALIDATION_ORDER, 0, len(rows))
+    mixed = permutation(_VALIDATION_SEED, 0, len(rows))
     predicted = np.cumsum(rows.sizes(mixed) - 1)
     used = mixed[: int(np.searchsorted(predicted, token_budget)) + 1]
     for start in range(0, len(used), batch):

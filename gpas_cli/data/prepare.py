@@ -1,4 +1,4 @@
-"""From a cell's `Data` to rows: `prepare`, the one function of this room a trainer calls, and its two halves."""
+"""Prepare the rows of a cell's `Data`: `prepare`, the one function that a trainer calls, and its two halves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpas_cli.spec.data import Data
 
 @dataclass(frozen=True)
 class Corpus:
-    """The text of a run, ready to be read.
+    """The text of a run, tokenised and ready to read from the token cache `folder`.
 
-    `folder` is the token cache it lies in. Totals are of documents, tokens (end tokens included) and UTF-8 bytes.
+    Totals count documents, tokens (end tokens included) and UTF-8 bytes.
     """
 
     source: str
@@ -37,23 +37,23 @@ class Corpus:
     def validation_bytes_per_token(self) -> float:
         """UTF-8 bytes of text per validation token: bits per byte = nats per token / ln 2 / this.
 
-        Bytes are those the kept tokens stand for, in the text as it was; T5's tokenizer drops line ends and repeated
-        blanks, so its bits per byte flatter a little.
+        Counts the bytes of the original text that the kept tokens stand for. T5's tokenizer drops line ends and
+        repeated spaces, so its bits per byte are slightly too low.
         """
         return self.validation_totals.bytes / self.validation_totals.tokens
 
     @property
     def identity(self) -> str:
-        """Of the training text and of what its ids mean: a run that goes on with another one is another run."""
+        """A digest of the training text and its tokenizer. A run cannot be resumed with another one."""
         return disk.digest({"text": self.survey.fingerprint, "tokenizer": self.tokenizer.identity})
 
     def newly_verified(self) -> dict[str, dict[str, str]]:
-        """Split -> name -> sha256 of the shards that were compared with their checksum since this was last asked."""
+        """Return split -> name -> sha256 of the shards compared with their checksums since the last call."""
         found = {split: getattr(self, split).newly_verified() for split in SPLITS}
         return {split: shards for split, shards in found.items() if shards}
 
     def facts(self) -> dict[str, str | int]:
-        """What the journal records about the text. Results compare only where the fingerprints agree."""
+        """Return what the journal records about the text. Results are comparable only if the fingerprints are equal."""
         return {
             "source": self.source,
             "fingerprint": self.survey.fingerprint,
@@ -68,40 +68,41 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Need:
-    """How much of a split is enough: so many `documents`, `tokens`, or `targets` (a document's first token is none)."""
+    """How much of a split is needed: `documents`, `tokens` or `targets` (all tokens of a document but the first)."""
 
     measure: str
     amount: int
 
     def of(self, totals: Totals) -> int:
-        """What there is, in the need's measure."""
+        """Return how much there is, in the need's measure."""
         targets = totals.tokens - totals.documents
         return {"documents": totals.documents, "tokens": totals.tokens, "targets": targets}[self.measure]
 
-    def __call__(self, totals: Totals) -> bool:
+    def is_met(self, totals: Totals) -> bool:
+        """Return whether the totals are enough."""
         return self.of(totals) >= self.amount
 
 
-# The split, what it needs (None: all there is), and what there is of it by now.
-Watch = Callable[[str, Need | None, Totals], None]
+# Called with the split, what it needs (None: all of it), and how much of it exists.
+SplitProgress = Callable[[str, Need | None, Totals], None]
 
 
 def _unwatched(split: str, need: Need | None, totals: Totals) -> None:
-    """Nobody looks."""
+    """Ignore progress."""
 
 
 def prepare(
     data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify = lambda message: None, rows: int | None = None
 ) -> Corpus:
-    """The corpus of `data` under a model's vocabulary, from `cache`, into which whatever is missing is built first.
+    """Return the corpus of `data` under a model's vocabulary, from `cache`, after building what is missing there.
 
-    `rows`: how many rows the run reads, updates times batch. Only a source too large to be tokenised whole (c4) heeds
-    it, and needs it: the run then sees the first so many rows and no others, however many another run has cached.
-    Relative paths in `data` start from `root`. `notify` is told what takes time. Safe to call from many processes.
-    Raises DataError when text or tokenizer cannot be had, or are too little for one row.
+    `rows`: the rows that the run reads, updates times batch. Required for a source that is too large to tokenise in
+    full (c4), and ignored for others: the run reads exactly the first `rows`, even if another run has cached more.
+    Relative paths in `data` start from `root`. `notify` is called before steps that take time. Many processes may call
+    this at once. Raises DataError if text or tokenizer are unavailable, or do not fill one row.
     """
     if rows is None and open_source(data, cache, root).endless:
-        raise ValueError(f"`rows` are needed for data.source: {data.source}, which cannot be tokenised whole")
+        raise ValueError(f"`rows` are needed for data.source: {data.source}, which is too large to tokenise in full")
     tokens = token_cache(data, vocab, cache, root=root, notify=notify)
     shards = build(tokens, data, rows, notify=notify)
     tokenizer, limit = tokens.tokenizer, rows if tokens.source.endless else None
@@ -118,9 +119,9 @@ def prepare(
 
 
 def token_cache(data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify) -> TokenCache:
-    """Where the tokens of `data` belong, after the survey of its text and the training of its tokenizer.
+    """Return the token cache of `data`, after surveying its text and training its tokenizer if necessary.
 
-    Raises DataError when text or tokenizer cannot be had.
+    Raises DataError if text or tokenizer are unavailable.
     """
     source = open_source(data, cache, root)
     return _token_cache(source, cached_survey(source, cache), data, vocab, cache, root, notify)
@@ -134,9 +135,9 @@ def _token_cache(
 
 
 def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bool | None:
-    """Whether `prepare` would find everything in `cache`; None where only reading the text would tell.
+    """Return whether `prepare` would find everything in `cache`; None if unknown without reading the text.
 
-    Reads file times and what is in the cache, no text, and builds nothing. Raises DataError when there is no text.
+    Reads file times and the cache, but no text, and builds nothing. Raises DataError if there is no text.
     """
     try:
         return _cached(data, vocab, cache, root, rows) is not None
@@ -145,9 +146,9 @@ def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bo
 
 
 def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> dict[str, list[Shard]] | None:
-    """The shards of each split that `prepare` would find in `cache`, None unless it would find all of them.
+    """Return the shards of each split that `prepare` would find in `cache`, or None unless it would find all of them.
 
-    Reads and raises as `present`.
+    Reads and raises the same as `present`.
     """
     try:
         return _cached(data, vocab, cache, root, rows)
@@ -166,7 +167,7 @@ def _cached(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> dict[
     tokens = _token_cache(source, survey, data, vocab, cache, root, lambda message: None)
     shards: dict[str, list[Shard]] = {}
     for split in SPLITS:
-        found = tokens.built(split, _need(source, data, split, rows) or _never)
+        found = tokens.built(split, _enough(_need(source, data, split, rows)))
         if found is None:
             return None
         shards[split] = found
@@ -181,17 +182,17 @@ def build(
     notify: Notify,
     splits: Sequence[str] = SPLITS,
     workers: int = 1,
-    watch: Watch = _unwatched,
+    watch: SplitProgress = _unwatched,
 ) -> dict[str, list[Shard]]:
-    """The shards of each split that a run of `rows` rows needs, tokenised by so many processes where they are missing.
+    """Return the shards of each split that a run of `rows` rows needs; `workers` processes tokenise missing ones.
 
-    Raises DataError when the text cannot be had.
+    Raises DataError if the text is unavailable.
     """
     shards = {}
     for split in splits:
         need = _need(tokens.source, data, split, rows)
         shards[split] = tokens.ensure(
-            split, need or _never, notify, workers=workers, progress=partial(watch, split, need)
+            split, _enough(need), notify, workers=workers, progress=partial(watch, split, need)
         )
     return shards
 
@@ -204,9 +205,9 @@ def _need(source: Source, data: Data, split: str, rows: int | None) -> Need | No
     return Need("documents", rows) if data.layout == "pad" else Need("tokens", rows * data.length + 1)
 
 
-def _never(totals: Totals) -> bool:
-    """All there is."""
-    return False
+def _enough(need: Need | None) -> Callable[[Totals], bool]:
+    """Return the predicate of `need`; for None, one that is never true, as all of the text is needed."""
+    return need.is_met if need is not None else lambda totals: False
 
 
 def _open(data: Data, tokenizer: Tokenizer, split: str, shards: Sequence[Shard], limit: int | None) -> Rows:

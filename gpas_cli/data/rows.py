@@ -1,10 +1,10 @@
-"""The token cache seen as a table of rows, read from disk row by row: what is not asked for costs no memory.
+"""The token cache as a table of rows, read from disk row by row, so that unused rows take no memory.
 
-pack   d1 d1 d1 </s> d2 d2 </s> d3 ...     row r is tokens r*length .. r*length + length, both included: `length`
-                                           tokens to predict, the last of which is the next row's first input
+pack   d1 d1 d1 </s> d2 d2 </s> d3 ...     row r is tokens r*length .. r*length + length, inclusive: `length`
+                                           tokens to predict; the last one is the first input of the next row
 pad    d1 d1 d1 </s> .  .                  row r is document r, at most `length` tokens, filled with `pad_id`
 
-Files are read, not mapped: rows are asked for in random order, and for each of them the kernel would read far ahead.
+Files are read rather than mapped: rows are read in random order, and the kernel would read far ahead for each.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from gpas_cli.errors import DataError
 
 Ints = NDArray[np.int64]
 
-# Documents between two starts that are kept in memory: 51 million documents take 6 MB.
+# The start of every so many documents is kept in memory: 6 MB for 51 million documents.
 _STRIDE = 64
-# Files of each kind that are open at a time: a process often may have no more than 1024; C4 for the 1B is 780 shards.
-_OPEN = 128
+# Open files of each kind: a process may often open only 1024, and C4 for the 1B has 780 shards.
+_MAX_OPEN_FILES = 128
 
 
 class _Reader:
-    """A file of numbers, of which small pieces are read. Closed when nobody has it any more."""
+    """A file of numbers that is read in small pieces. It is closed when its last reference is gone."""
 
     def __init__(self, path: Path, kind: np.dtype[Any]):
-        self.path, self.kind = path, kind
+        self.path = path
+        self.kind = kind
         self._handle = os.open(path, os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
@@ -47,18 +48,18 @@ class _Reader:
             os.close(self._handle)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Numbers `start` to `stop`, or fewer at the end of the file: [n]."""
+        """Return numbers `start` to `stop`, or fewer at the end of the file: [n]."""
         size = self.kind.itemsize
         return np.frombuffer(os.pread(self._handle, (stop - start) * size, start * size), self.kind)
 
 
 class Rows(ABC):
-    """`len(rows)` rows of `width` tokens, addressed by number. Threads may share it.
+    """`len(rows)` rows of `width` tokens, addressed by number. Thread-safe.
 
-    A shard is compared with its checksum when its first row is read, once in the life of this object; what reads rows
-    raises DataError for a damaged one.
+    A shard is compared with its checksum once, when its first row is read; methods that read rows raise DataError for a
+    damaged shard.
 
-    `pad_id` fills the end of short rows; None where no row is short. It may also occur as a token: `sizes` tells.
+    `pad_id` fills the end of short rows; None if no row is short. It may also be an ordinary token: use `sizes`.
     """
 
     width: int
@@ -66,7 +67,7 @@ class Rows(ABC):
 
     def __init__(self, shards: Sequence[Shard], limit: int | None):
         self._shards = [shard for shard in shards if shard.totals.tokens]
-        # Where each shard begins in the joined ids.
+        # Where each shard starts in the concatenated ids.
         self._starts = np.cumsum([0, *(shard.totals.tokens for shard in self._shards)])
         self._limit = limit
         self._guard = Lock()
@@ -75,15 +76,15 @@ class Rows(ABC):
         self._tokens = self._readers(".bin", TOKEN)
 
     def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
-        """From a shard's number to its file; a bounded number of them is open."""
+        """Return the function from a shard's number to its open file. At most _MAX_OPEN_FILES are open."""
 
         def reader(number: int) -> _Reader:
-            return _Reader(self._sound(number).stem.with_suffix(suffix), kind)
+            return _Reader(self._verified_shard(number).stem.with_suffix(suffix), kind)
 
-        return lru_cache(_OPEN)(reader)
+        return lru_cache(_MAX_OPEN_FILES)(reader)
 
-    def _sound(self, number: int) -> Shard:
-        """The shard of that number, compared with its checksum. Raises DataError when they differ."""
+    def _verified_shard(self, number: int) -> Shard:
+        """Return a shard after comparing it with its checksum. Raises DataError if they differ."""
         shard = self._shards[number]
         with self._guard:
             if number not in self._verified:
@@ -92,9 +93,10 @@ class Rows(ABC):
         return shard
 
     def newly_verified(self) -> dict[str, str]:
-        """Name -> sha256 of the shards that were compared with their checksum since this was last asked."""
+        """Return name -> sha256 of the shards compared with their checksums since the last call."""
         with self._guard:
-            fresh, self._reported = sorted(self._verified - self._reported), set(self._verified)
+            fresh = sorted(self._verified - self._reported)
+            self._reported = set(self._verified)
         return {self._shards[number].name: self._shards[number].sha256 for number in fresh}
 
     def __len__(self) -> int:
@@ -103,22 +105,22 @@ class Rows(ABC):
     @property
     @abstractmethod
     def _available(self) -> int:
-        """Rows the shards hold."""
+        """The number of rows in the shards."""
 
     @abstractmethod
     def sizes(self, indices: Ints) -> Ints:
-        """Tokens of each row before its filling: [n]."""
+        """Return the number of tokens of each row, without padding: [n]."""
 
     @abstractmethod
     def _place(self, index: int) -> tuple[int, int]:
-        """Where the row starts in the joined ids, and its size."""
+        """Return where the row starts in the concatenated ids, and its size."""
 
     def tokens(self, indices: Ints) -> Ints:
-        """Rows by number: [n] -> [n, width]. Raises IndexError for a row there is not."""
+        """Return rows by number: [n] -> [n, width]. Raises IndexError for a row that does not exist."""
         return self.read(indices)[0]
 
     def read(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Rows by number, and their sizes: [n] -> [n, width], [n]. Raises IndexError for a row there is not."""
+        """Return rows by number, and their sizes: [n] -> [n, width], [n]. Raises IndexError if a row does not exist."""
         indices = np.asarray(indices, np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
             raise IndexError(f"row {indices.min()} or {indices.max()} of {len(self)}")
@@ -130,7 +132,7 @@ class Rows(ABC):
         return out, sizes
 
     def _copy(self, begin: int, out: Ints) -> None:
-        """Fill `out` with the joined ids from `begin` on, across shards."""
+        """Fill `out` with the concatenated ids from `begin` on, across shards."""
         number = int(np.searchsorted(self._starts, begin, "right")) - 1
         done = 0
         while done < len(out):
@@ -142,11 +144,12 @@ class Rows(ABC):
 
 
 class PackedRows(Rows):
-    """Documents joined and cut with stride `length`; every row is full. Tokens behind the last whole row are left."""
+    """Concatenated documents cut with stride `length`. Every row is full; tokens after the last full row are unused."""
 
     def __init__(self, shards: Sequence[Shard], length: int, limit: int | None = None):
         super().__init__(shards, limit)
-        self.width, self.pad_id = length + 1, None
+        self.width = length + 1
+        self.pad_id = None
 
     @property
     def _available(self) -> int:
@@ -160,18 +163,19 @@ class PackedRows(Rows):
 
 
 class PaddedRows(Rows):
-    """One document a row. The shards keep no more than `length` tokens of a document.
+    """One document per row. The shards hold at most `length` tokens of a document.
 
-    Where a document starts follows from the lengths before it; only every _STRIDE-th start is kept in memory.
+    The start of a document is the sum of the lengths before it; only every _STRIDE-th start is kept in memory.
     """
 
     pad_id: int
 
     def __init__(self, shards: Sequence[Shard], length: int, pad_id: int, limit: int | None = None):
         super().__init__(shards, limit)
-        self.width, self.pad_id = length, pad_id
+        self.width = length
+        self.pad_id = pad_id
         self._lengths = self._readers(".len", LENGTH)
-        # The number of each shard's first document, and of the documents of all.
+        # The number of the first document of each shard, and the total.
         self._firsts = np.cumsum([0, *(shard.totals.documents for shard in self._shards)])
         self._marks = [_marks(shard, start, length) for shard, start in zip(self._shards, self._starts, strict=False)]
 
@@ -185,7 +189,7 @@ class PaddedRows(Rows):
         numbers = np.searchsorted(self._firsts, indices, "right") - 1
         for number in np.unique(numbers).tolist():
             here = numbers == number
-            out[here] = self._sound(number).lengths[indices[here] - self._firsts[number]]
+            out[here] = self._verified_shard(number).lengths[indices[here] - self._firsts[number]]
         return out
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -197,18 +201,20 @@ class PaddedRows(Rows):
 
 
 def _marks(shard: Shard, start: int, longest: int) -> Ints:
-    """Where every _STRIDE-th document of the shard starts in the joined ids. Raises DataError for one that is longer
-    than `longest` tokens."""
+    """Return where every _STRIDE-th document of the shard starts in the concatenated ids.
+
+    Raises DataError if a document is longer than `longest` tokens.
+    """
     lengths = np.asarray(shard.lengths)
     if lengths.max() > longest or lengths.sum() != shard.totals.tokens:
         verify(shard)
-        raise DataError(f"rows of {longest} tokens were asked for, but the cached documents have up to {lengths.max()}")
+        raise DataError(f"rows of {longest} tokens were requested, but the cached documents have up to {lengths.max()}")
     sums = np.add.reduceat(lengths, np.arange(0, len(lengths), _STRIDE), dtype=np.int64)
     return int(start) + np.concatenate([[0], np.cumsum(sums)[:-1]])
 
 
 def open_rows(shards: Sequence[Shard], layout: str, length: int, *, pad_id: int, limit: int | None = None) -> Rows:
-    """The rows of `layout`, `pack` or `pad`; with `limit`, the first so many."""
+    """Return the rows of `layout` (`pack` or `pad`), at most `limit`."""
     if layout == "pad":
         return PaddedRows(shards, length, pad_id, limit)
     return PackedRows(shards, length, limit)

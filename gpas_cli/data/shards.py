@@ -1,16 +1,16 @@
-"""The token cache: every document's ids, written once, named by what they were made from.
+"""The token cache: the ids of every document, written once, in a folder named by a digest of their specification.
 
     <cache>/tokens/<source>-<key16>/spec.json      what the key is the digest of
-                                   /made_by.json   versions and time: of interest, never of consequence
+                                   /made_by.json   versions and time, for information only
                                    /train/00000.bin    little-endian uint16 ids of the shard's documents, end to end
                                          /00000.len    little-endian uint32 length of each document
                                          /00000.json   {documents, tokens, bytes, sha256, last, final}, written last
                                    /validation/...
 
-A shard exists if and only if its .json does and the sizes agree; a run compares it with its checksum before it reads
-it. Shards are written in order, one writer at a time (a lock the kernel releases); as their bytes follow from the spec
-alone, a writer that is killed costs nothing but the shard it was at, and the next one continues behind the last whole
-shard. Encoding may be shared by many processes (workers.py); one process writes.
+A shard exists if and only if its .json does and the file sizes match; a run compares it with its checksum before
+reading it. Shards are written in order, by one writer at a time (a lock that the kernel releases). As their bytes
+depend only on the specification, a killed writer loses only the shard in progress, and the next one continues after the
+last complete shard. Many processes may share the encoding (workers.py); one process writes.
 """
 
 from __future__ import annotations
@@ -39,15 +39,19 @@ from gpas_cli.errors import DataError
 FORMAT = 1
 LENGTH = np.dtype("<u4")
 # A shard ends with the document that reaches either bound: about 32 MB.
-SHARD_DOCUMENTS, SHARD_TOKENS = 65_536, 16_777_216
-# How the notice begins that somebody else is at it.
+SHARD_DOCUMENTS = 65_536
+SHARD_TOKENS = 16_777_216
+# The start of the message that another process holds the lock.
 WAITING = "waiting for another process"
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What a number of shards hold. `bytes` are those of the text that the tokens stand for, `text_bytes` those of the
-    whole documents, None in caches of versions before 0.3. `final`: no document follows them."""
+    """The contents of a number of shards.
+
+    `bytes`: of the text that the tokens stand for; `text_bytes`: of the whole documents, None in caches of versions
+    before 0.3. `final`: no document follows.
+    """
 
     documents: int = 0
     tokens: int = 0
@@ -57,13 +61,14 @@ class Totals:
 
     @property
     def cut(self) -> float | None:
-        """The share of the documents' bytes that was cut off, None where it is not known."""
+        """The fraction of the documents' bytes that was cut off, None if unknown."""
         if self.text_bytes is None:
             return None
         return 1 - self.bytes / self.text_bytes if self.text_bytes else 0.0
 
     def __add__(self, other: Totals) -> Totals:
-        documents, tokens = self.documents + other.documents, self.tokens + other.tokens
+        documents = self.documents + other.documents
+        tokens = self.tokens + other.tokens
         known = self.text_bytes is not None and other.text_bytes is not None
         text_bytes = (self.text_bytes or 0) + (other.text_bytes or 0) if known else None
         return Totals(documents, tokens, self.bytes + other.bytes, other.final, text_bytes)
@@ -74,13 +79,13 @@ Progress = Callable[[Totals], None]
 
 
 def _unwatched(totals: Totals) -> None:
-    """Nobody looks."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished shard. `last` is the id of its last document: where the next one begins. `sha256` is the recorded
-    checksum of its ids and lengths."""
+    """One complete shard. `last`: the id of its last document, after which the next shard starts. `sha256`: the
+    recorded checksum of its ids and lengths."""
 
     stem: Path
     totals: Totals
@@ -89,23 +94,23 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The number in its file names, five digits."""
+        """The five-digit number in its file names."""
         return self.stem.name
 
     @property
     def tokens(self) -> NDArray[np.uint16]:
-        """All ids, mapped from disk."""
+        """All ids, memory-mapped."""
         return np.memmap(self.stem.with_suffix(".bin"), TOKEN, "r")
 
     @property
     def lengths(self) -> NDArray[np.uint32]:
-        """Tokens per document, mapped from disk."""
+        """Tokens per document, memory-mapped."""
         return np.memmap(self.stem.with_suffix(".len"), LENGTH, "r")
 
 
 @dataclass
 class _Draft:
-    """A shard in the making, in memory: pieces of encoded groups."""
+    """An unfinished shard, in memory: pieces of encoded groups."""
 
     ids: list[NDArray[np.uint16]] = field(default_factory=list)
     lengths: list[NDArray[np.int64]] = field(default_factory=list)
@@ -113,7 +118,7 @@ class _Draft:
     last: str = ""
 
     def take(self, group: EncodedGroup, start: int, documents: int, tokens: int) -> int:
-        """Take documents of `group` from `start` on, the one that reaches either bound included. Returns the next."""
+        """Append the documents of `group` from `start` to the one that reaches a bound. Return the next index."""
         lengths = group.lengths[start:]
         counts = self.totals.documents + np.cumsum(lengths > 0)
         reached = (counts >= documents) | (self.totals.tokens + np.cumsum(lengths) >= tokens)
@@ -122,12 +127,14 @@ class _Draft:
         taken = group.lengths[start:stop]
         self.ids.append(group.ids[first : first + int(taken.sum())])
         self.lengths.append(taken[taken > 0])
-        size, whole = int(group.sizes[start:stop].sum()), int(group.wholes[start:stop].sum())
+        size = int(group.sizes[start:stop].sum())
+        whole = int(group.wholes[start:stop].sum())
         self.totals += Totals(len(self.lengths[-1]), len(self.ids[-1]), size, text_bytes=whole)
         self.last = group.names[stop - 1]
         return stop
 
     def full(self, documents: int, tokens: int) -> bool:
+        """Return whether the shard has reached a bound."""
         return self.totals.documents >= documents or self.totals.tokens >= tokens
 
 
@@ -145,7 +152,7 @@ class TokenCache:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """Everything the bytes follow from. No paths, times, hosts or versions."""
+        """Everything that determines the bytes: no paths, times, hosts or versions."""
         return {
             "format": FORMAT,
             "source": self.source.name,
@@ -162,46 +169,47 @@ class TokenCache:
 
     @cached_property
     def folder(self) -> Path:
+        """The folder of the cache, named by a digest of its specification."""
         return self.cache / "tokens" / f"{self.source.name}-{disk.digest(self.spec)}"
 
     def ensure(
         self, split: str, enough: Enough, notify: Notify, *, workers: int = 1, progress: Progress = _unwatched
     ) -> list[Shard]:
-        """The first shards of `split` that are `enough` together, or all there can be; built where missing.
+        """Return the first shards of `split` that are `enough` together, or all of them, building missing ones.
 
-        `workers`: processes that encode; the shards are the same. `progress` is told what is there and encoded.
-        Safe to call from many processes at once: one builds, the others have theirs as soon as it is there.
-        Raises DataError when the text cannot be had.
+        `workers`: the number of processes that encode, which does not change the shards. `progress` is called with the
+        totals so far. Many processes may call this at once: one builds, and the others return as soon as their shards
+        exist. Raises DataError if the text is unavailable.
         """
         assert split in SPLITS
         shards, complete = self._present(split, enough)
         progress(sum_of(shards))
-        told = False
+        announced = False
 
-        def there() -> bool:
-            """Whether another process has built what is needed here."""
-            nonlocal told
-            if not told:
+        def built_elsewhere() -> bool:
+            """Return whether another process has built what is needed."""
+            nonlocal announced
+            if not announced:
                 notify(f"{WAITING} that is tokenising {self.source.name} {split}")
-            told = True
+            announced = True
             found, complete = self._present(split, enough)
             progress(sum_of(found))
             return complete
 
         while not complete:
-            with disk.locked(self.folder / split, until=there) as held:
+            with disk.locked(self.folder / split, until=built_elsewhere) as held:
                 if held:
                     self._complete(split, enough, notify, workers, progress)
             shards, complete = self._present(split, enough)
         return shards
 
     def built(self, split: str, enough: Enough) -> list[Shard] | None:
-        """What `ensure` would return without building anything, None where it would have to."""
+        """Return what `ensure` would return without building anything, or None if it would have to build."""
         shards, complete = self._present(split, enough)
         return shards if complete else None
 
     def _complete(self, split: str, enough: Enough, notify: Notify, workers: int, progress: Progress) -> None:
-        """Build what is missing. The lock is held."""
+        """Build the missing shards, while holding the lock."""
         shards, complete = self._present(split, enough)
         if not complete:
             self.describe()
@@ -214,7 +222,7 @@ class TokenCache:
                 raise DataError(f"{self.folder}: a shard vanished as soon as it was written; is the folder cleaned?")
 
     def _present(self, split: str, enough: Enough) -> tuple[list[Shard], bool]:
-        """The sound shards from the first on, no more than needed, and whether they suffice."""
+        """Return the complete shards from the first on, as many as needed, and whether they suffice."""
         shards: list[Shard] = []
         totals = Totals()
         while not (totals.final or (shards and enough(totals))):
@@ -229,7 +237,7 @@ class TokenCache:
         return self.folder / split / f"{number:05d}"
 
     def describe(self) -> None:
-        """Write spec.json, where it is not there as it should be, and made_by.json."""
+        """Write spec.json, unless it is there and correct, and made_by.json."""
         if disk.read_json(self.folder / "spec.json") != self.spec:
             disk.write_json(self.folder / "spec.json", self.spec)
         if not (self.folder / "made_by.json").exists():
@@ -240,8 +248,9 @@ class TokenCache:
     def _build(
         self, split: str, enough: Enough, shards: list[Shard], notify: Notify, workers: int, progress: Progress
     ) -> None:
-        """Write the shards behind `shards` until they are enough, or meet a sound one written before."""
-        totals, number = sum_of(shards), len(shards)
+        """Write the shards after `shards` until they are enough or a complete one already exists."""
+        totals = sum_of(shards)
+        number = len(shards)
         with closing(self._drafts(split, shards[-1].last if shards else "", workers)) as drafts:
             for draft, state in drafts:
                 progress(totals + draft.totals)
@@ -254,8 +263,10 @@ class TokenCache:
                     return
 
     def _drafts(self, split: str, after: str, workers: int) -> Generator[tuple[_Draft, str]]:
-        """Each draft when it has `growing` or is `full`, then the `final` one, which may be empty: an empty split must
-        be seen to be one."""
+        """Yield drafts with their state: `growing`, `full`, and at last `final`.
+
+        The final draft may be empty, so that an empty split is recorded as such.
+        """
         draft = _Draft()
         with closing(self._encoded(split, after, workers)) as encoded:
             for group in encoded:
@@ -279,12 +290,12 @@ class TokenCache:
 
 
 def sum_of(shards: Sequence[Shard]) -> Totals:
-    """What the shards hold together."""
+    """Return the totals of the shards."""
     return sum((shard.totals for shard in shards), Totals())
 
 
 def read_shard(stem: Path) -> Shard | None:
-    """The shard at `stem`, or None where it is missing, unfinished or damaged."""
+    """Return the shard at `stem`, or None if it is missing, incomplete or damaged."""
     marker = disk.read_json(stem.with_suffix(".json"))
     try:
         if marker is None:
@@ -302,10 +313,11 @@ def read_shard(stem: Path) -> Shard | None:
 
 
 def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
-    """Write ids, lengths and, last, the marker that makes them a shard."""
-    ids, lengths = _joined(draft.ids, TOKEN), _joined(draft.lengths, LENGTH)
+    """Write ids and lengths, and then the marker that makes them a shard."""
+    ids = _joined(draft.ids, TOKEN)
+    lengths = _joined(draft.lengths, LENGTH)
     totals = replace(draft.totals, final=final)
-    # A marker left by a damaged shard must not vouch for half of its successor.
+    # The marker of a damaged shard must not stay valid while its files are replaced.
     stem.with_suffix(".json").unlink(missing_ok=True)
     disk.write(stem.with_suffix(".bin"), ids)
     disk.write(stem.with_suffix(".len"), lengths)

@@ -1,4 +1,4 @@
-"""The sources by name."""
+"""Open a corpus by the name of its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpas_cli.spec.data import Data
 
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
-    """The `Source` that `data` names; relative paths start from `root`. Reads nothing yet."""
+    """Return the `Source` of `data`. Relative paths start from `root`. Reads nothing yet."""
     if data.source == "files":
         return Files(data.path, data.text_field, root, data.validation)
     if data.source == "hf":

@@ -1,8 +1,7 @@
-"""The corpus that is always there: the standard library's source files and the texts behind `help()`.
+"""A corpus that every machine has: the standard library's source files and the texts of `help()`.
 
-The same recipe everywhere, not the same bytes: every Python version has its own text, told apart by the fingerprint.
-What distributions leave out or add, what a build generates, and plain tables are skipped, so that one version has
-(nearly) one corpus whoever packaged it.
+The text depends on the Python version; its fingerprint tells versions apart. Modules that distributions omit or add,
+generated files and tables are skipped, so that one version has (almost) the same text whoever packaged it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ from gpas_cli.data.corpora import Document, Record, Source, Survey, file_stamp, 
 from gpas_cli.errors import DataError
 from gpas_cli.words import byte_size
 
-MIN_DOCUMENTS, MIN_BYTES = 200, 4_000_000
-SHORTEST, LONGEST = 400, 400_000  # bytes of one document
+MIN_DOCUMENTS = 200
+MIN_BYTES = 4_000_000
+SHORTEST_BYTES = 400  # of a document
+LONGEST_BYTES = 400_000
 
 _SKIPPED_FOLDERS = frozenset(
     # not in every distribution
     "test tests idlelib idle_test tkinter turtledemo lib2to3 distutils ensurepip venv curses dbm sqlite3 _pyrepl "
     "macholib site-packages dist-packages lib-dynload "
-    # tables; and the topics, which are taken one by one instead
+    # tables; and the help topics, which are read one by one
     "encodings pydoc_data __pycache__".split()
 )
 _SKIPPED_FILES = re.compile(
@@ -36,13 +37,13 @@ _SKIPPED_FILES = re.compile(
 
 
 class Stdlib(Source):
-    """Every kept .py file (`lib/json/decoder.py`) and long help topic (`topic/for`), by ascending id."""
+    """The .py files (`lib/json/decoder.py`) and longer help topics (`topic/for`), in ascending order of id."""
 
     name = "stdlib"
     normalisation = "newlines-blanks-1"
 
     def __init__(self, folder: Path | None = None, topics: dict[str, str] | None = None):
-        """`folder` and `topics` replace the running Python's, for tests."""
+        """`folder` and `topics`: by default those of the running Python."""
         self.folder = folder or Path(sysconfig.get_path("stdlib"))
         self._topics = topics
         self._documents: list[Document] | None = None
@@ -54,7 +55,7 @@ class Stdlib(Source):
         return survey_of((side(d.id), d) for d in self._all())
 
     def stamp(self) -> Any:
-        """The files, and the Python that brings the topics along when it brings no file of them."""
+        """Return facts of the files, or None if the topics are not read from a file."""
         topics = self.folder / "pydoc_data" / "topics.py"
         if self._topics is not None or not topics.is_file():
             return None
@@ -110,10 +111,10 @@ def _normalise(text: str) -> str:
 
 
 def _distinct(documents: Iterator[Document]) -> Iterator[Document]:
-    """Those of a useful size, without the ones that differ from an earlier one in white space only."""
+    """Yield the documents of a useful size that differ from all earlier ones in more than white space."""
     seen = set()
     for document in documents:
         bare = hashlib.sha256("".join(document.text.split()).encode()).digest()
-        if SHORTEST <= len(document.text.encode()) <= LONGEST and bare not in seen:
+        if SHORTEST_BYTES <= len(document.text.encode()) <= LONGEST_BYTES and bare not in seen:
             seen.add(bare)
             yield document

@@ -1,4 +1,4 @@
-"""What runs make of a text: how often they read it, how much of it no row holds, what there is to evaluate on."""
+"""How runs use a text: how often they read it, how much is cut off, and how much there is to evaluate on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from gpas_cli.data.sources import open_source
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 
-# An estimate before a text is tokenised takes so many bytes for a token, and looks at so many bytes of documents.
-BYTES_PER_TOKEN, SAMPLE = 4, 4_000_000
-# Less than this is no news: rows read more than once, and bytes that are cut off.
-REPEATED, CUT = 1.05, 0.02
+# Assumptions of an estimate before a text is tokenised.
+BYTES_PER_TOKEN = 4
+SAMPLE_BYTES = 4_000_000
+# A user is warned if a text is read more often, or if a larger fraction of it is cut off.
+EXPECTED_EPOCHS = 1.05
+EXPECTED_CUT = 0.02
 
 
 @dataclass(frozen=True)
 class TextUsage:
-    """`epochs`: how often a run reads each row. `cut`: the share of the training text's bytes that `layout: pad` cuts
-    off, None where it is not known. `targets`: the validation tokens to predict that there are, None where not known,
-    of the `asked` ones. `estimated`: from sizes, before the text is tokenised."""
+    """How a run uses its text.
+
+    `epochs`: how often it reads each row. `cut`: the fraction of the training text's bytes that `layout: pad` cuts off,
+    None if unknown. `targets`: the validation tokens available to predict, None if unknown; `asked`: how many the cell
+    asks for. `estimated`: computed from file sizes, before the text is tokenised.
+    """
 
     data: Data
     epochs: float
@@ -34,41 +39,42 @@ class TextUsage:
 
     @property
     def asked(self) -> int:
+        """The validation tokens that the cell asks for."""
         return self.data.eval_tokens
 
     def facts(self) -> dict[str, float | int | None]:
-        """What the journal records."""
+        """Return what the journal records."""
         return {"epochs": self.epochs, "cut": self.cut, "validation_targets": self.targets}
 
     def warnings(self) -> list[str]:
-        """What a user may not expect, a sentence each. The papers' cut of C4 is expected."""
+        """Return what the user may not expect, as sentences. The cut of C4 is expected, as in the papers."""
         about = "about " if self.estimated else ""
         found = []
-        if self.epochs > REPEATED:
-            found.append(f"the training text is read {about}{self.epochs:,.1f} times over")
-        if self.cut is not None and self.cut > CUT and self.data.source != "c4":
+        if self.epochs > EXPECTED_EPOCHS:
+            found.append(f"the training text is read {about}{self.epochs:,.1f} times")
+        if self.cut is not None and self.cut > EXPECTED_CUT and self.data.source != "c4":
             found.append(
-                f"layout: pad cuts off {about}{100 * self.cut:.0f} % of the training text: documents longer than "
+                f"layout: pad cuts off {about}{100 * self.cut:.0f} % of the training text, from documents longer than "
                 f"length: {self.data.length}; layout: pack reads all of it"
             )
         if self.targets is not None and self.targets < self.asked:
             found.append(
-                f"evaluations use {self.targets:,} tokens, all that the validation text has; eval_tokens asks for "
+                f"evaluations use {self.targets:,} tokens, the whole validation text; eval_tokens asks for "
                 f"{self.asked:,}"
             )
         return found
 
 
 def text_usage(data: Data, rows: int, train: Totals, validation: Totals) -> TextUsage:
-    """What a run that reads `rows` rows makes of the splits with these totals."""
+    """Return how a run of `rows` rows uses splits with these totals."""
     available = rows_in(data, train)
-    # Of C4 as many rows are tokenised as the longest run reads; there are always more.
+    # C4 is tokenised only as far as the longest run reads; there is always more.
     epochs = 1.0 if data.source == "c4" else rows / max(1, available)
     return TextUsage(data, epochs, train.cut if data.layout == "pad" else 0.0, _targets(data, validation))
 
 
 def rows_in(data: Data, totals: Totals) -> int:
-    """Rows of `data.length` tokens that a split holds."""
+    """Return how many rows of `data.length` tokens a split has."""
     return totals.documents if data.layout == "pad" else max(0, totals.tokens - 1) // data.length
 
 
@@ -79,7 +85,7 @@ def _targets(data: Data, totals: Totals) -> int:
 def estimate_usage(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> TextUsage | None:
     """Return `text_usage` from the token cache, or an estimate from file sizes and a sample; None if neither is known.
 
-    Builds nothing and reads at most SAMPLE bytes of text. Raises DataError when there is no text.
+    Builds nothing and reads at most SAMPLE_BYTES of text. Raises DataError if there is no text.
     """
     if shards := cached(data, vocab, cache, root=root, rows=rows):
         return text_usage(data, rows, sum_of(shards["train"]), sum_of(shards["validation"]))
@@ -91,7 +97,8 @@ def _estimate(data: Data, source: Files, rows: int) -> TextUsage | None:
     files = source.files()["train"].values()
     if any(path.suffix in (".gz", ".parquet") for path in files):
         return None
-    size, row = sum(path.stat().st_size for path in files), data.length * BYTES_PER_TOKEN
+    size = sum(path.stat().st_size for path in files)
+    row = data.length * BYTES_PER_TOKEN
     lengths = [len(document.text.encode("utf-8", "surrogatepass")) for document in _sample(source)]
     if not lengths:
         return None
@@ -103,7 +110,7 @@ def _estimate(data: Data, source: Files, rows: int) -> TextUsage | None:
 
 
 def _sample(source: Source) -> Iterator[Document]:
-    left = SAMPLE
+    left = SAMPLE_BYTES
     for document in source.documents("train"):
         yield document
         left -= len(document.text)
@@ -112,7 +119,7 @@ def _sample(source: Source) -> Iterator[Document]:
 
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
-    """Why the text of `data` cannot be read, "" where it seems that it can. Opens no file and asks no network."""
+    """Return why the text of `data` cannot be read, "" if no reason is found. Opens no file and uses no network."""
     try:
         source = open_source(data, cache, root)
         if isinstance(source, Files):

@@ -1,7 +1,7 @@
-"""Text to ids: a byte-level BPE trained on the corpus, T5's, or a tokenizer.json of the user's.
+"""Tokenizers: a byte-level BPE trained on the corpus, T5's, or the user's own tokenizer.json.
 
-Ids are always below the model's vocabulary, special tokens never come from the text itself (a document that says
-`</s>` is made of the pieces `<`, `/`, `s`, `>`), and no start token is added.
+Ids are always below the model's vocabulary size. Special tokens never come from the text (a document with the
+characters `</s>` is encoded as `<`, `/`, `s`, `>`), and no start token is added.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 _OTHER_EOS = ("<|endoftext|>", "<eos>", "<|end_of_text|>")
 SMALLEST_BPE = 259  # 256 bytes and three special tokens
-# Merges are learnt from at most so much of the training split; more text changes them little and costs time.
+# Merges are learnt from at most so much of the training text; more changes them little and takes longer.
 TRAINING_BYTES = 64_000_000
-T5_REPO, T5_FILE = "google-t5/t5-base", "tokenizer.json"
+T5_REPO = "google-t5/t5-base"
+T5_FILE = "tokenizer.json"
 _RECIPE = "byte-bpe-1"
-# Learning merges takes time quadratic in a word: what is longer (encoded bytes, sequences) is learnt in pieces.
+# Learning merges takes time quadratic in the length of a word: longer ones (encoded data) are divided.
 _LONG = re.compile(r"\S{1000}")
 
 
 class EncodedDocument(NamedTuple):
-    """The ids of one document, end token included, and the UTF-8 bytes of the text they stand for."""
+    """The ids of a document, end token included, and the UTF-8 bytes (`size`) of the text they stand for."""
 
     ids: list[int]
     size: int
@@ -43,14 +44,14 @@ class EncodedDocument(NamedTuple):
 class Tokenizer:
     """A `tokenizers` tokenizer bound to a model's vocabulary.
 
-    `identity` is the sha256 of its full definition; `eos_id` ends every document; `pad_id` fills short rows and is
-    masked by length, so that any id may serve. Ids of the vocabulary's size or more become `unk_id`.
+    `identity` is the sha256 of its definition; `eos_id` ends every document; `pad_id` fills short rows, and may be any
+    id, as padding is masked by length. Ids not below the vocabulary size become `unk_id`.
     """
 
     def __init__(self, backend: Backend, vocab: int, *, origin: str, local: bool = False):
-        """`local`: cutting the text behind a word leaves the tokens of what remains as they were.
+        """`local`: cutting the text after a word does not change the tokens before the cut.
 
-        Raises DataError when the tokenizer has no end token, or ids that neither fit `vocab` nor can be replaced.
+        Raises DataError if the tokenizer has no end token, or ids that neither fit `vocab` nor can be replaced.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -59,7 +60,7 @@ class Tokenizer:
         self.origin = origin
         self.local = local
         self.identity = hashlib.sha256(backend.to_str().encode()).hexdigest()
-        # Not part of the definition: how this program reads text.
+        # A setting of this program, not part of the definition: special tokens in the text are ordinary text.
         backend.encode_special_tokens = True
         self.eos_id = self._eos(origin)
         self.pad_id = self._fitting(PAD) or 0
@@ -67,45 +68,47 @@ class Tokenizer:
         size = backend.get_vocab_size(with_added_tokens=True)
         if size > vocab and self.unk_id is None:
             raise DataError(
-                f"{origin} has {size} ids, the model's vocabulary only {vocab}, and there is no {UNK} below {vocab} "
-                f"to stand for the others; set size.vocab to {size}"
+                f"{origin} has {size} ids and the model's vocabulary only {vocab}, and there is no {UNK} below {vocab} "
+                f"to replace the others; set size.vocab to {size}"
             )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without an end token."""
+        """Return the ids of `text`, without an end token."""
         return self._below(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Return the text of `ids`, without special tokens."""
         return str(self.backend.decode(list(ids)))
 
     def encode_documents(self, texts: Sequence[str], limit: int | None = None) -> list[EncodedDocument]:
-        """Ids with the end token. With `limit`, the first `limit - 1` ids and the end token; the rest is dropped."""
+        """Return the ids of each text and the end token, at most `limit` in all: later ids are dropped."""
         if limit is None:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
             return [self._whole(e, t) for e, t in zip(encodings, texts, strict=True)]
         heads = [_head(text, limit) if self.local else text for text in texts]
-        # The fast variant knows no offsets, and they tell how much of the text the kept ids stand for.
+        # The fast variant returns no offsets, which are needed to find the text that the kept ids stand for.
         encodings = self.backend.encode_batch(heads, add_special_tokens=False)
         for i, encoding in enumerate(encodings):
             if len(encoding.ids) < limit - 1 and len(heads[i]) < len(texts[i]):
-                # Words that the tokenizer drops, such as control characters, made the head too short.
-                heads[i], encodings[i] = texts[i], self.backend.encode(texts[i], add_special_tokens=False)
+                # The tokenizer dropped some words, such as control characters: the head was too short.
+                heads[i] = texts[i]
+                encodings[i] = self.backend.encode(texts[i], add_special_tokens=False)
         return [self._cut(e, head, limit) for e, head in zip(encodings, heads, strict=True)]
 
     def special_ids(self) -> dict[str, int]:
-        """The ids that `transformers` has names for; it fills short rows with the end token where there is no other."""
-        pad, ids = self._fitting(PAD), {"eos_token": self.eos_id}
+        """Return the special ids by their names in `transformers`; without a padding token, the end token is used."""
+        pad = self._fitting(PAD)
+        ids = {"eos_token": self.eos_id}
         ids["pad_token"] = self.eos_id if pad is None else pad
         return ids if self.unk_id is None else {**ids, "unk_token": self.unk_id}
 
     def transformers_files(self, length: int) -> dict[str, str]:
-        """The files by which `transformers.AutoTokenizer` reads text as this tokenizer does, in rows of `length`."""
+        """Return the files with which `transformers.AutoTokenizer` is this tokenizer, for rows of `length`."""
         words = {name: self.backend.id_to_token(identity) for name, identity in self.special_ids().items()}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": length,
-            "padding_side": "left",  # a batch of prompts goes on at the right
+            "padding_side": "left",  # a batch of prompts is continued on the right
             "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,
@@ -143,15 +146,15 @@ class Tokenizer:
             if (identity := self._fitting(token)) is not None:
                 return identity
         wanted = ", ".join((EOS, *_OTHER_EOS))
-        raise DataError(f"{origin} has no end-of-text token below {self.vocab}; one of {wanted} is needed")
+        raise DataError(f"{origin} has no end-of-text token below {self.vocab}; it needs one of {wanted}")
 
 
 def make_tokenizer(
     word: str, vocab: int, source: Source, survey: Survey, cache: Path, *, root: Path, notify: Notify
 ) -> Tokenizer:
-    """The tokenizer `data.tokenizer` names: `bpe`, `t5`, or the path of a tokenizer.json (relative to `root`).
+    """Return the tokenizer of `data.tokenizer`: `bpe`, `t5`, or the path of a tokenizer.json (relative to `root`).
 
-    Raises DataError when it cannot be had.
+    Trains or downloads it if necessary. Raises DataError if it is unavailable.
     """
     made = tokenizer_path(word, vocab, source, survey, cache)
     if word == "bpe":
@@ -169,7 +172,7 @@ def make_tokenizer(
 
 
 def tokenizer_path(word: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
-    """Where in `cache` a tokenizer lies once it has been trained or fetched; None for a file of the user's own."""
+    """Return the path in `cache` of a tokenizer that is trained or downloaded; None for the user's own file."""
     if word == "bpe":
         recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
         name = disk.digest({**recipe, "source": source.name, "fingerprint": survey.fingerprint})
@@ -181,9 +184,9 @@ def tokenizer_path(word: str, vocab: int, source: Source, survey: Survey, cache:
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> Backend:
-    """A byte-level BPE of `vocab` ids: <pad>, </s>, <unk>, the 256 bytes, merges. The same text gives the same one.
+    """Train a byte-level BPE of `vocab` ids: <pad>, </s>, <unk>, the 256 bytes, merges. It depends only on the text.
 
-    Raises DataError for a vocabulary that does not hold the bytes.
+    Raises DataError if the vocabulary is too small for the bytes.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -217,7 +220,7 @@ def _t5(path: Path, notify: Notify) -> Backend:
     if not path.is_file():
         from gpas_cli.data.hub import download
 
-        notify(f"fetching {T5_FILE} of {T5_REPO}")
+        notify(f"downloading {T5_FILE} of {T5_REPO}")
         disk.write(path, download(T5_REPO, T5_FILE, "main", kind="model").read_bytes())
     return _parse(path.read_bytes(), str(path))
 
@@ -233,7 +236,7 @@ def _parse(content: bytes, where: str) -> Backend:
 
 
 def _first(documents: Iterator[Document], budget: int) -> Iterator[str]:
-    """Texts until `budget` bytes are reached, to learn merges from; the last one is whole."""
+    """Yield texts to learn merges from, until `budget` bytes are reached. The last one is not cut."""
     for document in documents:
         if budget <= 0:
             return
@@ -242,11 +245,11 @@ def _first(documents: Iterator[Document], budget: int) -> Iterator[str]:
 
 
 def _head(text: str, words: int) -> str:
-    """`text` up to the end of its `words`-th word, blanks before and between them untouched.
+    """Return `text` up to the end of its `words`-th word, with its white space unchanged.
 
-    A word gives at least one token, so that this many suffice, and an encoder is spared the rest of a long document.
+    A word gives at least one token, so these words suffice, and the rest of a long document need not be encoded.
     """
-    # maxsplit leaves the rest as the last item: its length tells where the head ends.
+    # With maxsplit the last item is the rest: its length gives the end of the head.
     pieces = text.split(maxsplit=words)
     return text[: len(text) - len(pieces[-1])].rstrip() if len(pieces) > words else text
 

@@ -1,4 +1,4 @@
-"""Whether the token cache is as it was written: shards against their recorded checksums."""
+"""Verify the token cache: compare shards with their recorded checksums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpas_cli.errors import DataError
 
 
 def intact(shard: Shard) -> bool:
-    """Return whether the bytes of a shard are those that were written. Reads all of it. Raises DataError."""
+    """Return whether a shard matches its checksum. Reads all of it. Raises DataError if it cannot be read."""
     found = hashlib.sha256()
     for suffix in (".bin", ".len"):
         path = shard.stem.with_suffix(suffix)
@@ -24,19 +24,19 @@ def intact(shard: Shard) -> bool:
 
 
 def verify(shard: Shard) -> None:
-    """Raise DataError unless the bytes of a shard are those that were written. Reads all of it."""
+    """Raise DataError unless a shard matches its checksum. Reads all of it."""
     if not intact(shard):
         raise DataError(
             f"{shard.stem}: the tokens on disk are not those that were written (their sha256 differs from the one in "
-            f"{shard.name}.json); `gpas data check` lists every damaged shard, `gpas data prepare` makes them again, "
-            "then `gpas retry` continues"
+            f"{shard.name}.json); `gpas data check` lists every damaged shard, `gpas data prepare` rebuilds them, and "
+            "`gpas retry` then continues"
         )
 
 
 def discard_damaged(folder: Path) -> list[Path]:
     """Remove the marker of every damaged shard in `folder`, a split of a token cache, and return their stems.
 
-    Holds the folder's lock, so that no shard is judged while it is being written. Reads all shards. Raises DataError.
+    Holds the folder's lock, so that no shard is checked while it is being written. Reads all shards. Raises DataError.
     """
     if not folder.is_dir():
         return []
@@ -49,5 +49,5 @@ def discard_damaged(folder: Path) -> list[Path]:
 
 
 def markers_in(folder: Path) -> list[Path]:
-    """The markers in `folder`, a split of a token cache, by number: a shard was finished at each of them."""
+    """Return the markers of complete shards in `folder`, a split of a token cache, by number."""
     return sorted(folder.glob("[0-9]*.json"))

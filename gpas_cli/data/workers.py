@@ -1,9 +1,9 @@
-"""Several processes that encode, and the one that keeps their results in order.
+"""Encode in several worker processes, and restore the order of their results.
 
     reader thread ── groups ──> this process ──> worker 1..N ──> this process ── in order ──> shards
 
-The reading process restores the order, so that the bytes are those of one process. A worker that is killed is replaced
-and its group done again; when this process is killed, its workers see their pipe end and leave.
+This process restores the order, so that the shards do not depend on the number of workers. A killed worker is replaced
+and its group encoded again; if this process is killed, its workers exit when their pipe closes.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from gpas_cli.data.encode import Encode, EncodedGroup, EncoderSpec, Group
 from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.errors import DataError
 
-# Groups read or encoded ahead of the one that is waited for, per worker: bounds the memory.
-BACKLOG = 4
-# A group whose worker died so often is not tried again.
-TRIES = 3
+# Groups per worker that may be encoded before the one that is next in order: bounds the memory.
+BACKLOG_GROUPS = 4
+# A group is given up when so many workers died while encoding it.
+MAX_DEATHS = 3
 _SPAWN = get_context("spawn")
 
 
 def parallel_encoder(recipe: EncoderSpec, workers: int) -> Encode:
-    """The encoder that shares groups among so many processes, started when the first group comes."""
+    """Return an encoder that distributes groups over `workers` processes, which it starts with the first group."""
 
     def encode(groups: Iterator[Group]) -> Iterator[EncodedGroup]:
         with Prefetcher(groups, workers) as ready:
-            crew = _Crew(recipe, workers)
+            pool = _WorkerPool(recipe, workers)
             try:
-                yield from crew.encode(ready)
+                yield from pool.encode(ready)
             finally:
-                crew.close()
+                pool.close()
 
     return encode
 
 
 def serve(pipe: Connection, recipe: EncoderSpec) -> None:
-    """The life of a worker: groups in, `EncodedGroup` or a DataError out, until the other end of the pipe is gone."""
-    # Ctrl-C reaches every process of a terminal; the reading process decides what it means.
+    """Run a worker: receive groups and send `EncodedGroup`s or DataErrors, until the other end of the pipe closes."""
+    # Ctrl-C signals every process of a terminal; the main process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A scheduler's warning is for that process as well.
+    # A scheduler's warning is for the main process too.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     encode = recipe.encoder()
@@ -61,8 +61,10 @@ def _answer(encode: Callable[[Group], EncodedGroup], group: Group) -> EncodedGro
     except DataError as error:
         return error
     except Exception as error:
-        # `tokenizers` raises plain Exception; the reader shall know where, not lose a worker.
-        return DataError(f"cannot tokenise the documents from '{group[0].id}' on: {type(error).__name__}: {error}")
+        # `tokenizers` raises plain Exception; report where, instead of losing the worker.
+        return DataError(
+            f"cannot tokenise the documents starting with '{group[0].id}': {type(error).__name__}: {error}"
+        )
 
 
 @dataclass
@@ -73,7 +75,7 @@ class _Task:
 
 
 class _Worker:
-    """One process, and the group it is at."""
+    """One process, and the group that it is encoding."""
 
     def __init__(self, recipe: EncoderSpec):
         self.pipe, theirs = _SPAWN.Pipe()
@@ -84,7 +86,7 @@ class _Worker:
 
     def give(self, task: _Task) -> None:
         self.task = task
-        # One that has just died is found out when its answer is read.
+        # If the process has just died, reading its answer will fail.
         with suppress(OSError):
             self.pipe.send(task.group)
 
@@ -94,7 +96,9 @@ class _Worker:
         self.process.join()
 
 
-class _Crew:
+class _WorkerPool:
+    """The worker processes, and the groups that have to be encoded again."""
+
     def __init__(self, recipe: EncoderSpec, workers: int):
         self.recipe = recipe
         self.workers = [_Worker(recipe) for _ in range(workers)]
@@ -102,11 +106,11 @@ class _Crew:
         self._taken = 0
 
     def encode(self, groups: Iterator[Group]) -> Iterator[EncodedGroup]:
-        """The groups' ids in the groups' order. Raises what the groups raise and the workers answer, in that order."""
+        """Yield the encoded groups in order. Errors of `groups` and of workers are raised in that order, too."""
         done: dict[int, EncodedGroup | DataError] = {}
         wanted = 0
         while True:
-            ended = self._hand_out(groups, wanted + BACKLOG * len(self.workers))
+            ended = self._hand_out(groups, wanted + BACKLOG_GROUPS * len(self.workers))
             while wanted in done:
                 answer = done.pop(wanted)
                 wanted += 1
@@ -119,7 +123,7 @@ class _Crew:
                 return
 
     def _hand_out(self, groups: Iterator[Group], bound: int) -> bool:
-        """Give every idle worker a group. Returns whether there are no more."""
+        """Give every idle worker a group. Return whether there are no more."""
         for worker in self.workers:
             if worker.task is not None:
                 continue
@@ -134,11 +138,12 @@ class _Crew:
         return False
 
     def _collect(self) -> Iterator[tuple[int, EncodedGroup | DataError]]:
-        """Wait for answers; a worker that died is replaced, and its group given to another."""
+        """Wait for answers. Replace a worker that died, and have its group encoded again."""
         busy = {worker.pipe: worker for worker in self.workers if worker.task}
         for pipe in connection.wait(list(busy)):
             worker = busy[pipe]  # type: ignore[index]
-            task, worker.task = worker.task, None
+            task = worker.task
+            worker.task = None
             assert task is not None
             try:
                 answer = worker.pipe.recv()
@@ -150,10 +155,10 @@ class _Crew:
     def _replace(self, worker: _Worker, task: _Task) -> None:
         worker.close()
         task.deaths += 1
-        if task.deaths == TRIES:
+        if task.deaths == MAX_DEATHS:
             raise DataError(
-                f"a process that tokenises was killed {TRIES} times at the documents from '{task.group[0].id}' on "
-                f"(exit code {worker.process.exitcode}); if memory is short, try fewer --workers"
+                f"{MAX_DEATHS} processes were killed while tokenising the documents starting with "
+                f"'{task.group[0].id}' (exit code {worker.process.exitcode}); if memory is short, use fewer --workers"
             )
         self._again.append(task)
         self.workers[self.workers.index(worker)] = _Worker(self.recipe)

@@ -64,7 +64,7 @@ class _Teller:
         self._leave()
 
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
-        """A `prepare.Watch`."""
+        """Report progress, as `prepare.SplitProgress`."""
         self._leave()
         begins, self._made[split] = split not in self._made, totals.documents
         if begins:  # what earlier attempts have left: where that grows no more, the job is not run again for ever

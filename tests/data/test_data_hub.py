@@ -157,7 +157,7 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
 
 
 def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub, "FETCH_NEXT_AT", 20)
+    monkeypatch.setattr(hub, "FETCH_NEXT_LINE", 20)
     documents = C4(tmp_path / "cache").documents("train")
     first = [next(documents) for _ in range(20)]
     names = [f"c4-train.0000{n}-of-00003.json.gz" for n in range(2)]
@@ -198,7 +198,7 @@ def test_a_hub_out_of_reach_is_said_with_the_ways_around_it(tmp_path: Path, monk
     with pytest.raises(DataError) as caught:
         C4(tmp_path).survey()
     said = str(caught.value)
-    assert "cannot get en/c4-validation.00000-of-00008.json.gz of allenai/c4 (revision main)" in said
+    assert "cannot download en/c4-validation.00000-of-00008.json.gz of allenai/c4 (revision main)" in said
     assert "OSError: We couldn't connect" in said
     assert "many more lines" not in said
     assert "HF_HOME" in said

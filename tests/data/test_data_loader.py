@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import loader
-from gpas_cli.data.loader import DEPTH, IGNORED, Batch, Batches, PrefetchedBatches, permutation, validation_batches
+from gpas_cli.data.loader import (
+    IGNORED,
+    PREFETCHED_BATCHES,
+    Batch,
+    Batches,
+    PrefetchedBatches,
+    permutation,
+    validation_batches,
+)
 from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import TokenCache
@@ -159,10 +167,10 @@ def test_they_are_a_bounded_number_ahead(rows: Rows):
     with PrefetchedBatches(Batches(counted, 12, seed=3).at, 0, 30) as served:
         served.at(0)
         deadline = time.monotonic() + 10
-        while counted.reads < DEPTH + 2 and time.monotonic() < deadline:
+        while counted.reads < PREFETCHED_BATCHES + 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert counted.reads == DEPTH + 2  # the one taken, those waiting, the one in the thread's hand
+        assert counted.reads == PREFETCHED_BATCHES + 2  # the one taken, those waiting, the one in the thread's hand
 
 
 def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: Rows):

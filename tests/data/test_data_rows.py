@@ -85,7 +85,7 @@ def test_a_limit_keeps_the_first_rows(make_cache: Make, layout: str):
 
 
 def test_padded_rows_refuse_documents_longer_than_a_row(make_cache: Make):
-    with pytest.raises(DataError, match="rows of 4 tokens were asked for, but the cached documents have up to"):
+    with pytest.raises(DataError, match="rows of 4 tokens were requested, but the cached documents have up to"):
         PaddedRows(shards_of(make_cache()), 4, pad_id=0)
 
 

@@ -46,7 +46,7 @@ def test_pad_tells_what_it_cuts_off(root: Path):
 def test_text_that_is_read_again_and_too_little_to_evaluate_on(root: Path, layout: str):
     corpus = prepare(data(layout=layout), VOCAB, root / "cache", root=root)
     found = exact(root, data(layout=layout, eval_tokens=10**6), rows=3 * len(corpus.train))
-    assert "the training text is read 3.0 times over" in found.warnings()
+    assert "the training text is read 3.0 times" in found.warnings()
     targets = corpus.validation.sizes(range(len(corpus.validation))) - 1
     assert found.targets == targets.sum()
     assert any(f"evaluations use {targets.sum():,} tokens" in warning for warning in found.warnings())

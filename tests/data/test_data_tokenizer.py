@@ -117,7 +117,7 @@ def test_ids_beyond_the_vocabulary_become_unknown():
 
 
 def test_ids_beyond_the_vocabulary_need_an_unknown_token():
-    with pytest.raises(DataError, match=r"x\.json has 3 ids, the model's vocabulary only 2.*set size\.vocab to 3"):
+    with pytest.raises(DataError, match=r"x\.json has 3 ids and the model's vocabulary only 2.*set size\.vocab to 3"):
         Tokenizer(words(["</s>", "a", "b"]), 2, origin="x.json")
     with pytest.raises(DataError, match=r"x\.json has no end-of-text token below 9"):
         Tokenizer(words(["a", "b"]), 9, origin="x.json")

@@ -89,7 +89,10 @@ def deadly(record: object) -> None:
 
 def test_a_group_that_kills_its_workers_is_given_up(make_cache: Make, tokenizer, source: Files):
     encoder = workers.parallel_encoder(EncoderSpec.of(tokenizer, deadly, None), 2)
-    with pytest.raises(DataError, match=r"was killed 3 times at the documents from 'a\.jsonl:\d+' on.*--workers"):
+    with pytest.raises(
+        DataError,
+        match=r"3 processes were killed while tokenising the documents starting with 'a\.jsonl:\d+'.*--workers",
+    ):
         list(encoder(encode.groups(source.records("train"))))
 
 
