@@ -4,8 +4,8 @@
 
 A round submits a grid of CELLS held cells as a user does (process start included), then a bare sbatch array of that
 size, then queries the state of all, as a table and as JSON, each time with a new query to the controller. Ratios are
-medians over rounds, relative to a limit: 1.5 bare arrays + 3 s for `submit`, 1 s for `status` and `status_json`. `*_cpu`
-is CPU time instead, which other load affects less.
+medians over rounds, relative to a limit: 1.5 bare arrays + 3 s for `submit`, 1 s for `status` and `status_json`.
+`*_cpu` is CPU time instead, which other load affects less.
 """
 
 from __future__ import annotations
