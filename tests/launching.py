@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import Machine
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.run import LocalRun
+from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import RunSummary, Silent
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.state.observe import observe
@@ -46,8 +47,11 @@ def key(cell: Entry) -> str:
     return cell.cell.stages[0].key
 
 
-def scheduler(project: Project, *entries: Entry, **more: Any) -> LocalRun:
-    return LocalRun(project, entries, **{"command": COMMAND, "machine": FOUR_CORES, **more})
+def scheduler(
+    project: Project, *entries: Entry, command: Sequence[str] = COMMAND, machine: Machine = FOUR_CORES, **more: Any
+) -> LocalRun:
+    request = RunRequest(project=project, entries=entries, **more)
+    return LocalRun(request, command=command, machine=machine)
 
 
 def run(project: Project, *entries: Entry, **more: Any) -> RunSummary:

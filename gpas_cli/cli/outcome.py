@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gpas_cli.cli.console import SCHEMA, STATE, console, json_number, print_json
+from gpas_cli.cli.submitted_view import as_mapping as submitted_mapping
 from gpas_cli.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpas_cli.schedule.slurm.submit import Submitted
-    from gpas_cli.schedule.summary import Item, RunSummary
+    from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 
 NOTIFY_SECONDS = 60.0  # time limit of the --notify command
 SUMMARY_VARIABLE = "GPAS_SUMMARY"
@@ -55,7 +55,7 @@ def as_mapping(summary: RunSummary | None, submitted: Submitted | None, code: Ex
         "exit_code": int(code),
         "counts": dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells)),
         "cells": cells,
-        "submitted": _submitted(submitted) if submitted else None,
+        "submitted": submitted_mapping(submitted) if submitted else None,
     }
 
 
@@ -99,9 +99,3 @@ def _cell(item: Item, ending: str) -> dict[str, Any]:
         "directory": str(seen.directory) if seen.directory else None,
         "metrics": {name: json_number(value) for name, value in seen.metrics.items()},
     }  # fmt: skip
-
-
-def _submitted(done: Submitted) -> dict[str, Any]:
-    arrays = [{"name": made.name, "job": job, "elements": elements} for made, job, elements in done.arrays]
-    return {"arrays": arrays, "jobs": done.jobs, "followed": done.followed, "left": len(done.left),
-            "failed_before": done.over, "blocked": len(done.blocked)}  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.plan.estimate import Estimate
     from gpas_cli.plan.plan import Plan
+    from gpas_cli.schedule.scheduler import Scheduler
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -66,19 +69,25 @@ def plan(
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
-    from gpas_cli.cli import slurm
     from gpas_cli.plan.gpus import ASSUMED_MFU, named_gpus
     from gpas_cli.plan.plan import plan as make_plan
-    from gpas_cli.schedule.scheduler import choose
+    from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     if gpu is not None:
         gpus = named_gpus(gpu, mfu or ASSUMED_MFU)
         return make_plan(project().runs, chosen, machine=gpus, project=project())
     if mfu is not None:
         raise GpasError("--mfu needs --gpu, for example --gpu H100")
-    if choose(executor).name == "slurm":
-        return slurm.make_plan(chosen)
-    return make_plan(project().runs, chosen, project=project())
+    return plan_for(scheduler_named(choose(executor).name, project().runs), chosen)
+
+
+def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
+    """Return the plan of running these cells with a scheduler, with the jobs that it runs before them."""
+    from gpas_cli.plan.plan import plan as make_plan
+
+    here = project()
+    prepare = partial(scheduler.prepare, here)
+    return make_plan(here.runs, chosen, retry=retry, machine=scheduler.machine(), project=here, prepare=prepare)
 
 
 def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
@@ -177,7 +186,7 @@ def _wall_time(planned: Plan) -> str:
             return f"the longest takes {_hours(guess.longest_hours)}"
         return f"{_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
     if guess.wall_hours is None:
-        return f"the longest takes {_hours(guess.longest_hours)} once started; SLURM decides when jobs start"
+        return f"the longest takes {_hours(guess.longest_hours)} once started; the scheduler decides when jobs start"
     return f"{_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from gpas_cli.cli import slurm
 from gpas_cli.cli.console import (
     STATE,
     AsJson,
@@ -24,13 +25,15 @@ from gpas_cli.cli.console import (
     varied_entries,
 )
 from gpas_cli.cli.outcome import Notify, finish
+from gpas_cli.cli.submitted_view import SubmissionReporter, print_submitted
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.schedule.summary import Item, RunSummary
+    from gpas_cli.schedule.scheduler import RunRequest, Scheduler
+    from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 
 
 class RunGroup(TyperGroup):
@@ -105,52 +108,55 @@ def run_entries(
     notify: str | None = None,
 ) -> None:
     """Plan, ask for confirmation, run, and exit with the code of the outcome."""
-    from gpas_cli.cli.plan import as_mapping, headline, render
-    from gpas_cli.plan.plan import plan
-    from gpas_cli.schedule.scheduler import choose
+    from gpas_cli.cli.plan import as_mapping, headline, plan_for, render
+    from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
+    from gpas_cli.store.refresh import ingest
 
-    choice = choose(executor)
-    on_slurm, note = choice.name == "slurm", choice.note
-    planned = (
-        slurm.make_plan(chosen, retry) if on_slurm else plan(project().runs, chosen, retry=retry, project=project())
-    )
+    here, choice = project(), choose(executor)
+    scheduler = scheduler_named(choice.name, here.runs)
+    planned = plan_for(scheduler, chosen, retry)
     if dry_run:
         console().print(render(planned))
-        if on_slurm:
-            slurm.dry_run(chosen, planned)
+        for text in scheduler.preview(here, planned.jobs):
+            console().print(text, markup=False)
         if STATE.as_json:
             print_json(**as_mapping(planned))
         raise typer.Exit(planned.exit_code)
     if test_only:
-        slurm.test_only(chosen, planned, on_slurm)
+        for text in scheduler.ask_start(here, planned.jobs):
+            console().print(text, markup=False)
         return
-    console().print(headline(planned) if not note else f"{note}\n{headline(planned)}", markup=False)
+    console().print(f"{choice.note}\n{headline(planned)}" if choice.note else headline(planned), markup=False)
     for warning in planned.warnings:
         console().print(warning, style="yellow", markup=False)
     guess = planned.estimate
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {count(len(planned.jobs), 'job')}?", yes)
-    if not on_slurm:
-        summary = _run(chosen, jobs, retry)
+    request = RunRequest(project=here, entries=chosen, retry=retry, at_once=jobs, ingest=lambda: ingest(here))
+    submitted, summary = _run(scheduler, request, wait)
+    if summary:
         _conclude(summary)
-        finish(summary, notify)
-    done, ended = slurm.submit(chosen, retry=retry, at_once=jobs, wait=wait)
-    if ended:
-        _conclude(ended)
-    finish(ended, notify, done)
+    finish(summary, notify, submitted)
 
 
-def _run(chosen: list[Entry], jobs: int | None, retry: Collection[str]) -> RunSummary:
+def _run(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitted | None, RunSummary | None]:
+    """Submit the cells, and wait for them if the scheduler needs this process or if asked to.
+
+    Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
+    """
     from gpas_cli.cli.progress_view import make_reporter
-    from gpas_cli.schedule.local.run import LocalRun
     from gpas_cli.schedule.scheduler import stop_on_signals
-    from gpas_cli.store.refresh import ingest
 
-    here = project()
-    with make_reporter(console()) as reporter:
-        scheduler = LocalRun(here, chosen, retry=retry, limit=jobs, reporter=reporter, ingest=lambda: ingest(here))
-        with stop_on_signals(scheduler):
-            return scheduler.run()
+    waits = scheduler.foreground or wait
+    with make_reporter(console()) if waits else nullcontext(SubmissionReporter()) as reporter:
+        run = scheduler.submit(replace(request, reporter=reporter))
+        submitted = None if scheduler.foreground else run.submitted
+        if submitted:
+            print_submitted(submitted, request.entries)
+        if not waits:
+            return submitted, None
+        with stop_on_signals(run):
+            return submitted, run.follow()
 
 
 def _conclude(summary: RunSummary) -> None:

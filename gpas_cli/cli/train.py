@@ -85,18 +85,20 @@ def _refuse(state: CellStatus) -> None:
 def _run(entry: Entry) -> RunSummary:
     from gpas_cli.cli.train_view import make_train_reporter
     from gpas_cli.schedule.local.run import LocalRun
-    from gpas_cli.schedule.scheduler import stop_on_signals
+    from gpas_cli.schedule.scheduler import RunRequest, stop_on_signals
     from gpas_cli.state.observe import look
     from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_train_reporter(console()) as reporter:
-        scheduler = LocalRun(here, [entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
-        with stop_on_signals(scheduler):
-            if not scheduler.submit()["waiting"]:  # another process claimed it first
-                scheduler.claims.close()
+        run = LocalRun(
+            RunRequest(project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
+        )
+        with stop_on_signals(run):
+            if not run.submit()["waiting"]:  # another process claimed it first
+                run.claims.close()
                 _refuse(look(here.runs, [entry])[0])
-            return scheduler.follow()
+            return run.follow()
 
 
 def _conclude(summary: RunSummary, again: str) -> None:

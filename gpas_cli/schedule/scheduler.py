@@ -1,4 +1,7 @@
-"""Which scheduler runs the jobs: the seam between `gpas run` and the machines."""
+"""Who runs jobs: the protocol of a scheduler, and the choice of one.
+
+A scheduler is made for one look (`state.view`), so that it may ask its queue once for all claims.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +9,43 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, cast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.state.claims import Claim
+from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.schedule.summary import Reporter, RunSummary, Silent, Submitted
+from gpas_cli.state.claims import LOCAL, SLURM, Claim
+from gpas_cli.state.schedulers import scheduler_names
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView
 
-NAMES = ("auto", "local", "slurm")
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+AUTO = "auto"
+PING_SECONDS = 20.0  # time limit of the question whether a SLURM controller answers
 
 
-class Scheduler(ClaimScheduler, Protocol):
-    """Who runs jobs."""
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What `gpas run` asks of a scheduler.
 
-    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
-        """Cancel a queued or running stage. Return whether it was asked to stop, and what was done, for the user."""
+    `retry` has further states from which a stage is run again (failed, cancelled, unknown). `at_once` limits the jobs
+    that run at the same time, None sets no limit. `ingest` is called after jobs have ended and returns what went wrong.
+    """
 
-
-def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
-    """Return the scheduler that a claim names. Raises GpasError if it is unknown or cannot be loaded."""
-    return cast(Scheduler, look.scheduler(claim.scheduler))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An executor's name, and what the user should know about why it was taken ("" when nothing)."""
-
-    name: str
-    note: str = ""
-
-
-def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
-    """The executor that `word` (auto, local or slurm) means here. Raises GpasError for one that cannot be had."""
-    if word not in NAMES:
-        raise GpasError(f"unknown executor '{word}'; {nearest(word, NAMES)}")
-    here = shutil.which("sbatch", path=environ.get("PATH")) is not None
-    if word == "slurm" and not here:
-        raise GpasError(
-            "SLURM cannot be asked: sbatch is not on the PATH; submit from a login node, or use --executor local"
-        )
-    if word != "auto" or not here or "SLURM_JOB_ID" in environ:
-        return Choice(word if word != "auto" else "local")
-    if _cluster_answers(environ):
-        return Choice("slurm")
-    return Choice("local", "sbatch is here, but no SLURM controller answers: jobs run on this machine")
-
-
-def _cluster_answers(environ: Mapping[str, str]) -> bool:
-    command = ["scontrol", "ping"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=dict(environ), check=False)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0 and "is UP" in done.stdout
+    project: Project
+    entries: Sequence[Entry]
+    retry: Collection[str] = ()
+    at_once: int | None = None
+    reporter: Reporter = field(default_factory=Silent)
+    ingest: Callable[[], str] = str
 
 
 class Stoppable(Protocol):
@@ -71,12 +55,105 @@ class Stoppable(Protocol):
         """Called in the signal handler."""
 
 
+class Run(Stoppable, Protocol):
+    """What one `gpas run` submitted."""
+
+    @property
+    def submitted(self) -> Submitted: ...
+
+    def follow(self) -> RunSummary:
+        """Wait until every stage has ended, or until `stop` has been carried out."""
+
+    def stop(self) -> None:
+        """Stop waiting. If the jobs are this process's own, ask them to save and exit; the second time, kill them."""
+
+
+class Scheduler(ClaimScheduler, Protocol):
+    """Who runs jobs. `foreground`: the jobs need the submitting process, so `gpas run` always waits for them."""
+
+    foreground: bool
+
+    def machine(self) -> Machine:
+        """Return the machine that a plan for this scheduler is made for; `plan.machine.Cluster` if it is not known."""
+
+    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
+        """Return `jobs`, and before them the jobs that must run first, such as those that tokenise their text."""
+
+    def submit(self, request: RunRequest) -> Run:
+        """Claim every unclaimed stage without a result and submit it, as far as there is room.
+
+        Raises GpasError before anything is submitted if some job can never run.
+        """
+
+    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
+        """Cancel a queued or running stage. Return whether it was asked to stop, and what was done, for the user."""
+
+    def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        """Return what `gpas run --dry-run` prints about `jobs` beside the plan. Changes nothing."""
+
+    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        """Return what `gpas run --test-only` prints: when `jobs` would start. Raises GpasError if that is not known."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scheduler's name, and what the user should know about why it was chosen ("" if nothing)."""
+
+    name: str
+    note: str = ""
+
+
+def scheduler_named(name: str, runs: Path) -> Scheduler:
+    """Return the scheduler `name`. Raises GpasError if it is unknown or cannot be loaded."""
+    return cast(Scheduler, SchedulerView(runs).scheduler(name))
+
+
+def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
+    """Return the scheduler that a claim names. Raises GpasError if it is unknown or cannot be loaded."""
+    return cast(Scheduler, look.scheduler(claim.scheduler))
+
+
+def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
+    """Return the scheduler that `word` (auto, or a scheduler's name) means here. Raises GpasError if it cannot be used.
+
+    auto is SLURM if its controller answers and this is not a job of it, else this machine.
+    """
+    names = (AUTO, *scheduler_names())
+    if word not in names:
+        raise GpasError(f"unknown executor '{word}'; {nearest(word, names)}")
+    if word not in (AUTO, SLURM):
+        return Choice(word)
+    installed = shutil.which("sbatch", path=environ.get("PATH")) is not None
+    if word == SLURM and not installed:
+        raise GpasError(
+            "SLURM cannot be asked: sbatch is not on the PATH; submit from a login node, or use --executor local"
+        )
+    if word == SLURM:
+        return Choice(SLURM)
+    if not installed or "SLURM_JOB_ID" in environ:
+        return Choice(LOCAL)
+    if _cluster_answers(environ):
+        return Choice(SLURM)
+    return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")
+
+
+def _cluster_answers(environ: Mapping[str, str]) -> bool:
+    command = ["scontrol", "ping"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PING_SECONDS, env=dict(environ), check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0 and "is UP" in done.stdout
+
+
 @contextmanager
-def stop_on_signals(executor: Stoppable) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM call `stop`: at the first jobs save and leave, the second kills them."""
+def stop_on_signals(run: Stoppable) -> Iterator[None]:
+    """Call `run.stop` for SIGINT and SIGTERM within the block."""
 
     def handle(_number: int, _frame: object) -> None:
-        executor.stop()
+        run.stop()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

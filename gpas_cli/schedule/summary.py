@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from gpas_cli.errors import Exit
-from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.state.status import StageStatus
+from gpas_cli.plan.stage_jobs import StageJob, blocked
+from gpas_cli.state.status import RESULTS, StageStatus
 from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
@@ -42,6 +42,65 @@ class RunSummary:
         state = item.status.state
         into: list[Item] = self.skipped if skipped or state not in ENDINGS else getattr(self, state)
         into.append(item)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a stage ended for this run, and why. `skipped`: the run gave the stage up without trying."""
+
+    status: StageStatus
+    reason: str
+    skipped: bool = False
+
+
+def reason_of(status: StageStatus) -> str:
+    """Return why a stage has no result, "" if it has one."""
+    return status.cause or ("" if status.state in RESULTS else status.evidence)
+
+
+def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSummary:
+    """Return the summary of a run from how each stage (by key) ended: its first stage without a result decides."""
+    summary = RunSummary()
+    for entry in entries:
+        chain = [endings[stage.key] for stage in entry.cell.stages if stage.key in endings]
+        last = next((ending for ending in chain if ending.status.state != "done"), chain[-1])
+        beyond = blocked(entry) if last.status.state == "done" else ()
+        reason = f"this version does not run {', '.join(beyond)}" if beyond else last.reason
+        summary.add(Item(entry, reason, last.status), skipped=bool(beyond) or last.skipped)
+    return summary
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs that a scheduler accepted together: its `name` here, the scheduler's id `job` ("" if it is not known), and
+    the stage keys of each job. `text` describes it for people."""
+
+    name: str
+    job: str
+    keys: tuple[tuple[str, ...], ...]
+    text: str
+
+    @property
+    def elements(self) -> int:
+        return sum(bool(keys) for keys in self.keys)
+
+
+@dataclass
+class Submitted:
+    """What a scheduler was given, and what it was not given.
+
+    `seen` has the status of every stage just before. `left` are stages for which the scheduler has no room yet,
+    `blocked` those with a prerequisite that failed.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    jobs: int = 0  # stages submitted
+    followed: int = 0  # stages that were queued or running already
+    over: int = 0  # stages that failed or were cancelled earlier and are not retried
+    left: list[StageJob] = field(default_factory=list)
+    blocked: list[StageJob] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seen: dict[str, StageStatus] = field(default_factory=dict)
 
 
 def exit_code(summary: RunSummary) -> Exit:

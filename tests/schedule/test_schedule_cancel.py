@@ -46,7 +46,7 @@ def cancel_now(project: Project, *cells: Entry) -> list[Cancelling]:
 
 def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project: Project) -> None:
     cells = [entry("wait", 1), entry("wait", 2), entry("wait", 3)]
-    first = scheduler(project, *cells, limit=1)
+    first = scheduler(project, *cells, at_once=1)
     summaries = []
     thread = threading.Thread(target=lambda: summaries.append(first.run()))
     thread.start()
@@ -70,7 +70,7 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
 
 def test_the_clock_of_the_host_that_cancels_does_not_matter(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [entry("wait", 1), entry("wait", 2)]
-    first = Background(scheduler(project, *cells, limit=1))
+    first = Background(scheduler(project, *cells, at_once=1))
     until(working(project, cells[0]))
     until(seen(project, cells[1], "queued"))
     with monkeypatch.context() as patched:
@@ -83,7 +83,7 @@ def test_the_clock_of_the_host_that_cancels_does_not_matter(project: Project, mo
 def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(project: Project) -> None:
     """The first run has it in its queue and has not noticed yet: the retry takes it over."""
     cells = [entry("wait", 1), entry("done", 2)]
-    first = scheduler(project, *cells, limit=1)
+    first = scheduler(project, *cells, at_once=1)
     assert first.submit() == {"waiting": 2}
     assert cancel_now(project, cells[1])[0].asked
     second = scheduler(project, cells[1], retry=["cancelled"])

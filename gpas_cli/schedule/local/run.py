@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import Machine
-from gpas_cli.plan.stage_jobs import StageJob, blocked, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.texts import require_texts
-from gpas_cli.project import Project
 from gpas_cli.schedule import process
 from gpas_cli.schedule.extras import require_libraries
 from gpas_cli.schedule.local.process import Process, Spawner
 from gpas_cli.schedule.local.slots import Slots
-from gpas_cli.schedule.summary import Item, Reporter, RunSnapshot, RunSummary, Silent
+from gpas_cli.schedule.scheduler import RunRequest
+from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claim_set import CLAIMABLE, ClaimSet
@@ -36,7 +36,7 @@ from gpas_cli.store.snapshot import snapshot
 from gpas_cli.worker.ranks import LOST_PEER
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
+    pass
 
 POLL = 0.1  # seconds between two looks at the own processes
 TICK = 1.0  # seconds between two looks at what others do
@@ -63,32 +63,18 @@ class StageRun:
 
 
 class LocalRun:
-    """Runs the stages that `entries` lack on this machine; `submit` then `follow`, or `run` for both.
+    """Runs the stages of a request on this machine: `submit`, then `follow`; `run` does both.
 
-    `retry` names states to run again (failed, cancelled, unknown); `limit` bounds the jobs at once below the slots;
-    `ingest` is called after a job has ended and returns what went wrong. Raises GpasError before anything starts when
-    a job can never run here.
+    Raises GpasError before anything starts if a job can never run here.
     """
 
-    name = "local"
-
-    def __init__(
-        self,
-        project: Project,
-        entries: Iterable[Entry],
-        *,
-        retry: Collection[str] = (),
-        limit: int | None = None,
-        reporter: Reporter | None = None,
-        ingest: Callable[[], str] | None = None,
-        command: Sequence[str] = process.JOB,
-        machine: Machine | None = None,
-    ):
-        self.project, self.entries = project, list(entries)
+    def __init__(self, request: RunRequest, *, command: Sequence[str] = process.JOB, machine: Machine | None = None):
+        self.request = request
+        self.project = request.project
         self.machine = machine or machines.machine()
-        self.jobs = stage_jobs(self.entries)
-        self._retry, self._limit, self._command = retry, limit, command
-        self._reporter, self._ingest = reporter or Silent(), ingest
+        self.jobs = stage_jobs(request.entries)
+        self._command = command
+        self._reporter = request.reporter
         self._tasks: dict[str, StageRun] = {}
         self._claims: ClaimSet | None = None
         self._stops = self._obeyed = 0
@@ -113,20 +99,26 @@ class LocalRun:
         """Claim what nobody has. Returns how many stages are waiting (to be run here), followed and ended (settled)."""
         runs = self.project.runs
         runs.mkdir(parents=True, exist_ok=True)
-        self._claims = ClaimSet(runs, self._retry)
+        self._claims = ClaimSet(runs, self.request.retry)
         try:
             for key, status in self._claims.take(self.jobs).items():
                 phase = "waiting" if key in self._claims.held else "followed" if status.state in ALIVE else "ended"
                 self._tasks[key] = StageRun(self.jobs[key], phase, status, before=phase == "ended")
             machines.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
             require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
-            require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.entries)
+            require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
             self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
         except BaseException:
             self._claims.close()
             raise
         return Counter(task.phase for task in self._tasks.values())
+
+    @property
+    def submitted(self) -> Submitted:
+        """The stages by what `submit` found."""
+        phases = Counter(task.phase for task in self._tasks.values())
+        return Submitted(jobs=phases["waiting"], followed=phases["followed"], over=phases["ended"])
 
     def follow(self) -> RunSummary:
         """Run and wait until every stage has ended, or `stop` has been obeyed."""
@@ -222,7 +214,7 @@ class LocalRun:
         """Start what can be, first come, first served: a job that needs many slots is not overtaken for ever."""
         running, self._starved = sum(1 for _ in self._in("running")), False
         for task in self._in("waiting"):
-            if self._limit is not None and running >= self._limit:
+            if self.request.at_once is not None and running >= self.request.at_once:
                 return
             ready = all(parent.settled for parent in self._parents(task)) and not self._starved
             if ready:
@@ -300,28 +292,20 @@ class LocalRun:
         self._reporter.tick(board)
 
     def _refresh(self) -> None:
-        problem = self._ingest() if self._ingest else ""
-        if problem:
+        if problem := self.request.ingest():
             self._reporter.notice(problem)
 
     def _summary(self) -> RunSummary:
-        summary = RunSummary()
-        for entry in self.entries:
-            chain = [self._tasks[stage.key] for stage in entry.cell.stages if stage.key in self._tasks]
-            task = next((task for task in chain if task.status.state != "done"), chain[-1])
-            beyond = blocked(entry) if task.status.state == "done" else ()
-            reason = f"this version does not run {', '.join(beyond)}" if beyond else _reason(task)
-            summary.add(Item(entry, reason, task.status), skipped=bool(beyond) or task.skipped)
-        return summary
+        endings = {key: Ending(task.status, _reason(task), task.skipped) for key, task in self._tasks.items()}
+        return summarise(self.request.entries, endings)
 
 
 def _reason(task: StageRun) -> str:
-    seen = task.status
-    why = seen.cause or ("" if seen.state in RESULTS else seen.evidence)
+    status, why = task.status, reason_of(task.status)
     if not task.before:
         return why
-    number = f" in attempt {seen.attempt}" if seen.attempt else ""
-    return f"already {seen.state}{number}{': ' if why else ''}{why}"
+    number = f" in attempt {status.attempt}" if status.attempt else ""
+    return f"already {status.state}{number}{': ' if why else ''}{why}"
 
 
 def _was_killed(status: StageStatus) -> bool:

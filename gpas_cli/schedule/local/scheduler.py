@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.machine import Machine, machine
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
 from gpas_cli.schedule.local.cancel import cancel
+from gpas_cli.schedule.local.run import LocalRun
+from gpas_cli.schedule.scheduler import RunRequest, Scheduler
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
 
 
-class LocalScheduler:
+class LocalScheduler(Scheduler):
     """A claim counts while the `gpas run` that made it lives."""
+
+    foreground = True
 
     def __init__(self, look: SchedulerView):
         self.look = look
@@ -32,3 +40,20 @@ class LocalScheduler:
 
     def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
         return cancel(self.look, status, claim)
+
+    def machine(self) -> Machine:
+        return machine()
+
+    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
+        return tuple(jobs)
+
+    def submit(self, request: RunRequest) -> LocalRun:
+        run = LocalRun(request)
+        run.submit()
+        return run
+
+    def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        return ()
+
+    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        raise GpasError("--test-only needs SLURM; add --executor slurm")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 
 from gpas_cli.errors import GpasError
-from gpas_cli.plan.stage_jobs import StageJob, blocked
-from gpas_cli.schedule.slurm.submit import ArraySubmitter, Submitted, held_jobs
-from gpas_cli.schedule.summary import Item, Reporter, RunSnapshot, RunSummary
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs
+from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.claim_set import CLAIMABLE
 from gpas_cli.state.observe import observe
-from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
+from gpas_cli.state.status import ALIVE
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.words import count
 
@@ -23,26 +22,26 @@ AGAIN = 30.0  # seconds between two tries to submit what could not be
 class SlurmRun:
     """Waits for what a scheduler has submitted. `stop` only stops the waiting: the jobs are SLURM's."""
 
-    name = "slurm"
-
-    def __init__(self, scheduler: ArraySubmitter, reporter: Reporter, ingest: Callable[[], str]):
-        self.scheduler, self._reporter, self._ingest = scheduler, reporter, ingest
-        self._seen: dict[str, StageStatus] = {}
-        self._held = set[str]()  # what was said of jobs that wait until somebody releases them
+    def __init__(self, submitter: ArraySubmitter, submitted: Submitted):
+        self.submitter = submitter
+        self.submitted = submitted
+        self._request = submitter.request
+        self._reporter = submitter.request.reporter
+        self._seen = dict(submitted.seen)
+        self._held = set[str]()  # notices given about jobs that are held
         self._stopped = False
-        self._tried = 0.0
+        self._tried = time.monotonic()
         self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
         """Wait no longer. Safe in a signal handler."""
         self._stopped = True
 
-    def follow(self, first: Submitted) -> RunSummary:
+    def follow(self) -> RunSummary:
         """Wait until every stage has ended that can."""
-        self._seen, self._tried = dict(first.seen), time.monotonic()
         while not self._stopped:
             self._look()
-            states = {key: self._seen[key].state for key in self.scheduler.jobs}
+            states = {key: self._seen[key].state for key in self.submitter.jobs}
             lacking = [key for key, state in states.items() if state in CLAIMABLE and not self._vain(key)]
             if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
                 lacking and self._possible(lacking)
@@ -55,14 +54,14 @@ class SlurmRun:
         return self._summary()
 
     def _look(self) -> None:
-        runs = self.scheduler.project.runs
+        runs = self.submitter.project.runs
         alive, ended = SchedulerView(runs), False
         for key, job in self._jobs.items():
             before, self._seen[key] = self._seen.get(key), observe(runs, key, alive)
             if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
                 self._reporter.finished(job, self._seen[key])
                 ended = True
-        if ended and (problem := self._ingest()):
+        if ended and (problem := self._request.ingest()):
             self._reporter.notice(problem)
         for line in held_jobs(self._jobs, self._seen):
             if line not in self._held:
@@ -72,11 +71,11 @@ class SlurmRun:
 
     @property
     def _jobs(self) -> dict[str, StageJob]:
-        return {**self.scheduler.texts, **self.scheduler.jobs}
+        return {**self.submitter.texts, **self.submitter.jobs}
 
     def _vain(self, key: str) -> bool:
         """Whether the stage has been submitted again and again without SLURM having started an attempt at it."""
-        return self._tries[key, self._seen[key].attempt] >= self.scheduler.jobs[key].resources.retries
+        return self._tries[key, self._seen[key].attempt] >= self.submitter.jobs[key].resources.retries
 
     def _possible(self, lacking: list[str]) -> bool:
         """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
@@ -87,11 +86,11 @@ class SlurmRun:
     def _submit(self) -> None:
         self._tried = time.monotonic()
         try:
-            done = self.scheduler.submit(again=True)
+            done = self.submitter.submit(again=True)
         except (GpasError, OSError) as error:  # the next try may find the scheduler in a better state
             self._reporter.notice(str(error))
             return
-        keys = (key for made, _, _ in done.arrays for element in made.keys for key in element if key in self._seen)
+        keys = (key for batch in done.batches for element in batch.keys for key in element if key in self._seen)
         self._tries.update((key, self._seen[key].attempt) for key in keys)
         if done.jobs:
             self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
@@ -112,12 +111,5 @@ class SlurmRun:
         )
 
     def _summary(self) -> RunSummary:
-        summary = RunSummary()
-        for entry in self.scheduler.entries:
-            chain = [self._seen[stage.key] for stage in entry.cell.stages if stage.key in self._seen]
-            seen = next((seen for seen in chain if seen.state != "done"), chain[-1])
-            beyond = blocked(entry) if seen.state == "done" else ()
-            why = seen.cause or ("" if seen.state in RESULTS else seen.evidence)
-            reason = f"this version does not run {', '.join(beyond)}" if beyond else why
-            summary.add(Item(entry, reason, seen), skipped=bool(beyond))
-        return summary
+        endings = {key: Ending(status, reason_of(status)) for key, status in self._seen.items()}
+        return summarise(self._request.entries, endings)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.plan.machine import Cluster, Machine
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.plan.tokenisation import with_texts
+from gpas_cli.project import Project
 from gpas_cli.schedule.local.cancel import cancel as cancel_process
+from gpas_cli.schedule.scheduler import RunRequest, Scheduler
 from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.cancel import cancel
+from gpas_cli.schedule.slurm.run import SlurmRun
 from gpas_cli.schedule.slurm.state import state_of
+from gpas_cli.schedule.slurm.submit import ArraySubmitter
 from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
+from gpas_cli.words import count, listed
 
 
-class SlurmScheduler:
+class SlurmScheduler(Scheduler):
     """A claim counts while SLURM has, or may yet have, the job array that it names."""
+
+    foreground = False
 
     def __init__(self, look: SchedulerView):
         self.look = look
@@ -44,3 +54,23 @@ class SlurmScheduler:
         if not claim.submission:  # a `gpas run` has just claimed the stage to submit it
             return cancel_process(self.look, status, claim)
         return True, cancel(self._view, status.key, claim)
+
+    def machine(self) -> Machine:
+        return Cluster()
+
+    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
+        return with_texts(project, jobs)
+
+    def submit(self, request: RunRequest) -> SlurmRun:
+        submitter = ArraySubmitter(request)
+        return SlurmRun(submitter, submitter.submit())
+
+    def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        """Yield the sbatch text of every array that would be submitted."""
+        for array, text in ArraySubmitter(RunRequest(project=project, entries=())).preview(jobs):
+            yield f"\n# {count(len(array.jobs), 'job')} in {count(len(array.indices), 'array element')}\n{text}"
+
+    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        """Yield when and where SLURM would start each array. Raises SlurmError with its reason for a refusal."""
+        for array, answer in ArraySubmitter(RunRequest(project=project, entries=())).ask_start(jobs):
+            yield f"{listed([job.id for job in array.jobs], 1)}: {answer}"

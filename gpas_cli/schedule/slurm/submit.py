@@ -9,22 +9,22 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
-from gpas_cli.project import Project
 from gpas_cli.schedule.extras import require_libraries
+from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.slurm import client, job_states, queue, script, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.retry import faulty_nodes, is_memory
 from gpas_cli.schedule.slurm.submission import Submission
+from gpas_cli.schedule.summary import Batch, Submitted
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
@@ -34,10 +34,10 @@ from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.snapshot import Snapshot, snapshot
-from gpas_cli.words import listed
+from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
+    pass
 
 HELD = 5  # held jobs that are named
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
@@ -46,38 +46,14 @@ JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # what sbatch --
 DOUBT = 12.0  # seconds for which an array is looked for whose sbatch was not answered
 
 
-@dataclass
-class Submitted:
-    """What a call of `submit` did. `arrays` are (submission, SLURM's job id or "", elements)."""
-
-    arrays: list[tuple[Submission, str, int]] = field(default_factory=list)
-    jobs: int = 0  # stages submitted
-    followed: int = 0  # stages that were queued or running already
-    over: int = 0  # stages that had failed or been cancelled, and are not to be retried
-    left: list[StageJob] = field(default_factory=list)  # stages that the scheduler has no room for yet
-    blocked: list[StageJob] = field(default_factory=list)  # stages of which something that they build on has failed
-    notes: list[str] = field(default_factory=list)
-    seen: dict[str, StageStatus] = field(default_factory=dict)
-
-
 class ArraySubmitter:
-    """Submits the stages that `entries` lack. Raises GpasError before anything is submitted for what can never run."""
+    """Submits the stages of a request. Raises GpasError before anything is submitted for what can never run."""
 
-    name = "slurm"
-
-    def __init__(
-        self,
-        project: Project,
-        entries: Iterable[Entry],
-        *,
-        retry: Collection[str] = (),
-        at_once: int | None = None,
-        notify: Callable[[str], None] = lambda message: None,
-    ):
-        self.project, self.entries = project, list(entries)
-        self.jobs = stage_jobs(self.entries)
+    def __init__(self, request: RunRequest):
+        self.request = request
+        self.project = request.project
+        self.jobs = stage_jobs(request.entries)
         self.texts: dict[str, StageJob] = {}  # jobs that tokenise what `jobs` read
-        self._retry, self._at_once, self._notify = retry, at_once, notify
 
     def submit(self, *, again: bool = False) -> Submitted:
         """Submit what lacks a result and is nobody's, as far as the scheduler has room.
@@ -90,7 +66,7 @@ class ArraySubmitter:
         if error := queue.current(runs, max_age=0.0).error:  # asked before the lock of the claims is taken
             raise GpasError(f"SLURM cannot be asked: {error}; nothing was submitted")
         runs.mkdir(parents=True, exist_ok=True)
-        with ClaimSet(runs, () if again else self._retry, SLURM) as claims:
+        with ClaimSet(runs, () if again else self.request.retry, SLURM) as claims:
             done.seen = claims.take(self.jobs)
             mine = [job for key, job in self.jobs.items() if key in claims.held]
             others = [seen.state for key, seen in done.seen.items() if key not in claims.held]
@@ -161,7 +137,7 @@ class ArraySubmitter:
                         raise _refused(error, array, done) from error
                     pending = self._smaller(array, pending, error, done)
                     continue
-                done.arrays.append((made, job, len(array.indices)))
+                done.batches.append(_batch(made, job))
                 done.jobs += len(array.jobs)
                 if job:
                     placed |= {stage.key: ArrayIndex(job, i) for i, e in enumerate(array.elements) for stage in e}
@@ -207,7 +183,7 @@ class ArraySubmitter:
         """What to try after the scheduler said that there would be too many jobs: half of it, or no more now."""
         if len(array.indices) > 1:
             return [*array.halves(), *pending]
-        if not done.arrays and not done.followed and "maxsubmit" not in str(error).lower():
+        if not done.batches and not done.followed and "maxsubmit" not in str(error).lower():
             raise error  # one job alone is too much: that is its size, which the same words are said of
         done.left += [job for rest in (array, *pending) for job in rest.jobs]
         done.notes.append(str(error))
@@ -226,7 +202,7 @@ class ArraySubmitter:
             for index, element in enumerate(array.elements):
                 for job in element:
                     write_claim(runs, job.key, claims.submitter, SLURM, submission=name, index=index, after=job.after)
-            job_id = self._sbatch(made, path, array.spec(self._at_once or array.first.resources.at_once))
+            job_id = self._sbatch(made, path, array.spec(self.request.at_once or array.first.resources.at_once))
         except BaseException as error:
             if not isinstance(error, SlurmError) or error.answered:
                 self._withdraw(made, array)
@@ -239,7 +215,7 @@ class ArraySubmitter:
 
     def _text(self, array: Array, place: Path, code: Snapshot, seen: Mapping[str, StageStatus] | None = None) -> str:
         resources = array.first.resources
-        spec = array.spec(self._at_once or resources.at_once)
+        spec = array.spec(self.request.at_once or resources.at_once)
         jobs = (seen[job.key].job for job in array.jobs) if seen else ()
         bad = {job.nodes for job in jobs if job and job.state in job_states.NODE_FAULTS and job.nodes}
         bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
@@ -257,7 +233,7 @@ class ArraySubmitter:
         except SlurmError as error:
             if error.answered:
                 raise
-            self._notify(f"{error}; looking for the array in the queue")
+            self.request.reporter.notice(f"{error}; looking for the array in the queue")
             return _look_for(made.name)
         # A site's wrapper around sbatch may print lines of its own before and after the job id.
         found = JOB_ID.findall(told)
@@ -268,6 +244,12 @@ class ArraySubmitter:
         for job in array.jobs:
             claim_path(self.project.runs, job.key).unlink(missing_ok=True)
         made.discard()
+
+
+def _batch(made: Submission, job: str) -> Batch:
+    keys = tuple(tuple(element) for element in made.keys)
+    size = count(sum(map(bool, keys)), "element")
+    return Batch(made.name, job, keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
@@ -311,8 +293,9 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
     refused = listed([job.id for job in array.jobs], 1)
     lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; nothing of it was submitted"]
     lines += [
-        f"submitted before it, and still queued: {made.name}, SLURM job {job or '(unknown)'}, {elements} elements"
-        for made, job, elements in done.arrays
+        f"submitted before it, and still queued: {batch.name}, SLURM job {batch.job or '(unknown)'}, "
+        f"{batch.elements} elements"
+        for batch in done.batches
     ]
     return GpasError("\n".join(lines))
 

@@ -68,7 +68,7 @@ def test_a_job_that_is_killed_after_each_checkpoint_gets_to_its_end(project: Pro
 
 def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
     cells = [entry("wait", 1), entry("wait", 2)]
-    first = Background(scheduler(project, *cells, limit=1))
+    first = Background(scheduler(project, *cells, at_once=1))
     until(working(project, cells[0]))
     first.scheduler.stop()
     summary = first.result()
