@@ -1,4 +1,5 @@
-"""A stand-in for the job of a stage: journals as one does, needs no torch, and does what its cell's label `act` says.
+"""A stand-in for the job of a stage: journals as one does, needs no torch, and does what its cell's label `act`
+says, or its name in acts.json.
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
 killed (by a SIGKILL, once it has begun), progressing (the same after a checkpoint, until the third attempt),
@@ -20,7 +21,8 @@ from gpas_cli.store.journal import Journal
 asked: list[int] = []
 directory = Path(sys.argv[1])
 attempt = json.loads((directory / "attempt.json").read_text())
-act = str(attempt["axes"].get("act", "done"))
+acts = json.loads(Path("acts.json").read_text()) if Path("acts.json").exists() else {}
+act = str(acts.get(attempt["name"], attempt["axes"].get("act", "done")))
 if act == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:

@@ -148,9 +148,18 @@ Where = Annotated[
         autocompletion=complete_where,
     ),
 ]
+
+
+def complete_executor(incomplete: str) -> list[str]:
+    """Return the schedulers whose names start so, for the shell."""
+    from gpas_cli.state.schedulers import scheduler_names
+
+    return [name for name in ("auto", *scheduler_names()) if name.startswith(incomplete)]
+
+
 Executor = Annotated[
     str,
-    typer.Option("--executor", help="auto, local or slurm.", autocompletion=complete_from(("auto", "local", "slurm"))),
+    typer.Option("--executor", help="auto, local, slurm or a registered scheduler.", autocompletion=complete_executor),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON with a schema number instead of text.", callback=_json_alone)

@@ -1,0 +1,200 @@
+"""A scheduler that needs no edit of the package: jobs run one after the other, even after `gpas run` has exited.
+
+runs/.line/<name>/   jobs.json: attempt.json of each job, without its number;  current: the index of the job that runs;
+                     worker.lock: held while the process lives that runs them;  log.txt: what that process printed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.plan.machine import Machine, machine
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.project import Project
+from gpas_cli.schedule.local.cancel import cancel as cancel_process
+from gpas_cli.schedule.process import JOB, record_exit, token
+from gpas_cli.schedule.scheduler import RunRequest, Scheduler
+from gpas_cli.schedule.summary import Batch, Ending, RunSummary, Submitted, reason_of, summarise
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path, process_path
+from gpas_cli.state.cancellation import requested
+from gpas_cli.state.claim_set import ClaimSet
+from gpas_cli.state.claims import Claim, claim_path, read_claim, write_claim
+from gpas_cli.state.observe import observe, statuses
+from gpas_cli.state.status import ALIVE, CellStatus, StageStatus
+from gpas_cli.state.submitters import claims_lock
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+
+COMMAND: Sequence[str] = JOB
+
+
+@dataclass(frozen=True)
+class LineJob:
+    """Job `id`, behind `place` others."""
+
+    id: str
+    place: int
+    waiting: int
+    nodes: str = "here"
+    partition: str = "line"
+    reason: str = ""
+    held: str = ""
+    start: float = 0.0
+
+    @property
+    def pending(self) -> bool:
+        return self.place > 0
+
+    @property
+    def state(self) -> str:
+        return "waiting" if self.pending else "started"
+
+    @property
+    def in_line(self) -> str:
+        return f"{self.place} of {self.waiting}" if self.pending else ""
+
+    def __str__(self) -> str:
+        return f"line {self.id} {self.state}"
+
+
+class LineScheduler(Scheduler):
+    foreground = False
+
+    def __init__(self, look: SchedulerView):
+        self.look = look
+
+    def machine(self) -> Machine:
+        return machine()
+
+    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
+        return tuple(jobs)
+
+    def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        yield f"# a line of {len(jobs)}"
+
+    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        raise GpasError("a line does not know when its jobs start")
+
+    def submit(self, request: RunRequest) -> LineRun:
+        runs, name = request.project.runs, f"line-{secrets.token_hex(4)}"
+        jobs, done, place = stage_jobs(request.entries), Submitted(), runs / ".line" / name
+        place.mkdir(parents=True)
+        with ClaimSet(runs, request.retry, "line") as claims:
+            done.seen = claims.take(jobs)
+            mine = [job for key, job in jobs.items() if key in claims.held]
+            done.followed = sum(seen.state in ALIVE for seen in done.seen.values())
+            who = {"id": name, "host": claims.submitter.host, "pid": claims.submitter.pid}
+            write_json(place / "jobs.json", {"command": COMMAND, "jobs": [_facts(job, request, who) for job in mine]})
+            worker = locks.hold(place / "worker.lock")
+            for index, job in enumerate(mine):
+                write_claim(runs, job.key, claims.submitter, "line", submission=name, index=index, after=job.after)
+            claims.held.clear()
+            with (place / "log.txt").open("ab") as log:
+                subprocess.run(
+                    [sys.executable, __file__, str(place)], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                    pass_fds=(worker,), check=True, cwd=request.project.config.parent,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
+                )  # fmt: skip
+            os.close(worker)
+        done.jobs = len(mine)
+        done.batches = [Batch(name, name, tuple((job.key,) for job in mine), f"{name}: a line of {len(mine)}")]
+        return LineRun(request, done)
+
+    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
+        return cancel_process(self.look, status, claim)
+
+    def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
+        job = self.job_of(claim)
+        if job is None or (last.directory and _submission(last.directory) == claim.submission):
+            return last
+        state = "queued" if job.pending else "running"
+        return replace(last, state=state, evidence=str(job), cause="", outcome="", claim=claim, job=job)
+
+    def job_of(self, claim: Claim) -> LineJob | None:
+        place, jobs = self._place(claim), self._jobs(claim)
+        if locks.probe(place / "worker.lock") is not locks.Lock.HELD:
+            return None
+        current = int((place / "current").read_text()) if (place / "current").exists() else -1
+        waiting = len(jobs) - 1 - current
+        job = LineJob(f"{claim.submission}.{claim.index}", claim.index - current, waiting)
+        return job if job.place >= 0 else None
+
+    def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
+        return self._jobs(claim)[claim.index]
+
+    def log_of(self, claim: Claim) -> Path | None:
+        return self._place(claim) / "log.txt"
+
+    def _place(self, claim: Claim) -> Path:
+        return self.look.runs / ".line" / claim.submission
+
+    def _jobs(self, claim: Claim) -> list[dict[str, Any]]:
+        return list(json.loads((self._place(claim) / "jobs.json").read_text())["jobs"])
+
+
+@dataclass
+class LineRun:
+    request: RunRequest
+    submitted: Submitted
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def follow(self) -> RunSummary:
+        runs, entries = self.request.project.runs, self.request.entries
+        while not self.stopped and any(seen.state in ALIVE for seen in statuses(runs, entries).values()):
+            time.sleep(0.05)
+        self.request.ingest()
+        endings = {key: Ending(seen, reason_of(seen)) for key, seen in statuses(runs, entries).items()}
+        return summarise(entries, endings)
+
+
+def _facts(job: StageJob, request: RunRequest, who: Mapping[str, Any]) -> dict[str, Any]:
+    project = request.project
+    return {
+        "schema": 1, **job.facts(), "executor": "line", "created": time.time(), "code": "", "git": {}, "submitter": who,
+        "devices": ["cpu-0"], "threads": 1, "cache": str(project.cache), "root": str(project.config.parent),
+    }  # fmt: skip
+
+
+def _submission(directory: Path) -> str:
+    return str(AttemptDir(directory).read_attempt()["submitter"]["id"])
+
+
+def work(place: Path) -> None:
+    """Run the jobs of a line, one after the other."""
+    runs, line = place.parents[1], json.loads((place / "jobs.json").read_text())
+    for index, job in enumerate(line["jobs"]):
+        (place / "current").write_text(str(index))
+        with locks.locked(claims_lock(runs)):
+            claim = read_claim(runs, job["key"])
+            lost = claim is None or claim.submission != place.name or requested(runs, job["key"])
+            if lost or any(observe(runs, key).state != "done" for key in job["parents"]):
+                continue
+            attempt = create_attempt(runs, job["key"], {**job, "created": time.time()})
+        alive = locks.hold(alive_path(attempt))
+        with attempt.log_path.open("ab") as log:
+            child = subprocess.Popen([*line["command"], str(attempt.path)], stdout=log, stderr=log, pass_fds=(alive,))
+        os.close(alive)
+        process = {"host": job["submitter"]["host"], "pid": child.pid, "token": token(child.pid)}
+        write_json(process_path(attempt), process)
+        code = child.wait()
+        record_exit(attempt, None if code < 0 else code, -code if code < 0 else None)
+        claim_path(runs, job["key"]).unlink(missing_ok=True)
+
+
+if __name__ == "__main__" and os.fork() == 0:  # the process that submits waits for the parent only
+    os.setsid()
+    work(Path(sys.argv[1]))

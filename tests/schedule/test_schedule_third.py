@@ -1,0 +1,97 @@
+"""A third scheduler, brought by an installed package, behind every command: nothing in gpas_cli knows it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import line_scheduler
+import pytest
+from face import FAKE_JOB, Face
+from launching import until
+
+from gpas_cli.errors import GpasError
+from gpas_cli.schedule.scheduler import choose
+from gpas_cli.state.claims import claim_path
+from gpas_cli.store.rundir import write_json
+
+GRID = """\
+version: 1
+sizes: {toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}}
+corpora:
+  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
+grids:
+  toy:
+    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
+    axes: {seed: [1, 2, 3]}
+"""
+
+
+@pytest.fixture
+def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Face:
+    """A project where a package is installed whose entry point is the scheduler `line`."""
+    about = tmp_path / "site/line-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: line\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[gpas_cli.schedulers]\nline = line_scheduler:LineScheduler\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(line_scheduler, "COMMAND", FAKE_JOB)
+    made = Face(tmp_path / "project", monkeypatch, capsys)
+    made.declare(GRID)
+    yield made
+    (made.folder / "go").touch()
+
+
+def states(face: Face) -> list[str]:
+    return [cell["state"] for cell in face("status", "toy", "--json").json["cells"]]
+
+
+def test_a_grid_runs_in_a_line(face: Face) -> None:
+    (face.folder / "acts.json").write_text(json.dumps({"s1": "wait", "s2": "fail"}))
+    assert "# a line of 3" in face("run", "grid", "toy", "--executor", "line", "--dry-run").out
+    assert "does not know when" in face("run", "grid", "toy", "--executor", "line", "--test-only", expect=2).err
+    assert "a line of 3\n3 jobs submitted" in face("run", "grid", "toy", "--executor", "line").out
+    until(lambda: states(face) == ["running", "queued", "queued"])
+    assert "0 jobs submitted, 3 already queued or running" in face("run", "grid", "toy", "--executor", "line").out
+    cells = face("status", "toy", "--json").json["cells"]
+    assert [cell["position"] for cell in cells] == [None, 1, 2]
+    assert cells[1]["evidence"].startswith("line line-")
+    top = face("top", "toy", "--json").json
+    assert [cell["name"] for cell in top["queued"]] == ["s2", "s3"]
+    assert top["running"][0]["step"] > 0
+    assert "2 of 2" in face("top", "toy").out
+    assert "will not start it" in face("cancel", "s3").out
+    assert "process" in face("cancel", "s1").out
+    until(lambda: states(face) == ["cancelled", "failed", "cancelled"])
+    (face.folder / "go").touch()
+    (face.folder / "acts.json").unlink()
+    said = face("retry", "--executor", "line", "--wait").out
+    assert "3 done" in said
+    assert states(face) == ["done"] * 3
+    assert "perplexity" in face("table", "toy").out
+
+
+def test_its_log_is_followed_to_the_end(face: Face) -> None:
+    (face.folder / "acts.json").write_text(json.dumps({"s1": "wait"}))
+    face("run", "grid", "toy", "--executor", "line", "--where", "seed=1")
+    until(lambda: states(face)[0] == "running")
+    threading.Timer(1.0, (face.folder / "go").touch).start()
+    assert "done" in face("logs", "s1", "-f").out
+
+
+def test_a_claim_of_a_scheduler_that_is_not_installed_is_unknown(face: Face) -> None:
+    entry = face.entries("toy")[0]
+    path = claim_path(face.runs, entry.key)
+    path.parent.mkdir(parents=True)
+    claim = {"submitter": "a-1-b", "host": "a", "pid": 1, "time": 1.0, "scheduler": "lnie", "submission": "x"}
+    write_json(path, claim)
+    (cell, *others) = face("status", "toy", "--json").json["cells"]
+    assert (cell["state"], {other["state"] for other in others}) == ("unknown", {"missing"})
+    assert "unknown scheduler 'lnie'; did you mean 'line'?" in cell["evidence"]
+
+
+def test_schedulers_are_chosen_by_name(face: Face) -> None:
+    assert choose("line").name == "line"
+    with pytest.raises(GpasError, match="unknown executor 'lime'; did you mean 'line'"):
+        choose("lime")
