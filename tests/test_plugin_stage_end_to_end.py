@@ -50,7 +50,7 @@ def test_its_parameters_are_in_its_key_and_not_in_that_of_the_training(toy: Toy)
     config.write_text(text.replace("sigmas: 2", "sigmas: 3"))
     after = toy.status()["pre-s1"]
     assert after["key"] != before
-    assert "outliers is lacking" in toy.gpas("plan").stdout
+    assert "the stage outliers has no result yet" in toy.gpas("plan").stdout
     config.write_text(text)
 
 

@@ -36,7 +36,7 @@ def bench(
 
     found = []
     with working("measuring") as show:
-        for one in measure(project(), entries(names, where), seconds, force=force, tell=show):
+        for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
             found.append(one)
     if as_json:
         print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])

@@ -3,6 +3,6 @@
 examine      every finding, cheapest first
 slurm        the configuration of a cluster
 preemption   how long jobs have to save before they are killed
-nodes        what compute nodes see, asked in short jobs
-probe        what such a job runs; needs only Python
+nodes        what compute nodes see, from short jobs on them
+probe        the script of such a job; needs only Python
 """

@@ -1,4 +1,4 @@
-"""What this machine can do for the project, and the remedy for what it cannot. Nothing is changed."""
+"""The findings of `gpas doctor` about this machine and this project. Changes nothing."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from gpas_cli.grid.load import Check
     from gpas_cli.spec.run import Resources
 
-FREE_BYTES = 2e9
+MIN_FREE_BYTES = 2e9
 PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
 
 
 def examine(project: Project, *, nodes: bool = False, check: Check | None = None) -> Iterator[Finding]:
-    """Every finding, cheapest first; with `nodes`, also what a compute node of the cluster sees. `check` finds further
-    problems of the experiments file."""
+    """Yield every finding, cheapest first; with `nodes`, also what compute nodes of the cluster see.
+
+    `check` returns further problems of the experiments file.
+    """
     yield _python()
     yield from _torch()
     yield _cores()
@@ -68,7 +70,7 @@ def _cores() -> Finding:
     usable = len(usable_cores())
     load = psutil.getloadavg()[0]
     busy = load > usable
-    remedy = "local jobs will share the cores with something else" if busy else ""
+    remedy = "local jobs will share the cores with other processes" if busy else ""
     return Finding(
         "CPU",
         "note" if busy else "ok",
@@ -94,10 +96,11 @@ def _gpus() -> Finding:
 def _compiler() -> Finding:
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    lacking = [what for what, there in ((name, shutil.which(name)), (str(header), header.exists())) if not there]
-    if not lacking:
+    missing = [what for what, found in ((name, shutil.which(name)), (str(header), header.exists())) if not found]
+    if not missing:
         return Finding("compiler", "ok", f"{name}: layers of long trainings are compiled")
-    detail = f"{' and '.join(lacking)} not found: layers are not compiled, which costs 5 to 10 %, on GPUs more"
+    cost = "layers are not compiled, and training is 5 to 10 % slower, more on GPUs"
+    detail = f"{' and '.join(missing)} not found: {cost}"
     return Finding("compiler", "note", detail, "install g++ and Python's headers (Debian: g++ python3-dev)")
 
 
@@ -120,7 +123,7 @@ def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
 
 
 def _resources(project: Project) -> dict[str, Resources]:
-    """What the cells ask for, by their names; nothing where the file is not to be read."""
+    """Return the resources of each declared cell by its id; nothing if the experiments file is invalid."""
     try:
         return {entry.id: entry.resources for entry in _declared(project)[1]}
     except GpasError:
@@ -140,7 +143,7 @@ def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
 
 
 def _declared(project: Project, check: Check | None = None) -> tuple[int, list[Entry]]:
-    """How many grids the experiments file has, and the cells of each. Raises GpasError."""
+    """Return the number of declared grids and the cells of all. Raises GpasError if the file is invalid."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
 
@@ -151,9 +154,9 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
 def _disk(project: Project) -> Finding:
     folder = _existing(project.runs)
     free = shutil.disk_usage(folder).free
-    low = free < FREE_BYTES
-    return Finding("disk", "problem" if low else "ok", f"{byte_size(free)} free at {folder}",
-                   "free some space: checkpoints need it, or set GPAS_RUNS_DIR" if low else "")  # fmt: skip
+    low = free < MIN_FREE_BYTES
+    remedy = "free some space for checkpoints, or set GPAS_RUNS_DIR to a folder elsewhere" if low else ""
+    return Finding("disk", "problem" if low else "ok", f"{byte_size(free)} free at {folder}", remedy)
 
 
 def _files(project: Project) -> Iterator[Finding]:
@@ -164,7 +167,7 @@ def _files(project: Project) -> Iterator[Finding]:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Finding("file locks", "ok", "flock works where run directories are")
+        yield Finding("file locks", "ok", f"flock works in {folder}")
     except OSError as error:
         yield Finding("file locks", "problem", f"{folder}: {error}", "set GPAS_RUNS_DIR to a folder that can be locked")
 
@@ -175,7 +178,7 @@ def _database(project: Project) -> Finding:
     try:
         path = session.file_of(session.parse(project.database))
         if path is not None and not path.exists():
-            return Finding("database", "ok", "not there yet; the first result makes it")
+            return Finding("database", "ok", "does not exist yet; the first result creates it")
         session.connect(project.database, create=False).dispose()
     except GpasError as error:
         return Finding("database", "problem", str(error), "see `gpas db --help`")
@@ -183,17 +186,19 @@ def _database(project: Project) -> Finding:
 
 
 def _secrets(project: Project) -> Iterator[Finding]:
-    """Passwords that earlier versions wrote into the records of submissions, where anyone may read them."""
-    told = []
+    """Look for passwords that earlier versions wrote into the records of submissions, which others may read."""
+    exposed = []
     for record in project.runs.glob(".slurm/*/submission.json"):
         with suppress(OSError):
-            told += [record.parent] if PASSWORD.search(record.read_bytes()) else []
-    if told:
-        where = listed([str(folder) for folder in told], 1)
+            if PASSWORD.search(record.read_bytes()):
+                exposed.append(str(record.parent))
+    if exposed:
+        where = listed(exposed, 1)
         detail = f"the database's password is in {where}, written by an earlier version of gpas"
         remedy = "change the password, and delete these folders once their jobs have ended"
         yield Finding("secrets", "problem", detail, remedy)
 
 
 def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `status` is ok, note (works, but know this) or problem (with what to do about it)."""
+    """The result of one check. `status` is "ok", "note" (works, with a limitation) or "problem" (see `remedy`)."""
 
     what: str
     status: str

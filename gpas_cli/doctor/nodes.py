@@ -1,7 +1,7 @@
-"""Short jobs that ask compute nodes what they see, one for each way in which cells ask for nodes.
+"""Short jobs that report what compute nodes see, one for each set of resources among the cells.
 
-Such a job is submitted as a cell's would be: partition, account, options, setup, environment and Python are those of
-its resources. What is still in the queue when the wait is over, or when the asking process leaves, is cancelled.
+A probe is submitted like the job of a cell, with the partition, account, options, setup, environment and Python of its
+resources. Probes that are still queued after the wait, or when this process ends, are cancelled.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from gpas_cli.schedule.slurm.retry import last_said
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.logs import end_of
 
-PATIENCE = 120.0  # seconds for a node to be had
-EVERY = 1.0  # seconds between two looks
-LATE = 5.0  # seconds for which a job that has ended may still owe its answer: files of other nodes appear late
-# Reasons of jobs that wait for an administrator, not for a node.
-HOPELESS = ("PartitionDown", "PartitionInactive", "BadConstraints", "InvalidAccount", "InvalidQOS", "AccountNotAllowed",
-            "QOSNotAllowed", "PartitionNodeLimit", "PartitionTimeLimit")  # fmt: skip
+PATIENCE_SECONDS = 120.0  # for a node to become available
+POLL_SECONDS = 1.0
+LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files of other nodes appear late
+# Pending reasons that only an administrator, or another request, can resolve.
+PERMANENT_REASONS = (
+    *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"),
+    *("InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed"),
+)
 
 
 @dataclass
 class Probe:
-    """One question: who asks for such nodes, the job's name and log, and its answer or what went wrong."""
+    """One probe: the cells it stands for, the name and log of its job, and its answer or what went wrong."""
 
     label: str
     name: str
     log: Path
     answer: Mapping[str, Any] | None = None
     problem: str = ""
-    reason: str = ""  # why it waits, as SLURM last said
+    reason: str = ""  # why it is pending, as SLURM last reported
     ended: float = 0.0
 
     @property
@@ -49,10 +51,12 @@ class Probe:
         return self.answer is None and not self.problem
 
 
-def ask(project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = PATIENCE) -> list[Probe]:
-    """Ask one node for each profile, all at the same time, for at most `patience` seconds.
+def ask(
+    project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = PATIENCE_SECONDS
+) -> list[Probe]:
+    """Submit one probe per profile, all at once, and wait at most `patience` seconds for their answers.
 
-    `lock` is a file in a folder that nodes should see, locked by this process; the jobs' logs lie beside it.
+    `lock` is a file that this process holds locked, in a folder that nodes should see; the logs are written beside it.
     """
     name = f"gpas-doctor-{secrets.token_hex(4)}"
     probes = [Probe(label, f"{name}-{i}", lock.parent / f"{i}.out") for i, label in enumerate(profiles)]
@@ -61,7 +65,7 @@ def ask(project: Project, profiles: Mapping[str, Resources], lock: Path, patienc
             _submit(project, asked, resources, lock)
         until = time.monotonic() + patience
         while any(asked.open for asked in probes) and time.monotonic() < until:
-            time.sleep(EVERY)
+            time.sleep(POLL_SECONDS)
             _look([asked for asked in probes if asked.open])
     finally:
         for asked in probes:
@@ -86,23 +90,23 @@ def _submit(project: Project, asked: Probe, resources: Resources, lock: Path) ->
 
 def _look(probes: Sequence[Probe]) -> None:
     for asked in probes:
-        said = [line for line in end_of(asked.log).splitlines() if line.startswith("{")]
+        answers = [line for line in end_of(asked.log).splitlines() if line.startswith("{")]
         with suppress(ValueError, IndexError):
-            asked.answer = json.loads(said[-1])
+            asked.answer = json.loads(answers[-1])
     with suppress(SlurmError):
         names = ",".join(asked.name for asked in probes)
-        told = client.run("squeue", "-h", "-a", "-t", "all", f"--name={names}", "-o", "%j|%T|%r")
-        rows = {line.split("|")[0]: line.split("|")[1:] for line in told.splitlines() if line.count("|") == 2}
+        queue = client.run("squeue", "-h", "-a", "-t", "all", f"--name={names}", "-o", "%j|%T|%r")
+        rows = {line.split("|")[0]: line.split("|")[1:] for line in queue.splitlines() if line.count("|") == 2}
         for asked in (asked for asked in probes if asked.open):
-            _heed(asked, *rows.get(asked.name, ("COMPLETED", "")))
+            _record_state(asked, *rows.get(asked.name, ("COMPLETED", "")))
 
 
-def _heed(asked: Probe, state: str, reason: str) -> None:
-    """Take note of what SLURM says of a question's job: it waits, for a reason, or has ended."""
+def _record_state(asked: Probe, state: str, reason: str) -> None:
+    """Record the state of a probe's job: pending for a reason, or ended."""
     asked.reason = "" if reason == "None" else reason
-    if state == "PENDING" and reason.startswith(HOPELESS):
+    if state == "PENDING" and reason.startswith(PERMANENT_REASONS):
         asked.problem = f"its job cannot start: {reason}"
     elif job_states.plain(state) in job_states.ENDED:
         asked.ended = asked.ended or time.monotonic()
-        if time.monotonic() - asked.ended > LATE:
+        if time.monotonic() - asked.ended > LATE_SECONDS:
             asked.problem = f"its job ended without an answer: {last_said(asked.log) or state.lower()}"

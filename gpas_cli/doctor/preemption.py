@@ -1,8 +1,8 @@
-"""How long jobs have between SLURM's warning and their end, and whether they can save in that time.
+"""The time between SLURM's warning and the end of a job, and whether a checkpoint can be saved in it.
 
-A job that is preempted is warned at once, by our signal where SlurmctldParameters has preempt_send_user_signal and by
-TERM otherwise, and killed KillWait seconds after GraceTime is over. Before a time limit the warning comes `notice`
-seconds ahead. https://slurm.schedmd.com/preempt.html
+A preempted job is warned at once: with its own signal if SlurmctldParameters has preempt_send_user_signal, or with
+TERM. It is killed KillWait seconds after GraceTime. Before a time limit, the warning comes `notice` seconds ahead.
+https://slurm.schedmd.com/preempt.html
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpas_cli.state.progress import number
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import all_attempts
 
-SLACK = 2.0  # seconds from a warning to the job's hearing of it, and from its end to SLURM's seeing that
+SLACK_SECONDS = 2.0  # until a job handles its warning, and until SLURM notices its end
 
 
 def findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
-    """What the site gives jobs, compared with what saving takes here. `notices`: those that the cells ask for."""
+    """Compare the time that the site gives jobs with the time a checkpoint takes. `notices` are those of the cells."""
     save = slowest_save(runs)
     took = "no checkpoint measured yet" if save is None else f"an update and a checkpoint took up to {save:.1f} s here"
-    need = 0.0 if save is None else save + SLACK
+    need = 0.0 if save is None else save + SLACK_SECONDS
     yield _preemption(config, took, need)
     if notices:
         least, most = min(notices), max(notices)
@@ -45,10 +45,12 @@ def _preemption(config: Mapping[str, str], took: str, need: float) -> Finding:
     try:
         graces = _of_qos() if kind == "qos" else _of_partitions()
     except SlurmError as error:
-        return Finding("SLURM preemption", "note", f"{kind}; how long jobs have is not to be seen: {error}", "")
+        return Finding("SLURM preemption", "note", f"{kind}; the grace time is unknown: {error}", "")
     wait = seconds(config.get("KillWait", "30"))
-    told = ", ".join(f"{grace + wait:.0f} s in {name}" for name, grace in graces.items())
-    detail = f"{kind}; warned by {'USR2' if signal else 'TERM'} at once, jobs have {told or 'no such place'}; {took}"
+    times = ", ".join(f"{grace + wait:.0f} s in {name}" for name, grace in graces.items())
+    detail = f"{kind}; no job can be preempted; {took}"
+    if times:
+        detail = f"{kind}; warned by {'USR2' if signal else 'TERM'} at once, jobs have {times}; {took}"
     short = sorted(name for name, grace in graces.items() if grace + wait < need)
     if short:
         remedy = f"keep checkpoint_every short: jobs in {', '.join(short)} cannot save before they are killed"
@@ -57,7 +59,7 @@ def _preemption(config: Mapping[str, str], took: str, need: float) -> Finding:
 
 
 def slowest_save(runs: Path) -> float | None:
-    """Seconds that one update and one checkpoint took at most, by the ends of all journals; None without any."""
+    """Return the most seconds that an update and a checkpoint took, by the ends of all journals; None without any."""
     found = list[float]()
     for attempt in all_attempts(runs):
         with suppress(OSError):
@@ -69,7 +71,7 @@ def slowest_save(runs: Path) -> float | None:
 
 
 def _of_partitions() -> dict[str, float]:
-    """GraceTime by partition, for those whose jobs others may preempt."""
+    """Return the GraceTime of each partition whose jobs can be preempted."""
     lines = client.run("scontrol", "show", "partition", "-o").splitlines()
     told = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
     highest = max((int(each.get("PriorityTier", 1)) for each in told), default=1)
@@ -81,7 +83,7 @@ def _of_partitions() -> dict[str, float]:
 
 
 def _of_qos() -> dict[str, float]:
-    """GraceTime by quality of service, for those that others may preempt."""
+    """Return the GraceTime of each quality of service that another can preempt."""
     lines = client.run("sacctmgr", "-n", "-P", "show", "qos", "format=name,gracetime,preempt").splitlines()
     told = [line.split("|") for line in lines if line.count("|") >= 2]
     victims = {name for _, _, others, *_ in told for name in others.split(",")}
@@ -89,9 +91,9 @@ def _of_qos() -> dict[str, float]:
 
 
 def seconds(words: str) -> float:
-    """SLURM's times as seconds: "15", "5 sec", "00:01:30", "1-00:00:00". Raises GpasError for others."""
+    """Return a SLURM time in seconds: "15", "5 sec", "00:01:30", "1-00:00:00". Raises GpasError for other forms."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)(?: sec)?", words.strip())
     if match is None:
-        raise GpasError(f"not a time of SLURM's: {words!r}")
+        raise GpasError(f"not a SLURM time: {words!r}")
     days, hours, minutes, rest = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)

@@ -1,4 +1,4 @@
-"""Runs on a compute node for `gpas doctor --nodes`: prints one line of JSON. Needs nothing but Python."""
+"""The script that `gpas doctor --nodes` runs on a compute node. Prints one line of JSON; needs only Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def lock_of(path: Path) -> str:
-    """Whether the lock that the asking host holds is seen here: held, free, or why that cannot be told."""
+    """Return whether this node sees the lock that the submitting host holds: "held", "free", or an error."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -28,7 +28,7 @@ def lock_of(path: Path) -> str:
 
 
 def torch_version() -> str | None:
-    """The installed torch, without importing it."""
+    """Return the version of the installed torch, without importing it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -36,15 +36,15 @@ def torch_version() -> str | None:
 
 
 def gpus(asked: bool) -> int:
-    """How many GPUs torch sees, where one was `asked` for and torch is installed; else how many nvidia-smi lists."""
+    """Return how many GPUs torch sees if one was `asked` for and torch is installed, else how many nvidia-smi lists."""
     if asked and torch_version():
         question = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
         done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False)
         return int(done.stdout) if done.stdout.strip().isdigit() else 0
     if shutil.which("nvidia-smi") is None:
         return 0
-    told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    return sum(line.startswith("GPU ") for line in told.splitlines())
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
 
 
 if __name__ == "__main__":

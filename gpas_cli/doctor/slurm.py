@@ -1,4 +1,4 @@
-"""What `gpas doctor` finds out about a cluster: from its configuration at once, from a compute node with --nodes."""
+"""Findings about a cluster: from its configuration, and with --nodes from compute nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.words import listed
 
-SKEW = 5.0  # seconds by which clocks may differ before times in `status` are misleading
+MAX_SKEW_SECONDS = 5.0  # between clocks, before ages in `gpas status` mislead
 
 
 def configuration(version: str, runs: Path, notices: Collection[int]) -> Iterator[Finding]:
-    """What the controller says of itself, and what that means for jobs of ours, which ask for these `notices`."""
+    """Yield the findings about the controller's configuration. `notices` are those that the cells ask for."""
     try:
         config = client.configuration()
     except SlurmError as error:
@@ -55,15 +55,15 @@ def _accounting(config: Mapping[str, str]) -> Finding:
     try:
         client.run("sacct", "-n", "-X", "-S", "now-1minutes")
     except SlurmError as error:
-        detail = f"{error}: squeue alone tells how jobs ended, for {age}"
+        detail = f"{error}: only squeue shows how jobs ended, for {age}"
         return Finding("SLURM accounting", "note", detail, "run directories have the outcomes; look within that time")
     return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
 
 
 def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
-    """What compute nodes see, asked in jobs of one task, one for each way in which cells ask for nodes.
+    """Yield what compute nodes see, from one short job per set of resources among the cells.
 
-    `resources` are those of the cells, by name. Takes as long as nodes take to be had, but not for ever.
+    `resources` are those of the cells, by name. Waits for nodes, for a limited time.
     """
     project.runs.mkdir(parents=True, exist_ok=True)
     profiles = _different(resources) or {"": Resources()}
@@ -85,7 +85,7 @@ def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Find
 
 
 def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
-    """One of each kind that gets other nodes or another Python, named by the first cell and how many there are."""
+    """Return the resources that lead to different nodes or another Python, named after the cells that have them."""
     found: dict[str, list[str]] = {}
     for name, asked in resources.items():
         where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)
@@ -106,7 +106,9 @@ def _node(told: Mapping[str, Any], before: float, after: float, whose: str, gpus
     else:
         yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
     skew = max(before - told["time"], told["time"] - after, 0.0)
-    remedy = "have both synchronised (NTP): ages in `gpas status` are off by that much" if skew > SKEW else ""
+    remedy = (
+        "synchronise both clocks (NTP): ages in `gpas status` are off by that much" if skew > MAX_SKEW_SECONDS else ""
+    )
     yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
     if told["scontrol"]:
         yield Finding("scontrol on nodes", "ok", "jobs queue themselves again after a warning")

@@ -1,4 +1,4 @@
-"""What a measurement on this machine would take, estimated before it begins: seconds and memory."""
+"""The estimated cost of measuring a cell on this machine: seconds and memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from gpas_cli.spec.memory import activation_bytes, state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import abbreviated, byte_size, count, duration
 
-UPDATES = 3  # the fewest updates of a measurement of a part of the rows
-PATIENCE = (60.0, 10.0)  # a measurement may take so many seconds, or so many times what was asked for
+MIN_UPDATES = 3  # of a measurement with a part of the rows
+MAX_SECONDS = 60.0  # of a measurement, unless more was asked for
+MAX_TIMES_ASKED = 10.0  # by which a measurement may exceed the seconds asked for
 
 
 @dataclass(frozen=True)
 class Cost:
-    """`rows` of each update to compute, 0 for all; `seconds` and `memory` (bytes) that it is likely to take; `free`
-    bytes that there are. On a GPU nothing is estimated: seconds and memory are 0."""
+    """The estimate for one cell: the `rows` of each update to compute (0 for all), `seconds`, `memory` (bytes), and the
+    `free` bytes of this machine. On a GPU nothing is estimated: seconds and memory are 0."""
 
     parameters: int
     rows: int
@@ -31,35 +32,32 @@ class Cost:
     free: int
 
     def words(self) -> str:
-        """The estimate, in words."""
+        """Return the estimate in words."""
         number = f"{abbreviated(self.parameters)} parameters"
         part = f", {count(self.rows, 'row')} of each update" if self.rows else ""
         time = f", about {duration(self.seconds)} and {byte_size(self.memory)}" if self.seconds else ""
         return f"{number}{part}{time}"
 
     def fault(self, job: StageJob, asked: float) -> str:
-        """Why the measurement should not begin, "" when it may."""
+        """Return why the measurement should not start, "" if it may."""
         if self.memory > self.free:
             return f"{job.id}: {self.words()}; {byte_size(self.free)} are free"
-        least, times = PATIENCE
-        return (
-            f"{job.id}: {self.words()}; --seconds asks for {asked:g}"
-            if self.seconds > max(least, times * asked)
-            else ""
-        )
+        if self.seconds > max(MAX_SECONDS, MAX_TIMES_ASKED * asked):
+            return f"{job.id}: {self.words()}; --seconds asks for {asked:g}"
+        return ""
 
 
 def cost_of(cell: Cell, machine: Machine, resources: Resources, seconds: float) -> Cost:
-    """The cost of measuring `cell` for `seconds` on `machine`: as many rows as fit the time, at least one."""
+    """Return the cost of measuring `cell` for `seconds` on `machine`: with the rows that fit the time, at least one."""
     number = parameters(cell)
     if machine.gpus:
         return Cost(number, 0, 0.0, 0, 0)
     row = flops_per_token(cell) * cell.data.length / (ASSUMED_THREAD_FLOPS * machine.threads(resources))
     batch = cell.optim.batch
-    fitting = max(1, int(seconds / (UPDATES * row)))
+    fitting = max(1, int(seconds / (MIN_UPDATES * row)))
     rows = batch if fitting >= batch else fitting
     per_token = activation_bytes(cell.model.size, cell.precision)
     memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
     memory += min(rows, 64) * cell.data.length * per_token
-    expected = max(seconds, UPDATES * rows * row)
+    expected = max(seconds, MIN_UPDATES * rows * row)
     return Cost(number, 0 if rows == batch else min(rows, 64), expected, memory, psutil.virtual_memory().available)

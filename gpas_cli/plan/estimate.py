@@ -1,6 +1,6 @@
-"""What jobs will cost: hours of a device, and hours on the clock, from measured speed or else from FLOPs.
+"""The cost of jobs in device-hours and wall-clock hours, from measured speeds, or from FLOPs where there are none.
 
-FLOPs of a training update are counted as in `spec.flops`; a forward pass costs a third of that.
+FLOPs of a training update are those of `spec.flops`; a forward pass takes a third of them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpas_cli.store.rundir import AttemptDir, all_attempts
 
 ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
 ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, whatever the precision
-ENOUGH = 5  # measured attempts of a shape: more do not make its median better
+MAX_MEASURED = 5  # attempts per shape: more hardly change the median
 
 
 @dataclass(frozen=True)
 class Work:
-    """One job's part of an estimate. `tokens` counts trained tokens, and evaluated ones at a third; `hours` on the
-    clock, on `devices` of `device` (cuda or cpu)."""
+    """The cost of one job. `tokens` counts trained tokens plus a third of the evaluated ones. `hours` are wall-clock
+    hours on `devices` of `device` ("cuda" or "cpu"). `measured`: whether the speed was measured."""
 
     job: StageJob
     tokens: float
@@ -42,11 +42,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hours of one GPU, and of one core for the jobs without; however many a job has, it occupies them all.
+    """The cost of several jobs: GPU-hours, and core-hours of the jobs without a GPU.
 
-    `longest_hours`: the longest job with those that it builds on. `wall_hours` until all have ended on `slots` slots;
-    None where nobody knows how many run at once: behind a scheduler. `basis` says where the speeds come from, one
-    sentence each. `works` are the jobs one by one.
+    `longest_hours`: the longest chain of jobs that depend on each other. `wall_hours`: until all jobs have ended on
+    `slots` slots; None behind a scheduler, where the number of concurrent jobs is unknown. `basis`: where the speeds
+    come from, in sentences. `works`: the cost of each job.
     """
 
     gpu_hours: float
@@ -62,9 +62,9 @@ class Estimate:
 def estimate(
     runs: Path, jobs: Iterable[StageJob], machine: Machine, resume: Mapping[str, int] | None = None
 ) -> Estimate:
-    """The cost of `jobs` on `machine`; `resume` has the step from which a key's stage goes on."""
+    """Return the cost of `jobs` on `machine`. `resume`: stage key -> the step from which it resumes."""
     resume = resume or {}
-    # What was measured here says nothing about GPUs that are elsewhere.
+    # Speeds measured here do not apply to named GPUs.
     speeds = {} if isinstance(machine, NamedGpus) else measured_speeds(runs)
     works = [_work(job, machine, speeds, resume.get(job.key, 0)) for job in jobs]
     needs = [(work.hours, work.devices) for work in works]
@@ -92,14 +92,14 @@ def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
 
 
 def measured_speeds(runs: Path) -> dict[Shape, float]:
-    """Shape -> median tokens per second, padding included, of the attempts of that shape in `runs`, else what
-    `gpas bench` measured; damaged attempts are passed over."""
+    """Return shape -> median tokens per second, including padding: of the attempts of that shape in `runs`, or else as
+    `gpas bench` measured it. Damaged attempts are skipped."""
     found: dict[Shape, list[float]] = {}
     for attempt in all_attempts(runs):
         try:
             asked = attempt.read_attempt()
             own = _attempt_shape(attempt, asked)
-            if len(found.get(own, ())) < ENOUGH and (seconds := _seconds_per_step(attempt)):
+            if len(found.get(own, ())) < MAX_MEASURED and (seconds := _seconds_per_step(attempt)):
                 found.setdefault(own, []).append(_positions(asked["cell"]) / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
@@ -107,8 +107,9 @@ def measured_speeds(runs: Path) -> dict[Shape, float]:
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
-    """Hours until the last of (hours, slots needed) jobs ends when they start in order as slots come free."""
-    now, free, last = 0.0, slots, 0.0
+    """Return the hours until the last of the jobs (hours, slots needed) ends. They start in order as slots free up."""
+    now = last = 0.0
+    free = slots
     busy: list[tuple[float, int]] = []
     for hours, wanted in needs:
         wanted = min(wanted, slots)
@@ -116,13 +117,15 @@ def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
             now, returned = heapq.heappop(busy)
             free += returned
         heapq.heappush(busy, (now + hours, wanted))
-        free, last = free - wanted, max(last, now + hours)
+        free -= wanted
+        last = max(last, now + hours)
     return last
 
 
 def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resumed: int) -> Work:
     tokens = equivalent_tokens(job, resumed)
-    device, devices = machine.device(job.resources), machine.needs(job.resources)
+    device = machine.device(job.resources)
+    devices = machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
     if isinstance(machine, NamedGpus):
         each = machine.flops(job.cell.precision)
@@ -133,7 +136,7 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
 
 
 def _longest(works: Sequence[Work]) -> float:
-    """Hours until the last would end if all started as soon as what they build on has ended. Parents come first."""
+    """Return the hours until the last job ends if each starts when its parents have ended. Parents come first."""
     ends: dict[str, float] = {}
     for work in works:
         ends[work.job.key] = work.hours + max((ends.get(parent, 0.0) for parent in work.job.parents), default=0.0)
@@ -163,7 +166,7 @@ def _attempt_shape(attempt: AttemptDir, asked: Mapping[str, Any]) -> Shape:
 
 
 def _positions(cell: Mapping[str, Any]) -> int:
-    """Tokens of an update, padding included: what an estimate counts in."""
+    """Return the tokens of an update, including padding."""
     return int(cell["optim"]["batch"] * cell["data"]["length"])
 
 

@@ -1,6 +1,6 @@
-"""GPUs that a plan is made for and that this machine need not have: `gpas plan --gpu H100:8`.
+"""GPUs to plan for that this machine need not have: `gpas plan --gpu H100:8`.
 
-Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); what share of it a training reaches is assumed.
+Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); the share that a training reaches (MFU) is assumed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.words import byte_size, count
 
 ASSUMED_MFU = 0.4
-# GB of memory on one device (NVIDIA's data sheets); of several versions the largest.
-MEMORY: dict[str, int] = {
+# Memory of one device (NVIDIA's data sheets), of the largest version.
+MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
     "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
     "RTX 4090": 24, "RTX 3090": 24,
@@ -27,7 +27,7 @@ MEMORY: dict[str, int] = {
 
 @dataclass(frozen=True)
 class NamedGpus(Machine):
-    """A machine of GPUs called `name`: as many as each job asks for or, with `number`, so many in all.
+    """A machine with GPUs called `name`: `number` in all, or with 0 as many as each job asks for.
 
     `mfu`: the assumed share of the peak that a training reaches.
     """
@@ -55,27 +55,27 @@ class NamedGpus(Machine):
         return f"{who} asks for {resources.gpus} GPUs, and --gpu names {self.number}"
 
     def flops(self, precision: str) -> float:
-        """FLOP/s that one device is assumed to reach."""
+        """Return the FLOP/s that one device is assumed to reach."""
         peak = peak_flops(self.name, precision)
         assert peak is not None
         return self.mfu * peak
 
     def basis(self, precisions: set[str]) -> str:
-        """What the estimate assumes, in a sentence."""
+        """Return the assumptions of the estimate in a sentence."""
         peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in sorted(precisions)]
         sheet = " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
         return f"assumed, not measured: {100 * self.mfu:g} % of the peak of one {self.name}, {sheet}; --mfu changes it"
 
 
 def named_gpus(words: str, mfu: float = ASSUMED_MFU) -> NamedGpus:
-    """The GPUs that `NAME` or `NAME:NUMBER` names, in any case and spacing. Raises GpasError for an unknown name."""
+    """Return the GPUs of `NAME` or `NAME:NUMBER`, in any case and spacing. Raises GpasError for an unknown name."""
     name, colon, number = words.partition(":")
-    known = {_plain(known): known for known in MEMORY}
+    known = {_plain(known): known for known in MEMORY_GB}
     if _plain(name) not in known:
-        hint = nearest(name, MEMORY)
+        hint = nearest(name, MEMORY_GB)
         raise GpasError(f"--gpu: unknown GPU '{name}'; {hint}")
     if colon and (not number.isascii() or not number.isdigit() or not 1 <= int(number[:7]) <= 100_000):
-        raise GpasError(f"--gpu: '{number}' is no number of GPUs; write for example {known[_plain(name)]}:8")
+        raise GpasError(f"--gpu: '{number}' is not a number of GPUs; write for example {known[_plain(name)]}:8")
     return NamedGpus((), (), known[_plain(name)], int(number) if colon else 0, mfu)
 
 
@@ -90,10 +90,10 @@ def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
         states = state_bytes(job.cell)
         devices = gpus.needs(job.resources)
         each = states / (1 if job.resources.strategy == "ddp" else devices)
-        if each > 1e9 * MEMORY[gpus.name]:
+        if each > 1e9 * MEMORY_GB[gpus.name]:
             text = (
                 f"weights, gradients and optimizer state take {byte_size(states)}, {byte_size(each)} on each of "
-                f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY[gpus.name]} GB"
+                f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY_GB[gpus.name]} GB"
             )
             found[text] = found.get(text, 0) + 1
     return [f"{count(number, 'job')}: {text}: raise resources.gpus" for text, number in found.items()]

@@ -24,14 +24,14 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class Machine:
-    """What jobs may use here: `gpus` as CUDA_VISIBLE_DEVICES names them, and the numbers of the cores."""
+    """What jobs may use here: `gpus` as in CUDA_VISIBLE_DEVICES, and the numbers of the cores."""
 
     gpus: tuple[str, ...]
     cores: tuple[int, ...]
 
     @property
     def slots(self) -> int:
-        """How many of the smallest jobs run at once."""
+        """The number of the smallest jobs that run at once."""
         return len(self.gpus) or len(self.cores)
 
     def device(self, resources: Resources) -> str:
@@ -39,15 +39,15 @@ class Machine:
         return "cuda" if self.gpus else "cpu"
 
     def needs(self, resources: Resources) -> int:
-        """How many slots a job takes."""
+        """Return the number of slots that a job takes."""
         return max(1, resources.gpus) if self.gpus else self.threads(resources)
 
     def threads(self, resources: Resources) -> int:
-        """Threads of a job, over all its processes: those it asks for, as far as there are cores."""
+        """Return the threads of a job over all its processes: those it asks for, at most the number of cores."""
         return min(max(resources.cpus, resources.processes), len(self.cores))
 
     def check(self, resources: Resources, who: str) -> str:
-        """Why a job can never run here, "" when it can."""
+        """Return why a job can never run here, "" if it can."""
         asked = count(max(1, resources.gpus), "GPU")
         if self.gpus and resources.processes > max(1, resources.gpus):
             return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
@@ -58,7 +58,7 @@ class Machine:
 
 
 class Cluster(Machine):
-    """Stands for the nodes behind a scheduler: each job has what it asks for, and how many run at once nobody knows."""
+    """The nodes behind a scheduler: each job gets what it asks for, and the number of concurrent jobs is unknown."""
 
     def __init__(self) -> None:
         super().__init__(gpus=(), cores=())
@@ -77,13 +77,13 @@ class Cluster(Machine):
 
 
 def machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    """The accelerators and cores that this process may use. Asks nvidia-smi, never torch."""
+    """Return the accelerators and cores that this process may use. Queries nvidia-smi, not torch."""
     cores = usable_cores()
     return Machine(gpus=visible_gpus(environ), cores=cores[: cpu_quota(len(cores))])
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The devices of CUDA_VISIBLE_DEVICES, else those nvidia-smi counts, as CUDA_VISIBLE_DEVICES would name them."""
+    """Return the devices of CUDA_VISIBLE_DEVICES, or the indices of those that nvidia-smi lists."""
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     installed = _installed_gpus()
     if mask is None:
@@ -99,7 +99,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def cpu_quota(cores: int, path: Path = CGROUP_QUOTA) -> int:
-    """`cores`, or fewer where a container's quota gives less time than that many cores have; at least 1."""
+    """Return `cores`, or fewer if a container's CPU quota is lower; at least 1."""
     try:
         quota, period = path.read_text().split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))
@@ -108,7 +108,7 @@ def cpu_quota(cores: int, path: Path = CGROUP_QUOTA) -> int:
 
 
 def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
-    """Raise GpasError that names every job (id -> resources) which can never run on `machine`."""
+    """Raise GpasError with every job (id -> resources) that can never run on `machine`."""
     reasons = [reason for who, resources in wanted.items() if (reason := machine.check(resources, who))]
     if reasons:
         remedy = "lower resources.gpus or resources.ranks, or run where there are as many"
@@ -116,7 +116,7 @@ def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
 
 
 def _installed_gpus() -> int:
-    """How many devices nvidia-smi lists, MIG slices apart; without it, how many the driver has made files for."""
+    """Return the number of devices that nvidia-smi lists, without MIG slices; without nvidia-smi, of device files."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))

@@ -1,4 +1,4 @@
-"""What a run would do: which cells are new, which have a result, which somebody is at, and what the rest will cost."""
+"""What `gpas run` would do: which cells are new, queued, running or done, and what the jobs to start will cost."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ ACTIONS = (
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One cell. `action` is one of ACTIONS: its state, "new" for one without an attempt, "invalid" for one that this
-    version or this machine cannot run to its end; `detail` says more. `will_run` is whether `gpas run` starts a job."""
+    """One cell of a plan.
+
+    `action` is one of ACTIONS: the cell's state, "new" without an attempt, or "invalid" if this version or this machine
+    cannot complete it; `detail` gives the reason. `will_run`: whether `gpas run` starts a job for it.
+    """
 
     state: CellStatus
     action: str
@@ -51,9 +54,10 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """`stages` counts the states of unique stages, `uses` how often cells refer to them, teachers included.
+    """What `gpas run` would do with some cells.
 
-    `jobs` are the stages that a run would start, parents first, and before them those that tokenise what they read.
+    `stages` counts unique stages by state; `uses` counts references to them, including those of teachers.
+    `jobs` are the jobs that a run would start: those that tokenise first, then the stages, parents first.
     `machine` is where they would run, or what the estimate is for.
     """
 
@@ -65,25 +69,25 @@ class Plan:
     machine: Machine
     text_warnings: tuple[str, ...] = ()
     code_warnings: tuple[str, ...] = ()
-    startable: bool = True  # whether every job that is lacking can run on `machine`; `gpas run` starts all or none
+    startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all or none
 
     @property
     def exit_code(self) -> Exit:
-        """What `gpas run` says of the same cells before it starts any: USAGE where it refuses, INCOMPLETE where some of
-        them will have no result, else DONE."""
+        """The exit code of `gpas run` as far as it is known: USAGE if it refuses the cells, INCOMPLETE if some of them
+        will have no result, else DONE."""
         if not self.startable:
             return Exit.USAGE
         return Exit.INCOMPLETE if self.refused else Exit.DONE
 
     @property
     def warnings(self) -> list[str]:
-        """What a user may not expect of the jobs, and what is likely to go wrong although they can start."""
+        """What may surprise a user, or is likely to fail although the jobs can start."""
         sizes = too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
         return [*sizes, *self.text_warnings, *self.code_warnings]
 
     @property
     def texts(self) -> tuple[StageJob, ...]:
-        """The jobs that only tokenise: `estimate` does not count them."""
+        """The jobs that tokenise; `estimate` does not include them."""
         return tuple(job for job in self.jobs if job.demand)
 
     @property
@@ -92,12 +96,12 @@ class Plan:
 
     @property
     def sizes(self) -> list[SizeCost]:
-        """The cells and the cost of their jobs, by size."""
+        """The cells and the cost of their jobs by size of network."""
         return by_size((row.entry.cell for row in self.rows), self.estimate.works)
 
     @property
     def refused(self) -> Counter[str]:
-        """Why cells cannot run here, and how many for each reason."""
+        """The number of cells that cannot run here, by reason."""
         return Counter(row.detail for row in self.rows if row.action == "invalid")
 
 
@@ -110,23 +114,23 @@ def plan(
     project: Project | None = None,
     prepare: Callable[[Iterable[StageJob]], Sequence[StageJob]] = tuple,
 ) -> Plan:
-    """What `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing.
+    """Return what `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing.
 
-    `project`: where their texts are looked for; None looks for none.
-    `prepare` puts before the jobs what else has to be run for them (`plan.tokenisation`).
+    `project`: where to look for the texts; None skips that check.
+    `prepare` adds the jobs that have to run before others (`plan.tokenisation.with_texts`).
     """
     machine = machine or machines.machine()
     jobs = stage_jobs(entries)
     alive = SchedulerView(runs)
     seen = {key: observe(runs, key, alive) for key in jobs}
     wanted = CLAIMABLE | frozenset(retry)
-    lacking = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
-    # Compute nodes and machines elsewhere may have text that is not here.
+    needed = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
+    # Compute nodes and other machines may have text that is not on this one.
     elsewhere = isinstance(machine, Cluster | NamedGpus)
-    texts = Texts(project, (job.cell for job in lacking.values()), entries=entries, elsewhere=elsewhere)
+    texts = Texts(project, (job.cell for job in needed.values()), entries=entries, elsewhere=elsewhere)
     fitting = {
         key: job
-        for key, job in lacking.items()
+        for key, job in needed.items()
         if not machine.check(job.resources, job.id) and not texts.missing(job.cell)
     }
     resume = {key: step for key in fitting if (step := resumable(runs, key))}
@@ -139,14 +143,14 @@ def plan(
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
-        startable=len(fitting) == len(lacking),
+        startable=len(fitting) == len(needed),
         code_warnings=_other_code(runs, [fitting[key] for key in resume]),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 
 
 def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
-    """A sentence when jobs would resume from checkpoints that another version of the code made."""
+    """Return a warning if jobs would resume from checkpoints of another version of the code."""
     if not resumed:
         return ()
     now = current_code()
@@ -162,7 +166,7 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
 
 
 def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection[str]) -> bool:
-    """Whether what the stage builds on is there, or may yet come."""
+    """Whether every prerequisite of the stage has a result, or may get one."""
     return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.parents)
 
 
@@ -192,7 +196,7 @@ def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -
     if mine and mine[0] in resume:
         return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.steps}"
     if mine and state.stage != "pretrain":
-        return f"{state.stage} is lacking"
+        return f"the stage {state.stage} has no result yet"
     if state.state == "missing":
-        return "" if mine else "what it builds on cannot be had"
+        return "" if mine else "a prerequisite is unavailable"
     return state.cause or state.evidence

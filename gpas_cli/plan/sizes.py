@@ -1,4 +1,4 @@
-"""A plan by size of network: what a cell of each size reads, and what its jobs cost."""
+"""The cost of a plan by size of network."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Group = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SizeCost:
-    """The cells of one size, batch, length and number of updates, and the jobs that they still need.
+    """The cells of one size, batch, length and number of updates, and their remaining jobs.
 
-    `batch` is in rows of `length` tokens; `tokens` are those a cell trains on, padding included. `devices`: GPUs or
+    `batch` is in rows of `length` tokens; `tokens`: those a cell trains on, including padding. `devices`: GPUs or
     cores of a job. `hours`: of the longest job. `gpu_hours` and `core_hours`: of all jobs.
     """
 
@@ -38,13 +38,13 @@ class SizeCost:
 
 
 def size_label(cell: Cell) -> str:
-    """The name of the cell's size, or its layers and width where it has none."""
+    """Return the name of the cell's size, or its layers and width if it has no name."""
     size = cell.model.size
     return next((name for name, known in SIZES.items() if known == size), f"{size.layers} x {size.hidden}")
 
 
 def by_size(cells: Iterable[Cell], works: Sequence[Work]) -> list[SizeCost]:
-    """The cells grouped by what decides their cost, in the order of the cells; teachers add jobs, not cells."""
+    """Return the cost by group of equally expensive cells, in the order of the cells. Teachers add jobs, not cells."""
     cells = list(cells)
     numbers = Counter(_group(cell) for cell in cells)
     first = {_group(cell): cell for cell in reversed([*cells, *(work.job.cell for work in works)])}

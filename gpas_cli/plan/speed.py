@@ -12,14 +12,14 @@ Shape = tuple[Any, ...]
 
 
 def shape(cell: dict[str, Any], device: str, slots: int) -> Shape:
-    """What decides the speed: the network's size, the rows, the batch, the precision, the devices."""
+    """Return what the speed depends on: the network's size, the rows, the batch, the precision, the devices."""
     size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
     data = (cell["data"]["length"], cell["data"]["layout"])
     return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
 
 
 def measured(runs: Path) -> dict[Shape, float]:
-    """Shape -> tokens per second, padding included, as measured on this machine; damaged files are passed over."""
+    """Return shape -> tokens per second, including padding, as measured on this machine. Damaged files are skipped."""
     found = {}
     for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
         facts = read_json(path) or {}

@@ -1,4 +1,4 @@
-"""The jobs that cells need: each stage once, however many cells share it, and after those it depends on."""
+"""The jobs that cells need: one per stage, also when several cells share it, after the jobs it depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """One stage as something to run, labelled as the first entry that needs it."""
+    """One stage as a job, with the grid and name of the first entry that needs it."""
 
     kind: str
     key: str
@@ -30,8 +30,8 @@ class StageJob:
     watch: Monitoring
     resources: Resources
     text_resources: Resources = field(default_factory=Resources)
-    text: str = ""  # key of the job that tokenises what this one reads, "" where that is done (`plan.tokenisation`)
-    demand: TextRequirement | None = None  # what such a job tokenises
+    text: str = ""  # key of the job that tokenises its text, "" if that is done (`plan.tokenisation`)
+    demand: TextRequirement | None = None  # what a job that tokenises prepares
 
     @property
     def id(self) -> str:
@@ -39,11 +39,11 @@ class StageJob:
 
     @property
     def after(self) -> tuple[str, ...]:
-        """The keys of the jobs that must have succeeded before this one starts."""
+        """The keys of the jobs that must succeed before this one starts."""
         return (*self.parents, self.text) if self.text else self.parents
 
     def facts(self) -> dict[str, Any]:
-        """The part of attempt.json that says what is to be run, the text of a plugin that it needs included."""
+        """Return the part of attempt.json that describes the job, including the text of the plugins it needs."""
         return {
             **self._plugins(),
             "stage": self.kind,
@@ -73,7 +73,7 @@ class StageJob:
 
 
 def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
-    """Key -> job of every stage that the entries need and this version can run, teachers included, parents first."""
+    """Return key -> job of every stage of the entries that this version can run: parents first, including teachers."""
     entries = list(entries)
     named = {entry.cell.stages[0].key: entry for entry in reversed(entries)}
     jobs: dict[str, StageJob] = {}
@@ -85,7 +85,7 @@ def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
 
 
 def blocked(entry: Entry) -> tuple[str, ...]:
-    """The kinds of the entry's stages that this version cannot run, in order: its kind, or one that it builds on."""
+    """Return the kinds of the entry's stages that this version cannot run, or whose prerequisites it cannot run."""
     jobs = stage_jobs([entry])
     return tuple(stage.kind for stage in entry.cell.stages if stage.key not in jobs)
 
@@ -99,7 +99,7 @@ def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[tup
 
 
 def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entry:
-    """The entry that the teacher is by itself, or one named after its pupil: it has no place of its own in the grid."""
+    """Return the entry of the teacher, or one named after its pupil if the grid does not declare the teacher."""
     own = named.get(teacher.stages[0].key)
     return own if own is not None else replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={})
 

@@ -1,4 +1,4 @@
-"""The texts of cells that are to be run: whether they are there, and what the runs make of them."""
+"""The texts of cells to run: whether they are available, and how the runs will use them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpas_cli.words import listed
 
 
 class Texts:
-    """The texts of `cells` as they are found in `project`; without one nothing is looked for, and nothing is missing.
+    """The texts of `cells`, looked up in `project`; without a project no text counts as missing.
 
-    `entries`: the declared cells, by which messages say where in experiments.yaml a text is named.
-    `elsewhere`: the cells run on other machines, so that text which is not here is worth a warning only.
+    `entries`: the declared cells, so that messages give the place in experiments.yaml that names a text.
+    `elsewhere`: the cells run on other machines, so that a text missing here is only a warning.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Texts:
         self._missing = {data: _placed(reason, declared.get(data)) for data, reason in missing.items()}
 
     def missing(self, cell: Cell) -> str:
-        """Why the text of the cell cannot be read, "" where it seems that it can, or the cell is none of `cells`."""
+        """Return why the text of the cell cannot be read; "" if it can, or if the cell is not one of `cells`."""
         return "" if self._elsewhere else self._missing.get(_text_of(cell), "")
 
     def warnings(self, cells: Iterable[Cell]) -> list[str]:
-        """What a user may not expect of what these cells read, each sentence once."""
+        """Return warnings about the texts of these cells, each once."""
         cells = list(cells)
         reasons = dict.fromkeys(self._missing.get(_text_of(cell), "") for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
@@ -59,7 +59,7 @@ class Texts:
 
 
 def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable[Entry]) -> None:
-    """Raise GpasError that names the cells (id -> cell) whose text is not there, each reason once."""
+    """Raise GpasError with the cells (id -> cell) whose text is missing, each reason once."""
     texts = Texts(project, cells.values(), entries=entries)
     reasons: dict[str, list[str]] = {}
     for who, cell in cells.items():
@@ -77,12 +77,12 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
 
 
 def _placed(reason: str, declared: Declared | None) -> str:
-    """The reason, which begins with the name of a setting, with the place of that setting before it."""
+    """Return the reason, which begins with the name of a setting, after the position of that setting in the file."""
     setting = reason.partition(":")[0]
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
 def _text_of(cell: Cell) -> Data:
-    """The cell's data without what does not say which text it is."""
+    """Return the cell's data with the fields that do not identify the text set to their defaults."""
     usual = Data()
     return replace(cell.data, length=usual.length, layout=usual.layout, eval_tokens=usual.eval_tokens)

@@ -1,8 +1,8 @@
-"""The text that jobs read, tokenised before them by a job of its own: on a cluster nobody else waits for it idly.
+"""Jobs that tokenise the texts of others first, so that on a cluster no GPU waits for it.
 
-Such a job is a `StageJob` like any other: it has a key, attempts, a journal, a claim. Its key says how much of which
-corpus is wanted; a corpus that is tokenised whole has one key, whoever reads it. What counts as done is the token
-cache itself: a corpus that an earlier job has tokenised and that is not there any more is another job.
+Such a job is a `StageJob` with a key, attempts, a journal and a claim. Its key hashes which corpus is needed and how
+much of it; a corpus that is tokenised whole has one key for all readers. It is done if the token cache has the text: a
+corpus that was tokenised and then deleted gets another job.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
-    """`jobs`, and before them a job for each corpus that they read and that is not tokenised yet.
+    """Return `jobs` after a job for each corpus that they read and that is not tokenised yet. Reads no text.
 
-    A job that waits for another of `jobs` finds its text tokenised. Reads no text, and builds nothing.
+    A job that depends on another of `jobs` reads the text of that one.
     """
     jobs = list(jobs)
     keys = {job.key for job in jobs}
@@ -45,7 +45,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     read: dict[str, str] = {}
     for wanted in requirements(job.cell for job in first):
         mine = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
-        if key := _lacking(project, wanted):
+        if key := _needed_key(project, wanted):
             texts[key] = _job(key, wanted, mine[0])
             read |= {job.key: key for job in mine}
     return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
@@ -74,26 +74,26 @@ def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
 
 
 def how_far(seen: StageStatus) -> str:
-    """The state of a job that tokenises, in a few words."""
+    """Return the state of a job that tokenises, in a few words."""
     share = f" {seen.fraction:.0%}".replace("%", " %") if seen.state == "running" and seen.fraction is not None else ""
     doing = f" ({seen.progress.phase})" if seen.state == "running" and seen.progress else ""
     why = f": {seen.cause}" if seen.cause else ""
     return f"{seen.state}{share}{doing}{why}"
 
 
-def _lacking(project: Project, wanted: TextRequirement) -> str:
-    """The key of the job that is to tokenise the corpus, "" where nothing is left to do."""
-    if _there(project, wanted):
+def _needed_key(project: Project, wanted: TextRequirement) -> str:
+    """Return the key of the job that has to tokenise the corpus, "" if nothing is left to do."""
+    if _is_cached(project, wanted):
         return ""
     generation = 0
     while observe(project.runs, key := _key(project, wanted, generation)).state == "done":
-        if _there(project, wanted) is not False:
+        if _is_cached(project, wanted) is not False:
             return ""
         generation += 1
     return key
 
 
-def _there(project: Project, wanted: TextRequirement) -> bool | None:
+def _is_cached(project: Project, wanted: TextRequirement) -> bool | None:
     from gpas_cli.data.prepare import present  # and numpy, which `gpas status` does without
 
     try:

@@ -1,5 +1,5 @@
 """Cells in the run directories and the database that no grid declares: a grid was edited, or a cell was varied on the
-command line. What such a cell is stands in its attempts, in the submission that claims it, and in the database.
+command line. Such a cell is read from its attempts, from the submission that claims it, or from the database.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def with_key(project: Project, word: str, catalogue: Catalogue) -> list[Entry]:
 
 
 def _in_database(project: Project, word: str) -> Iterator[dict[str, Any]]:
-    """What the newest attempts at the stages whose keys begin so were to run; nothing where there is no database."""
+    """Yield the facts of the newest attempts at stages whose keys begin with `word`; nothing without a database."""
     from gpas_cli.store import session
     from gpas_cli.store.ingest import newest_facts
 
@@ -73,8 +73,8 @@ def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | 
 
 
 def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
-    """The cell that a stage's facts describe, with the grid and name it had. Raises UnknownCell when they describe
-    none, or one without that key."""
+    """Return the cell that a stage's facts describe, with its grid and name. Raises UnknownCell if they describe none,
+    or one without that key."""
     try:
         cell = cell_from(facts["cell"], catalogue)
         axes = dict(facts["axes"])
@@ -95,12 +95,12 @@ def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
 
 
 def _built(kind: type[T], values: Any) -> T:
-    """An instance from what an attempt recorded of it, with the defaults where this version cannot read that."""
+    """Return the recorded instance, or one with the defaults if this version cannot read the record."""
     problems: list[Problem] = []
     made = build(kind, values, (), problems) if isinstance(values, Mapping) else None
     return made or kind()
 
 
 def _distinct(entries: Iterable[Entry | None]) -> list[Entry]:
-    """Each cell once: its stages lead to the same one."""
+    """Return each cell once, also if several of its stages were found."""
     return list({entry.cell.key: entry for entry in entries if entry is not None}.values())

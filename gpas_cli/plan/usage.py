@@ -1,4 +1,4 @@
-"""The machine room: what runs where, what waits, what it has all cost so far, and when it will be over."""
+"""Resource usage: what runs where, what is queued, the cost so far, and the estimated end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
-GLANCE = 2048  # bytes of journal that hold the last event
+LAST_EVENT_BYTES = 2048  # of a journal's end, which contain its last event
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What attempts have taken: seconds on the clock, and hours of GPUs, or of cores where no GPU was used."""
+    """What attempts have used: wall-clock seconds, and GPU-hours, or core-hours without a GPU."""
 
     seconds: float = 0.0
     gpu_hours: float = 0.0
@@ -30,7 +30,7 @@ class Usage:
         return Usage(self.seconds + other.seconds, self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours)
 
     def times(self, factor: float) -> Usage:
-        """As much for `factor` times as long."""
+        """Return the usage over `factor` times the time."""
         return Usage(self.seconds * factor, self.gpu_hours * factor, self.core_hours * factor)
 
 
@@ -39,7 +39,7 @@ NOTHING = Usage()
 
 @dataclass(frozen=True)
 class Running:
-    """A cell that runs. `devices` as its attempt was given them; `spent` over all attempts at its stage."""
+    """A running cell. `devices`: those of its attempt; `spent`: over all attempts at its stages."""
 
     state: CellStatus
     node: str
@@ -49,7 +49,7 @@ class Running:
 
 @dataclass(frozen=True)
 class GridUsage:
-    """A grid: how many cells are in which state, what they took, what is left of those that run or wait."""
+    """A grid: its cells by state, what they have used, and what the running and queued ones will still use."""
 
     grid: str
     states: Counter[str]
@@ -65,7 +65,7 @@ class GridUsage:
 
 @dataclass(frozen=True)
 class Activity:
-    """`total` counts cells that grids share once."""
+    """What runs and is queued, and the usage by grid. `total` counts cells that grids share once."""
 
     running: tuple[Running, ...]
     queued: tuple[CellStatus, ...]
@@ -75,13 +75,13 @@ class Activity:
 
 @dataclass
 class UsageMeter:
-    """Tells what attempts took. Of one that was seen to end it is read once."""
+    """Computes the usage of attempts. Ended attempts are read once."""
 
     runs: Path
     _ended: dict[Path, tuple[Usage, dict[str, Any]]] = field(default_factory=dict)
 
     def room(self, states: Sequence[CellStatus]) -> Activity:
-        """The room at this moment, as these states tell it."""
+        """Return what runs, what is queued, and the usage by grid, for cells in these states."""
         living = {state.key: state.directory for state in states if state.state == "running"}
         keys = {stage.key for state in states for stage in state.entry.cell.stages}
         spent = {key: self._stage(key, living.get(key)) for key in keys}
@@ -97,12 +97,12 @@ class UsageMeter:
         )
 
     def spent(self, state: CellStatus) -> Usage:
-        """What the cell took so far, at all its stages and over all attempts."""
+        """Return the usage of the cell so far: all stages, all attempts."""
         living = state.directory if state.state == "running" else None
         return sum((self._stage(stage.key, living) for stage in state.entry.cell.stages), NOTHING)
 
     def _stage(self, key: str, living: Path | None) -> Usage:
-        """What the stage took, over all attempts; the one in the folder `living` goes on."""
+        """Return the usage of the stage over all attempts; the one in the folder `living` is still running."""
         each = (self._attempt(attempt, running=attempt.path == living)[0] for attempt in attempts(self.runs, key))
         return sum(each, NOTHING)
 
@@ -121,27 +121,27 @@ class UsageMeter:
             seconds = max(0.0, (time.time() if running else _end(attempt)) - float(facts["created"]))
             found = _spent(seconds, facts.get("devices", ())), facts
         except UNREADABLE:
-            return NOTHING, {}  # a damaged attempt has no price
+            return NOTHING, {}  # the cost of a damaged attempt is unknown
         if not running and attempt.exit_path.exists():
             self._ended[attempt.path] = found
         return found
 
 
 def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
-    """What all stages of a cell took."""
+    """Return the usage of all stages of a cell."""
     return sum((spent[stage.key] for stage in state.entry.cell.stages), NOTHING)
 
 
 def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
-    """The states without those of cells that another grid has as well."""
+    """Return the states of each cell once, also if several grids have it."""
     return iter({state.entry.cell.key: state for state in states}.values())
 
 
 def _end(attempt: AttemptDir) -> float:
-    """When an attempt ended: its last event, or when its process was seen to end."""
+    """Return the time at which an attempt ended: that of exit.json, or of its last event."""
     if attempt.exit_path.exists():
         return float(read_json(attempt.exit_path)["t"])
-    events = tail(attempt.journal_path, GLANCE)
+    events = tail(attempt.journal_path, LAST_EVENT_BYTES)
     return float(events[-1]["t"]) if events else attempt.attempt_path.stat().st_mtime
 
 
@@ -152,7 +152,7 @@ def _spent(seconds: float, devices: Sequence[str]) -> Usage:
 
 
 def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> GridUsage:
-    """What is to go rests on the pace of what runs, and for what waits on what its like took."""
+    """Return the usage of a grid. Running cells are extrapolated; queued ones use the median of similar cells."""
     likes = _likes(states, spent)
     lasting = [_lasts(state, likes) for state in states if state.state in ALIVE]
     known = [seconds for seconds in lasting if seconds is not None]
@@ -169,7 +169,7 @@ def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) ->
 
 
 def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tuple[str, object], float]:
-    """(grid, size) -> the median of how long its cells take, of those that are done or tell when they will be."""
+    """Return (grid, size) -> the median seconds of its cells that are done or report their remaining time."""
     found: dict[tuple[str, object], list[float]] = {}
     for state in states:
         eta = _eta(state)
@@ -179,7 +179,7 @@ def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tup
 
 
 def _lasts(state: CellStatus, likes: Mapping[tuple[str, object], float]) -> float | None:
-    """Seconds that a cell which runs or waits will still take; one that was interrupted goes on where it was."""
+    """Return the remaining seconds of a running or queued cell, None if unknown. An interrupted cell resumes."""
     eta, usual = _eta(state), likes.get(_like(state))
     return eta if eta is not None or usual is None else usual * (1 - (state.fraction or 0.0))
 

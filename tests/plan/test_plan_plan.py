@@ -14,7 +14,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
 from gpas_cli.plan.estimate import equivalent_tokens, estimate, flops_per_token, makespan, measured_speeds
-from gpas_cli.plan.gpus import MEMORY, named_gpus
+from gpas_cli.plan.gpus import MEMORY_GB, named_gpus
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
@@ -95,7 +95,7 @@ def test_a_teacher_is_planned_before_its_pupil(runs: Path) -> None:
     attempt(runs, replace(pupil, cell=teacher.cell), "diverged")
     again = made_plan(runs, pupil)
     assert (again.jobs, again.rows[0].will_run) == ((), False)
-    assert again.rows[0].detail == "what it builds on cannot be had"
+    assert again.rows[0].detail == "a prerequisite is unavailable"
 
 
 def test_an_interrupted_cell_tells_where_it_resumes_and_costs_only_the_rest(runs: Path) -> None:
@@ -209,7 +209,7 @@ def test_other_words_for_gpus_are_refused(words: str) -> None:
 
 
 def test_every_gpu_has_a_memory_and_a_peak() -> None:
-    assert set(MEMORY) == set(PEAK_TFLOPS)
+    assert set(MEMORY_GB) == set(PEAK_TFLOPS)
     assert {named_gpus(word).name for word in ("rtx4090", "RTX 4090", "rtx-4090", "4090")} == {"RTX 4090"}
 
 

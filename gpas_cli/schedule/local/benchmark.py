@@ -48,12 +48,12 @@ def bench(
     seconds: float,
     *,
     force: bool = False,
-    tell: Callable[[str], None] = lambda message: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Bench]:
     """Measure every shape among the entries' trainings for about so many seconds each, and record it.
 
-    On processors of a large network only a few rows of each update are computed. `tell` is told what is being done.
-    Raises GpasError when there is nothing to measure, no slot is free, an update fails, or, unless `force`, when a
+    On a CPU, only a few rows of each update of a large network are computed. `notify` is called with a line about each
+    step. Raises GpasError if there is nothing to measure, no slot is free, an update fails, or, without `force`, a
     measurement would take far longer than `seconds` or more memory than is free.
     """
     slots = Slots(project.runs, machine())
@@ -69,8 +69,8 @@ def bench(
     ):
         raise GpasError("\n".join([*faults, "measure smaller cells (--where), for longer (--seconds), or use --force"]))
     for key, jobs in grouped.items():
-        tell(f"{jobs[0].id}: {costs[key].words()}")
-        facts = _measure(project, slots, jobs[0], seconds, costs[key].rows, tell)
+        notify(f"{jobs[0].id}: {costs[key].words()}")
+        facts = _measure(project, slots, jobs[0], seconds, costs[key].rows, notify)
         facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
         path = _path(project.runs, key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _path(runs: Path, key: Shape) -> Path:
 
 
 def _measure(
-    project: Project, slots: Slots, job: StageJob, seconds: float, rows: int, tell: Callable[[str], None]
+    project: Project, slots: Slots, job: StageJob, seconds: float, rows: int, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     if job.resources.processes > 1:
         raise GpasError(f"{job.id} trains in {job.resources.processes} processes; gpas bench measures one")
@@ -95,7 +95,7 @@ def _measure(
     if rows:  # as many at once as are measured, whatever a GPU would be asked for
         asked["resources"] = {**asked["resources"], "micro_batch": rows}
     try:
-        facts = _run(project, lease, asked, lambda doing: tell(f"{job.id}: {doing}"))
+        facts = _run(project, lease, asked, lambda doing: notify(f"{job.id}: {doing}"))
     except _Failed as failed:
         raise GpasError(f"{job.id} could not be measured: {failed}") from failed
     finally:
@@ -108,7 +108,7 @@ class _Failed(Exception):
     """The process that measures did not end well; the text is its last line."""
 
 
-def _run(project: Project, lease: Lease, asked: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+def _run(project: Project, lease: Lease, asked: dict[str, Any], notify: Callable[[str], None]) -> dict[str, Any]:
     """What the process that measures found."""
     environment = job_environment(PACKAGE, lease.variables)
     last: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def _run(project: Project, lease: Lease, asked: dict[str, Any], tell: Callable[[
         for line in child.stdout:
             last = json.loads(line)
             if "doing" in last:
-                tell(last["doing"])
+                notify(last["doing"])
         if child.wait():
             errors.seek(0)
             raise _Failed((errors.read().strip().splitlines() or [f"it left with {child.returncode}"])[-1])

@@ -101,7 +101,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins
 def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_cost, "ASSUMED_THREAD_FLOPS", 2e6)  # so slow that two of the eight rows fit the time
     told: list[str] = []
-    (found,) = bench(here, chosen(here), 1, force=True, tell=told.append)
+    (found,) = bench(here, chosen(here), 1, force=True, notify=told.append)
     assert 1 <= found.facts["rows"] < 8
     assert found.facts["micro_batch"] == found.facts["rows"]
     assert told[0].startswith("tiny/s1: 13.3k parameters")

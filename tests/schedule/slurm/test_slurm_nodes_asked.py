@@ -22,8 +22,8 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A project of two profiles; the job of the first, which is small's, is the first that sbatch sees."""
     text = (site.gpas.folder / "experiments.yaml").read_text()
     site.gpas.declare(text.replace("    title: Small\n", f"    title: Small\n{PROFILES}"))
-    monkeypatch.setattr(nodes, "EVERY", 0.05)
-    monkeypatch.setattr(nodes, "LATE", 0.0)
+    monkeypatch.setattr(nodes, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(nodes, "LATE_SECONDS", 0.0)
     site.programs.put("scancel", "")
     return site
 
