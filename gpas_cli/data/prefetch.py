@@ -59,7 +59,7 @@ class Prefetcher(Iterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End the thread and drop the items that nobody asked for."""
+        """End the thread and discard the remaining items."""
         self._closed.set()
         with suppress(Empty):
             while True:

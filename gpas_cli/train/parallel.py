@@ -27,8 +27,8 @@ T = TypeVar("T")
 class World:
     """Process `rank` of `size`, number `local_rank` on its machine.
 
-    All methods are collective: every process calls them, in the same order. A world of one process communicates with
-    nobody.
+    All methods are collective: every process calls them, in the same order. A world of one process needs no
+    communication.
     """
 
     rank: int = 0
