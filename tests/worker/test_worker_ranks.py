@@ -25,7 +25,7 @@ from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import create_attempt, write_json
 from gpas_cli.worker.rendezvous import RankEnv, first_host, place
 
-FAKE = Path(__file__).parents[1] / "fake_rank.py"
+FAKE = Path(__file__).with_name("fake_rank.py")
 PARENT = """
 import signal, sys
 from pathlib import Path
