@@ -1,6 +1,6 @@
 """The JSON that commands print, as types: `DOCUMENTS` names the document of each command.
 
-    cells.py       what is said of cells: states, plans, results of runs, where a number comes from
+    cells.py       cells: states, plans, results of runs, where a number comes from
     tables.py      tables, figures, exported networks
     upkeep.py      the text, the database, the machine
     jsonschema.py  a type of these -> JSON Schema

@@ -1,4 +1,4 @@
-"""Documents about cells: their states, what a run would do, what it came to, and where a number comes from."""
+"""Documents about cells: states, plans, results of runs, and where a number comes from."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Plan(Document):
 
 
 class RunCell(CellName):
-    """How one cell came out."""
+    """The result of a run for one cell."""
 
     state: State
-    skipped: Annotated[bool, "whether the run gave the cell up without trying"]
+    skipped: Annotated[bool, "whether the run gave up the cell without starting it"]
     reason: Annotated[str, "why there is no result, empty for a result of this run"]
     attempt: int | None
     directory: str | None
@@ -80,11 +80,11 @@ class SubmittedArray(TypedDict):
 
 
 class Submitted(TypedDict):
-    """What was given to SLURM."""
+    """What was submitted to SLURM."""
 
     arrays: list[SubmittedArray]
     jobs: int
-    followed: Annotated[int, "stages that were queued or running already"]
+    followed: Annotated[int, "stages that were already queued or running"]
     left: Annotated[int, "stages that SLURM has no room for yet"]
     failed_before: Annotated[int, "stages that wait for `gpas retry`"]
     blocked: Annotated[int, "stages whose parent failed"]
@@ -97,7 +97,7 @@ class Run(Document):
     """
 
     exit_code: Literal[0, 3, 4]
-    counts: Annotated[dict[str, int], "how many cells came out how"]
+    counts: Annotated[dict[str, int], "the number of cells in each state"]
     cells: list[RunCell]
     submitted: Submitted | None
 
@@ -108,7 +108,9 @@ class GridSummary(TypedDict):
     grid: str
     cells: int
     states: dict[str, int]
-    ends: Annotated[float | None, "unix time at which what runs and waits will have ended; null unless something runs"]
+    ends: Annotated[
+        float | None, "unix time of the expected end of running and queued cells; null unless one is running"
+    ]
 
 
 class Total(TypedDict):
@@ -120,10 +122,10 @@ class Total(TypedDict):
 
 
 class CellStatus(LabelledCell, SlurmJob):
-    """The state of one cell, and what it was concluded from."""
+    """The state of one cell and its evidence."""
 
     state: State
-    outcome: Annotated[str | None, "what the journal of the deciding attempt says"]
+    outcome: Annotated[str | None, "the outcome in the journal of the decisive attempt"]
     stage: Annotated[str, "the first stage without a result, or the last one"]
     evidence: str
     age: Annotated[float | None, "seconds since the newest evidence"]
@@ -159,13 +161,13 @@ class Status(Document):
 
 
 class RoomCell(CellName):
-    """A cell in the machine room."""
+    """A running or queued cell."""
 
     stage: str
 
 
 class RunningCell(RoomCell, SlurmJob, Hours):
-    """A cell that runs."""
+    """A running cell."""
 
     attempt: int | None
     devices: list[str]
@@ -181,11 +183,11 @@ class RunningCell(RoomCell, SlurmJob, Hours):
 
 
 class QueuedCell(RoomCell, SlurmJob):
-    """A cell that waits."""
+    """A queued cell."""
 
 
 class Use(Hours):
-    """What cells took, and what is left of those that run or wait."""
+    """The hours that cells have used, and those that running and queued cells still need."""
 
     states: dict[str, int]
     left: Annotated[int, "cells without a result"]
@@ -194,7 +196,7 @@ class Use(Hours):
 
 
 class GridUse(Use):
-    """A grid in the machine room."""
+    """The resource usage of a grid."""
 
     grid: str
 
@@ -321,7 +323,7 @@ class Explained(Document):
 
 
 class Shape(TypedDict):
-    """Cells that train alike, and what was measured of one of them."""
+    """Cells of one shape, and the measurement of one of them."""
 
     cells: int
     cell: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 State = Literal["missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown"]
-Number = float | str  # what is not finite is the word nan, inf or -inf
+Number = float | str  # a number that is not finite is the string "nan", "inf" or "-inf"
 Time = Annotated[float, "unix time, seconds"]
 Seconds = Annotated[float, "seconds"]
 
@@ -31,7 +31,7 @@ class LabelledCell(CellName):
 
 
 class SlurmJob(TypedDict):
-    """What SLURM says of a cell's job; all null where it says nothing."""
+    """What SLURM reports about a cell's job; all null if it reports nothing."""
 
     job: str | None
     node: str | None

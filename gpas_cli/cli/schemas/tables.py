@@ -8,7 +8,7 @@ from gpas_cli.cli.schemas.common import Document, Number
 
 
 class Metric(TypedDict):
-    """What a table is of."""
+    """The metric that a table shows."""
 
     name: str
     title: str
@@ -97,7 +97,7 @@ class Mean(TypedDict):
 
 
 class Point(Mean):
-    """A mean at an update or, for what is drawn by layer, at a layer counted from 1."""
+    """A mean at an update or, in curves by layer, at a layer counted from 1."""
 
     x: float
 

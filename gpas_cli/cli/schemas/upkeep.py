@@ -1,4 +1,4 @@
-"""Documents about what results rest on: the text, the database, the machine."""
+"""Documents about the text, the database and the machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Synced(Document):
     attempts: Annotated[int, "attempts that changed"]
     events: int
     damaged: Annotated[int, "damaged lines"]
-    gone: Annotated[int, "run directories that were there the last time and are not any more"]
+    gone: Annotated[int, "run directories that have disappeared since the last time"]
     problems: list[str]
 
 
@@ -92,7 +92,7 @@ class BackedUp(Document):
 
 
 class Finding(TypedDict):
-    """One thing looked at."""
+    """The result of one check."""
 
     what: str
     status: Literal["ok", "note", "problem"]
