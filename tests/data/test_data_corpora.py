@@ -98,7 +98,7 @@ def test_fingerprint_is_the_same_in_another_process(library: Stdlib):
     assert done.stdout.strip() == library.survey().fingerprint
 
 
-def test_fingerprints_tell_validation_text_apart(root: Path, source: Files):
+def test_fingerprints_distinguish_validation_text(root: Path, source: Files):
     before = source.survey()
     validation = next(source.documents("validation"))
     train = next(source.documents("train"))
@@ -247,7 +247,7 @@ def test_text_is_not_both_trained_on_and_held_out(tmp_path: Path):
         Files("*.txt", "text", tmp_path, "c*.txt").survey()
 
 
-def test_a_stamp_tells_which_files_are_held_out(tmp_path: Path, monkeypatch):
+def test_a_stamp_depends_on_the_files_held_out(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"text {name}")

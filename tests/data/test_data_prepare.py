@@ -124,7 +124,7 @@ def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
     assert first.folder != second.folder
 
 
-def test_what_is_there_is_told_without_reading(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def there() -> bool | None:
         data = Data(**{**FILES, "layout": "pack", "length": 16})  # type: ignore[arg-type]
         return present(data, 320, tmp_path / "cache", root=root, rows=10)

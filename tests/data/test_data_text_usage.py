@@ -33,7 +33,7 @@ def exact(root: Path, what: Data, rows: int) -> TextUsage:
     return found
 
 
-def test_pad_tells_what_it_cuts_off(root: Path):
+def test_pad_reports_what_it_cuts_off(root: Path):
     found = exact(root, data(layout="pad"), rows=50)
     corpus = prepare(data(layout="pad"), VOCAB, root / "cache", root=root)
     assert found.cut == 1 - corpus.train_totals.bytes / corpus.train_totals.text_bytes
@@ -66,7 +66,7 @@ def test_it_is_foreseen_before_anything_is_tokenised(root: Path):
     )  # files this young
 
 
-def test_a_cache_of_an_older_version_does_not_tell_what_was_cut():
+def test_the_cut_of_an_older_cache_is_unknown():
     old = Totals(10, 100, 400, True, None)
     assert (old.cut, (Totals() + old).cut, Totals(1, 2, 3, True, 4).cut) == (None, None, 0.25)
     assert text_usage(data(layout="pad"), 5, old, old).warnings() == []
@@ -80,7 +80,7 @@ def test_the_papers_cut_of_c4_is_no_news():
     assert rows_in(c4, Totals(10, 2560)) == 10
 
 
-def test_absent_text_is_told_without_reading_any(root: Path):
+def test_unreadable_text_is_reported_without_reading_any(root: Path):
     assert unreadable_reason(data(), root, root) == ""
     assert "no file matches 'txt/*.jsonl'" in unreadable_reason(Data(source="files", path="txt/*.jsonl"), root, root)
     assert "data.validation: no file matches" in unreadable_reason(data(validation="held/*"), root, root)

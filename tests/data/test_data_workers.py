@@ -180,7 +180,7 @@ def ingredients(root: Path, cache: Path):
     return source, survey, make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
 
 
-def test_who_waits_for_a_builder_goes_on_as_soon_as_its_own_part_is_there(make_cache: Make, monkeypatch):
+def test_a_process_waiting_for_a_builder_continues_once_its_part_exists(make_cache: Make, monkeypatch):
     """The lock is held by somebody who never lets go; the shards that are enough appear meanwhile."""
     import threading
 

@@ -33,7 +33,7 @@ def advance(network: Llama, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_goes_on_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_training_resumes_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     one, adam = pair(dtype=dtype)
     advance(one, adam)
     path = checkpoint.save(tmp_path, KEY, one, adam, Position(step=1, tokens=12, seconds=0.5))

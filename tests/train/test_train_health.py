@@ -37,7 +37,7 @@ def test_a_healthy_run_is_left_alone(seed: int) -> None:
     assert judge(healthy(seed=seed)) == []
 
 
-def test_a_spike_is_told_once_with_what_was_usual() -> None:
+def test_a_spike_is_reported_once_with_the_running_median() -> None:
     series = healthy()
     series[299:303] = [(5.5, 0.4), (5.3, 4.0), (5.1, 5.0), (4.6, 0.5)]
     told = judge(series)
@@ -63,7 +63,7 @@ def test_detection_can_be_turned_off() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 200, 299, 300, 301, 302, 420])
-def test_a_resumed_run_tells_the_same(at: int, tmp_path: Path) -> None:
+def test_a_resumed_run_reports_the_same(at: int, tmp_path: Path) -> None:
     series = healthy()
     series[299:302] = [(5.5, 4.0)] * 3
     series[450] = (3.6, 9.0)
@@ -133,7 +133,7 @@ def test_a_plateau_has_not(losses: list[float]) -> None:
     assert not [verdict for verdict in told if isinstance(verdict, Divergence)]
 
 
-def test_the_count_goes_on_after_a_resume() -> None:
+def test_the_count_continues_after_a_resume() -> None:
     before = Health(Monitoring(patience=50), VOCAB)
     assert judge([(6.0, 1.0), *[(9.0, 1.0)] * 30], before) == []
     after = Health(Monitoring(patience=50), VOCAB)

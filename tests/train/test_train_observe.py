@@ -123,7 +123,7 @@ def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> No
     assert events[1][1]["seconds_per_step"] > 0
 
 
-def test_nothing_pending_is_nothing_to_tell() -> None:
+def test_without_pending_updates_nothing_is_reported() -> None:
     observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda *a, **k: pytest.fail("told something"))
     assert observer.settle() is None
 

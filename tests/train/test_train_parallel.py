@@ -114,7 +114,7 @@ def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
 
 @pytest.mark.parametrize("before", ["one", "ddp", "fsdp"])
 @pytest.mark.parametrize("after", ["one", "ddp", "fsdp"])
-def test_a_run_goes_on_under_another_layout(room: Path, before: str, after: str) -> None:
+def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str) -> None:
     if (before, after) == ("one", "one"):
         pytest.skip("test_train_run")
     first, second, straight = (told(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))

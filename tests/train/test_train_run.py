@@ -73,7 +73,7 @@ def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(shard)
 
 
-def test_a_run_tells_everything_it_should(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_run_reports_every_event(paths: RunPaths, tmp_path: Path) -> None:
     outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("done", STEPS)
     steps = recorder.of("step")
@@ -113,7 +113,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_takes_the_same_product
     assert products == ["medium", "medium"]
 
 
-def test_damaged_tokens_end_a_run_and_sound_ones_are_journalled(paths: RunPaths, tmp_path: Path) -> None:
+def test_damaged_tokens_end_a_run_and_verified_ones_are_recorded(paths: RunPaths, tmp_path: Path) -> None:
     here = replace(paths, cache=tmp_path / "cache")
     _, recorder = go(here, tmp_path / "sound", cell())
     found = {event["split"]: event["shards"] for event in recorder.of("verified")}
@@ -193,7 +193,9 @@ def test_a_loss_that_stays_high_is_a_divergence(
     assert "was above 6." in outcome.cause
 
 
-def test_a_resumed_run_tells_the_same_spikes(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_reports_the_same_spikes(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = {17: 8.0, 18: 8.0, 22: 9.0}
     update = loop.Loop.update
 
@@ -213,7 +215,7 @@ def test_a_resumed_run_tells_the_same_spikes(paths: RunPaths, tmp_path: Path, mo
         assert not after.of("warning")
 
 
-def test_a_run_that_other_code_goes_on_with_says_so(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_path: Path) -> None:
     def attempt(number: int, code: str, stop_at: int | None = None, **more: str) -> tuple[Outcome, Recorder]:
         recorder, asked = Recorder(), iter(range(10**6))
         earlier = [tmp_path / str(before) for before in range(number)]
@@ -240,7 +242,7 @@ def test_a_checkpoint_without_a_record_of_what_was_usual(paths: RunPaths, tmp_pa
     assert "a spike shortly after it is not detected" in recorder.of("warning")[0]["message"]
 
 
-def test_a_profile_is_written_and_told(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_profile_is_written_and_reported(paths: RunPaths, tmp_path: Path) -> None:
     straight, _ = go(paths, tmp_path / "a/checkpoints", cell())
     profiled, recorder = go(paths, tmp_path / "b/checkpoints", cell(), watch=Monitoring(profile=2))
     assert profiled.metrics["loss"] == straight.metrics["loss"]
@@ -251,7 +253,7 @@ def test_a_profile_is_written_and_told(paths: RunPaths, tmp_path: Path) -> None:
     assert "aten::mm" in Path(told["operators"]).read_text()
 
 
-def test_a_run_too_short_for_a_profile_says_so(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_run_too_short_for_a_profile_warns(paths: RunPaths, tmp_path: Path) -> None:
     _, recorder = go(paths, tmp_path / "checkpoints", cell(), 5, watch=Monitoring(profile=3))
     assert recorder.of("profile") == []
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
@@ -296,7 +298,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_i
     assert path_of(tmp_path / "2", STEPS).is_dir()
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped(paths: RunPaths, tmp_path: Path) -> None:
     go(paths, tmp_path / "1", cell(), stop_at=15)
     newest = path_of(tmp_path / "1", 15) / "00000.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
@@ -306,7 +308,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(paths: RunPaths, tmp_path: P
     assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 14
 
 
-def test_without_a_sound_checkpoint_it_says_that_it_starts_again(paths: RunPaths, tmp_path: Path) -> None:
+def test_without_an_intact_checkpoint_training_starts_again(paths: RunPaths, tmp_path: Path) -> None:
     go(paths, tmp_path / "1", cell(), stop_at=15)
     for folder in (tmp_path / "1").glob("step-*"):
         (folder / "00000.safetensors").write_bytes(b"")
@@ -315,7 +317,7 @@ def test_without_a_sound_checkpoint_it_says_that_it_starts_again(paths: RunPaths
     assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 0
 
 
-def test_it_does_not_go_on_with_another_text(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_text(paths: RunPaths, tmp_path: Path) -> None:
     root = tmp_path / "text"
     shutil.copytree(paths.root, root, ignore=shutil.ignore_patterns("cache"))
     own = replace(paths, root=root, cache=root / "cache")
