@@ -166,3 +166,38 @@ def test_an_installed_package_that_cannot_be_loaded_is_named(installed: Path) ->
     (installed / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Absent\n")
     with pytest.raises(GpasError, match=r"the scheme 'weighted' of stranger 1\.2 cannot be loaded: AttributeError"):
         known_schemes()
+
+
+STAGE = """\
+from dataclasses import dataclass
+from gpas_cli.spec.stage import Metric, StageKind
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    depth: int = 1
+
+def run(stage):
+    raise NotImplementedError
+
+STAGE_KINDS = {"probe": StageKind(name="probe", parameters=Probe, cost=lambda *_: 1.0, runner=run)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('{"probe"', '{"other"', "stage 'other' has the name 'probe'"),
+        ('"probe"', '"importance"', "stage 'importance' is built in; choose another name"),
+        ('"probe"', '"optim"', "stage 'optim' is built in; choose another name"),
+        (", runner=run", "", "stage 'probe' has no runner"),
+        (", cost=lambda *_: 1.0", "", "stage 'probe' has no cost"),
+        ("frozen=True, ", "", "stage 'probe' has no parameters"),
+        ("depth: int = 1", "depth: dict = 1", "has the field 'depth', which is not"),
+        ("runner=run)", "runner=run, metrics=(Metric('loss', 'loss'),))", "has the metric 'loss', which gpas_cli has"),
+    ],
+)
+def test_an_unusable_stage_is_refused_with_the_reason(old: str, new: str, message: str) -> None:
+    assert old in STAGE
+    assert plugin_of("mine.py", STAGE).stage_kinds["probe"].origin.name == "mine.py"
+    with pytest.raises(InvalidExperiments, match=message):
+        plugin_of("mine.py", STAGE.replace(old, new))
