@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import make_attempt
 from chaos_kit import judge
 from chaos_kit.judge import Ended, Poll, Shown, Violation
 from chaos_kit.plan import append as write_step
@@ -16,7 +17,6 @@ from chaos_kit.processes import Life, Process
 from chaos_kit.records import Attempt, values
 
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
 
 KEY, OTHER = "a" * 16, "b" * 16
 NAMES = {KEY: "chaos/pre-s1", OTHER: "chaos/pre-s2"}
@@ -218,7 +218,7 @@ def test_another_table_after_a_rebuild_is_found() -> None:
 def test_attempts_are_read_from_their_directories(tmp_path: Path) -> None:
     from chaos_kit.records import read_attempts
 
-    directory = create_attempt(tmp_path, KEY, {"stage": "pretrain"})
+    directory = make_attempt(tmp_path, KEY, {"stage": "pretrain"})
     journal = Journal(directory.journal_path)
     journal("step", step=1, loss=4.5)
     journal("outcome", outcome="done", step=1, cause="", metrics={"loss": 1.5, "train_seconds": 3.0})

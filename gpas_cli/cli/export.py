@@ -92,9 +92,8 @@ def _origin(entry: Entry, trained: Path, text: Mapping[str, Any]) -> TrainingOri
     from gpas_cli.store.rundir import AttemptDir
 
     attempt = AttemptDir(trained.parents[1]).read_attempt()
-    git = attempt.get("git") or {}
-    code, commit = str(attempt.get("code", "")), str(git.get("commit", ""))
-    return TrainingOrigin(name=entry.id, code=code, commit=commit, dirty=bool(git.get("dirty")), text=text)
+    commit, dirty = str(attempt.git.get("commit", "")), bool(attempt.git.get("dirty"))
+    return TrainingOrigin(name=entry.id, code=attempt.code, commit=commit, dirty=dirty, text=text)
 
 
 def _facts(written: ExportReport) -> dict[str, object]:

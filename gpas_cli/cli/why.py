@@ -99,7 +99,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
     retry = attempt.retry
     lines = {
-        "retry": f"after attempt {retry.get('of')}: {retry.get('why')}" if retry else "",
+        "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
         "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",
         "where": where,
         "code": f"{facts['code']}, commit {commit}",
@@ -165,7 +165,7 @@ def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
         "state": seen.state,
         "evidence": seen.evidence,
         "signal": attempt.signal,
-        "retry": dict(attempt.retry) if attempt.retry else None,
+        "retry": vars(attempt.retry) if attempt.retry else None,
         "computed": dict(attempt.computed),
         "facts": dict(attempt.facts),
         "log": str(attempt.log),

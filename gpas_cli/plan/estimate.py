@@ -20,6 +20,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.state.progress import number
 from gpas_cli.store.journal import read, tail
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, all_attempts
 
 ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
@@ -100,7 +101,7 @@ def measured_speeds(runs: Path) -> dict[Shape, float]:
             asked = attempt.read_attempt()
             own = _attempt_shape(attempt, asked)
             if len(found.get(own, ())) < MAX_MEASURED and (seconds := _seconds_per_step(attempt)):
-                found.setdefault(own, []).append(_positions(asked["cell"]) / seconds)
+                found.setdefault(own, []).append(_positions(asked.cell) / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
     return measured(runs) | {own: statistics.median(speeds) for own, speeds in found.items()}
@@ -159,10 +160,10 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _attempt_shape(attempt: AttemptDir, asked: Mapping[str, Any]) -> Shape:
+def _attempt_shape(attempt: AttemptDir, asked: AttemptRecord) -> Shape:
     events, _, _ = read(attempt.journal_path, limit=4096)
     devices = [str(event["device"]) for event in events if event.get("kind") == "start" and event.get("device")]
-    return shape(asked["cell"], devices[0] if devices else "", len(asked.get("devices", ())))
+    return shape(asked.cell, devices[0] if devices else "", len(asked.devices))
 
 
 def _positions(cell: Mapping[str, Any]) -> int:

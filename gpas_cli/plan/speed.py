@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from gpas_cli.store.rundir import read_json
 Shape = tuple[Any, ...]
 
 
-def shape(cell: dict[str, Any], device: str, slots: int) -> Shape:
+def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
     """Return what the speed depends on: the network's size, the rows, the batch, the precision, the devices."""
     size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
     data = (cell["data"]["length"], cell["data"]["layout"])

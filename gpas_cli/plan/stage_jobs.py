@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.spec.cell import Cell, Stage
-from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.store.records import StageRecord, TextDemand
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -42,34 +42,27 @@ class StageJob:
         """The keys of the jobs that must succeed before this one starts."""
         return (*self.parents, self.text) if self.text else self.parents
 
-    def facts(self) -> dict[str, Any]:
-        """Return the part of attempt.json that describes the job, including the text of the plugins it needs."""
-        return {
-            **self._plugins(),
-            "stage": self.kind,
-            "key": self.key,
-            "parents": list(self.parents),
-            **({"text": self.text} if self.text else {}),
-            **({"demand": plain(self.demand)} if self.demand else {}),
-            "cell": self.cell.to_mapping(),
-            "grid": self.grid,
-            "name": self.name,
-            "axes": dict(self.axes),
-            "resources": plain(self.resources),
-            "cadence": plain(self.cadence),
-            "watch": plain(self.watch),
-        }
-
-    def _plugins(self) -> dict[str, Any]:
-        """Return the plugins behind the cell's scheme and stages, and the title of a stage that one of them defines."""
-        scheme = self.cell.model.norm.origin
+    def record(self) -> StageRecord:
+        """Return the job as files of run directories record it, with the text of the plugins that it needs."""
+        demand = self.demand
         stages = [stage.declared for stage in self.cell.stages if stage.declared.origin]
-        own = next((kind for kind in stages if kind.name == self.kind), None)
-        return {
-            **({"plugin": plain(scheme)} if scheme else {}),
-            **({"stage_plugins": [plain(origin) for origin in {kind.origin: 0 for kind in stages}]} if stages else {}),
-            **({"title": own.title} if own and own.title else {}),
-        }
+        return StageRecord(
+            plugin=self.cell.model.norm.origin,
+            stage_plugins=tuple(dict.fromkeys(kind.origin for kind in stages if kind.origin)),
+            title=next((kind.title for kind in stages if kind.name == self.kind), ""),
+            stage=self.kind,
+            key=self.key,
+            parents=self.parents,
+            text=self.text,
+            demand=TextDemand(demand.data, demand.vocab, demand.rows) if demand else None,
+            cell=self.cell.to_mapping(),
+            grid=self.grid,
+            name=self.name,
+            axes=dict(self.axes),
+            resources=self.resources,
+            cadence=self.cadence,
+            watch=self.watch,
+        )
 
 
 def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:

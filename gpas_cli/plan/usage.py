@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
 from gpas_cli.store.journal import tail
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.store.records import AttemptRecord
+from gpas_cli.store.rundir import AttemptDir, attempts
 
 LAST_EVENT_BYTES = 2048  # of a journal's end, which contain its last event
 
@@ -78,7 +78,7 @@ class UsageMeter:
     """Computes the usage of attempts. Ended attempts are read once."""
 
     runs: Path
-    _ended: dict[Path, tuple[Usage, dict[str, Any]]] = field(default_factory=dict)
+    _ended: dict[Path, tuple[Usage, AttemptRecord | None]] = field(default_factory=dict)
 
     def room(self, states: Sequence[CellStatus]) -> Activity:
         """Return what runs, what is queued, and the usage by grid, for cells in these states."""
@@ -107,21 +107,21 @@ class UsageMeter:
         return sum(each, NOTHING)
 
     def _running(self, state: CellStatus, spent: Mapping[str, Usage]) -> Running:
-        facts = self._attempt(AttemptDir(state.directory), running=True)[1] if state.directory else {}
-        where = facts.get("slurm") or {}
-        host = (facts.get("submitter") or {}).get("host", "")
-        node = (state.job.nodes if state.job else "") or where.get("nodes") or host
-        return Running(state, str(node), tuple(map(str, facts.get("devices", ()))), _of(state, spent))
+        asked = self._attempt(AttemptDir(state.directory), running=True)[1] if state.directory else None
+        node = state.job.nodes if state.job else ""
+        if asked is not None:
+            node = node or (asked.slurm.nodes if asked.slurm else "") or asked.submitter.host
+        return Running(state, node, asked.devices if asked else (), _of(state, spent))
 
-    def _attempt(self, attempt: AttemptDir, *, running: bool) -> tuple[Usage, dict[str, Any]]:
+    def _attempt(self, attempt: AttemptDir, *, running: bool) -> tuple[Usage, AttemptRecord | None]:
         if not running and attempt.path in self._ended:
             return self._ended[attempt.path]
         try:
-            facts = attempt.read_attempt()
-            seconds = max(0.0, (time.time() if running else _end(attempt)) - float(facts["created"]))
-            found = _spent(seconds, facts.get("devices", ())), facts
+            asked = attempt.read_attempt()
+            seconds = max(0.0, (time.time() if running else _end(attempt)) - asked.created)
+            found = _spent(seconds, asked.devices), asked
         except UNREADABLE:
-            return NOTHING, {}  # the cost of a damaged attempt is unknown
+            return NOTHING, None  # the cost of a damaged attempt is unknown
         if not running and attempt.exit_path.exists():
             self._ended[attempt.path] = found
         return found
@@ -140,14 +140,16 @@ def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
 def _end(attempt: AttemptDir) -> float:
     """Return the time at which an attempt ended: that of exit.json, or of its last event."""
     if attempt.exit_path.exists():
-        return float(read_json(attempt.exit_path)["t"])
+        ended = attempt.read_exit().t
+        if ended is not None:
+            return ended
     events = tail(attempt.journal_path, LAST_EVENT_BYTES)
     return float(events[-1]["t"]) if events else attempt.attempt_path.stat().st_mtime
 
 
 def _spent(seconds: float, devices: Sequence[str]) -> Usage:
     hours = seconds * len(devices) / 3600
-    on_gpus = any(str(device).startswith("gpu") for device in devices)
+    on_gpus = any(device.startswith("gpu") for device in devices)
     return Usage(seconds, hours if on_gpus else 0.0, 0.0 if on_gpus else hours)
 
 

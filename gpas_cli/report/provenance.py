@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
@@ -14,7 +14,10 @@ from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.store.journal import read
-from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.store.records import Retry
+from gpas_cli.store.rundir import AttemptDir
+
+T = TypeVar("T")
 
 # Columns of an attempt that record where, when and with what it ran.
 _FACTS = (
@@ -36,7 +39,7 @@ class AttemptProvenance:
     computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and what
     chose it, `gemm_origin`. checkpoint: the newest one that still exists. signal: the number of the signal that killed
     the process, if one did and it was recorded. gone: the run directory is gone. retry: why the attempt was made, if
-    after a failure: {of: the number of the failed attempt, why}.
+    after a failure of another one.
     """
 
     number: int
@@ -50,7 +53,7 @@ class AttemptProvenance:
     checkpoint: Path | None
     signal: int | None = None
     gone: bool = False
-    retry: Mapping[str, Any] | None = None
+    retry: Retry | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ def _computed(directory: AttemptDir) -> dict[str, Any]:
 
 def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
-    ended, asked = _read(directory.exit_path), _read(directory.attempt_path)
+    ended = _read(directory.read_exit)
+    asked = _read(directory.read_attempt)
     return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],
@@ -157,15 +161,15 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
         directory=directory.path,
         log=directory.log_path,
         checkpoint=next(iter(newest_first([directory.checkpoints])), None),
-        signal=ended.get("signal"),
+        signal=ended.signal if ended else None,
         gone=row["gone"] is not None,
-        retry=asked.get("retry"),
+        retry=asked.retry if asked else None,
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of an attempt, {} if it cannot be read: the database has what matters."""
+def _read(reader: Callable[[], T]) -> T | None:
+    """Return a record of an attempt, None if it cannot be read: the database has what matters."""
     try:
-        return read_json(path)
+        return reader()
     except (OSError, StoreError):
-        return {}
+        return None

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 
 from gpas_cli.state import locks
-from gpas_cli.store.rundir import AttemptDir, write_json
+from gpas_cli.store.records import ExitRecord
+from gpas_cli.store.rundir import AttemptDir, write_record
 
 PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
 JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: the folder it runs in is not searched for modules
@@ -34,10 +35,10 @@ def token(pid: int) -> str:
 
 
 def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: Any) -> None:
-    """Write exit.json: the exit code or the signal that the process ended with."""
-    record: Mapping[str, Any] = {"code": code, "signal": number, "t": time.time(), **more}
-    with suppress(OSError):  # a full disk: the free lock tells the end as well, if not how
-        write_json(attempt.exit_path, record)
+    """Write exit.json: the exit code or the signal that the process ended with, and further fields of `ExitRecord`."""
+    record = ExitRecord(code=code, signal=number, t=time.time(), **more)
+    with suppress(OSError):  # a full disk: the free lock shows that the process has ended, if not how
+        write_record(attempt.exit_path, record)
 
 
 def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.permissions import explain
@@ -25,7 +24,8 @@ from gpas_cli.state.status import (
 )
 from gpas_cli.state.submitters import SILENCE_SECONDS
 from gpas_cli.store.journal import tail
-from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.store.records import ExitRecord, ProcessRecord
+from gpas_cli.store.rundir import AttemptDir, read_record
 
 GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
 
@@ -46,10 +46,10 @@ def conclude(attempt: AttemptDir) -> StageStatus:
         events = tail(attempt.journal_path, LOOK, newest=NEWEST)
         told = outcome(events)
         found = _from_outcome(told) if told else found
-    made = None if found.state in RESULTS else attempt.read_attempt().get("slurm")
+    made = None if found.state in RESULTS else attempt.read_attempt().slurm
     return replace(
         found, progress=progress(events), age=_age(events, found.age), attempt=attempt.number, directory=attempt.path,
-        submission=str(made.get("submission", "")) if isinstance(made, Mapping) else "",
+        submission=made.submission if made else "",
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _from_outcome(event: Event) -> StageStatus:
 
 def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
     if attempt.exit_path.exists():
-        return _from_exit(attempt, read_json(attempt.exit_path))
+        return _from_exit(attempt, attempt.read_exit())
     held = locks.probe(alive_path(attempt))
     if held is Lock.HELD:
         doing = "" if events else ", no event yet"
@@ -108,10 +108,9 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
     return _from_silence(attempt, events)
 
 
-def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> StageStatus:
+def _from_exit(attempt: AttemptDir, seen: ExitRecord) -> StageStatus:
     """The process ended without telling an outcome: only an exit code of its own choice can say that it failed."""
-    code = seen.get("code")
-    signal = number if isinstance(number := seen.get("signal"), int) else None
+    code, signal = seen.code, seen.signal
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
     if code == JobExit.FAULTY_NODE:
@@ -123,9 +122,9 @@ def _from_exit(attempt: AttemptDir, seen: Mapping[str, Any]) -> StageStatus:
     return StageStatus(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")
 
 
-def _said(attempt: AttemptDir, seen: Mapping[str, Any]) -> str:
+def _said(attempt: AttemptDir, seen: ExitRecord) -> str:
     """What exit.json, or else the log, says of why a process ended."""
-    return str(seen.get("error") or "") or last_line(attempt.log_path)
+    return seen.error or last_line(attempt.log_path)
 
 
 def _ended(attempt: AttemptDir, evidence: str, source: str) -> StageStatus:
@@ -145,14 +144,13 @@ def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
 def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
     """The host the attempt's process runs on, "" when nothing tells."""
     started = [str(event["host"]) for event in events if event.get("kind") == "start" and event.get("host")]
-    submitter = attempt.read_attempt().get("submitter")
-    return started[-1] if started else str(submitter.get("host", "")) if isinstance(submitter, Mapping) else ""
+    return started[-1] if started else attempt.read_attempt().submitter.host
 
 
 def _boot(attempt: AttemptDir) -> str:
     """The boot of the kernel that the attempt's process runs under, "" where that is not recorded."""
     try:
-        return str(read_json(process_path(attempt)).get("token", "")).rpartition("/")[0]
+        return read_record(ProcessRecord, process_path(attempt)).token.rpartition("/")[0]
     except (OSError, GpasError):
         return ""
 
@@ -176,9 +174,8 @@ def _age(events: Sequence[Event], otherwise: float | None) -> float | None:
     return max(0.0, time.time() - times[0]) if times else otherwise
 
 
-def _since_created(attempt: AttemptDir) -> float | None:
-    created = attempt.read_attempt().get("created")
-    return max(0.0, time.time() - created) if isinstance(created, int | float) else None
+def _since_created(attempt: AttemptDir) -> float:
+    return max(0.0, time.time() - attempt.read_attempt().created)
 
 
 def attempts_without_progress(runs: Path, key: str) -> int:

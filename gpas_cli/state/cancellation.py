@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-from gpas_cli.store.rundir import stage_dir, write_json
+from gpas_cli.store.records import CancelRequest
+from gpas_cli.store.rundir import read_record, stage_dir, write_record
 
 FILE = "cancel.json"
 
@@ -19,9 +19,14 @@ def request_path(directory: Path) -> Path:
     return directory / FILE
 
 
-def request(directory: Path, **more: Any) -> None:
+def request(directory: Path, *, signalled: bool | None = None) -> None:
     """Ask that the stage or the attempt be cancelled. Raises OSError when the request cannot be written."""
-    write_json(request_path(directory), {"t": time.time(), **more})
+    write_record(request_path(directory), CancelRequest(t=time.time(), signalled=signalled))
+
+
+def read_request(directory: Path) -> CancelRequest:
+    """Return the request in a directory. Raises OSError or StoreError if it cannot be read."""
+    return read_record(CancelRequest, request_path(directory))
 
 
 def requested(runs: Path, key: str) -> bool:

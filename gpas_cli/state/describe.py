@@ -10,14 +10,15 @@ from gpas_cli.errors import GpasError
 from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import attempts
+from gpas_cli.store.rundir import attempts, read_json
 
 
 def facts_of(runs: Path, key: str) -> dict[str, Any]:
     """Return the stage's facts as attempt.json has them ({stage, grid, name, cell, ...}), {} if they are unknown."""
     with suppress(OSError, GpasError):
         if tries := attempts(runs, key):
-            return tries[-1].read_attempt()
+            # Not the record: another version may have written it, and readers take what they understand.
+            return read_json(tries[-1].attempt_path)
         if claim := read_claim(runs, key):
             return dict(SchedulerView(runs).scheduler(claim.scheduler).describe(claim, key))
     return {}

@@ -46,6 +46,6 @@ def checkpoint_code(runs: Path, key: str) -> str:
     """The version of the code of the attempt that made the newest checkpoint, "" where it is not known."""
     newest = newest_checkpoint(runs, key)
     try:
-        return str(AttemptDir(newest.parents[1]).read_attempt().get("code") or "") if newest else ""
+        return AttemptDir(newest.parents[1]).read_attempt().code if newest else ""
     except (OSError, GpasError):
         return ""

@@ -9,11 +9,10 @@ it has no effect.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from gpas_cli.errors import StoreError
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json, stage_dir, write_json
+from gpas_cli.store.records import RerunRequest
+from gpas_cli.store.rundir import AttemptDir, attempts, read_record, stage_dir, write_record
 
 FILE = "rerun.json"
 
@@ -21,7 +20,7 @@ FILE = "rerun.json"
 def request(runs: Path, key: str) -> None:
     """Ask that the stage `key` be run again; `claims.run_again` does so safely. Raises OSError."""
     number = max((attempt.number for attempt in attempts(runs, key)), default=0)
-    write_json(_path(runs, key), {"t": time.time(), "after": number})
+    write_record(_path(runs, key), RerunRequest(t=time.time(), after=number))
 
 
 def withdraw(runs: Path, key: str) -> bool:
@@ -36,12 +35,14 @@ def superseded(runs: Path, key: str) -> int:
 
     Raises OSError or StoreError when the request is there and cannot be read.
     """
-    return int(_read(runs, key).get("after", 0))
+    request = _read(runs, key)
+    return request.after if request else 0
 
 
 def age(runs: Path, key: str) -> float:
-    """Seconds since the request was made. Raises OSError or StoreError when it cannot be read."""
-    return max(0.0, time.time() - float(_read(runs, key).get("t", 0.0)))
+    """Return the seconds since the request, from 1970 on without one. Raises like `superseded`."""
+    request = _read(runs, key)
+    return max(0.0, time.time() - (request.t if request else 0.0))
 
 
 def deciding(runs: Path, key: str) -> list[AttemptDir]:
@@ -50,14 +51,11 @@ def deciding(runs: Path, key: str) -> list[AttemptDir]:
     return [attempt for attempt in attempts(runs, key) if attempt.number > after]
 
 
-def _read(runs: Path, key: str) -> Mapping[str, float]:
+def _read(runs: Path, key: str) -> RerunRequest | None:
     try:
-        found = read_json(_path(runs, key))
+        return read_record(RerunRequest, _path(runs, key))
     except FileNotFoundError:
-        return {}
-    if not all(isinstance(found.get(name), int | float) for name in ("after", "t")):
-        raise StoreError(f"{_path(runs, key)}: not a request to run a stage again")
-    return found
+        return None
 
 
 def _path(runs: Path, key: str) -> Path:

@@ -25,13 +25,13 @@ from gpas_cli.errors import StoreError
 from gpas_cli.files import open_regular
 from gpas_cli.store import journal, owner, rundir, session
 from gpas_cli.store.points import forget_points, store_points
-from gpas_cli.store.projection import Changes, integer, number, optional, project_events, string
+from gpas_cli.store.projection import Changes, integer, number, project_events, string
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import Base
 
 STAGE, ATTEMPT = (Base.metadata.tables[name] for name in ("stage", "attempt"))
 TAIL_BYTES = 4096  # bytes of a journal before the offset that are compared when it has changed; they hold its outcome
-_REQUIRED = ("stage", "cell", "grid", "name", "axes", "executor")
 
 
 @dataclass(frozen=True)
@@ -264,31 +264,27 @@ def _insert_attempt(connection: Connection, attempt: AttemptDir) -> dict[str, An
     return row | {"id": inserted[0] if inserted else None}
 
 
-def _row_of(attempt: AttemptDir, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _row_of(attempt: AttemptDir, asked: AttemptRecord) -> dict[str, Any]:
     try:
-        known = {
-            "created": optional(number, asked.get("created")),
-            "code": optional(string, asked.get("code")),
-            "threads": optional(integer, asked.get("threads")),
-        }
+        known = {"created": number(asked.created), "code": string(asked.code), "threads": integer(asked.threads)}
     except ValueError as error:
         raise Unreadable(f"{attempt.attempt_path}: {error}") from error
-    axes = journal.plain(asked["axes"])
+    axes = journal.plain(asked.axes)
     unknown: dict[str, Any] = {column.name: None for column in ATTEMPT.columns if column.name != "id"}
-    named = {name: string(asked[name]) for name in ("grid", "name", "executor")}
+    named = {"grid": string(asked.grid), "name": string(asked.name), "executor": string(asked.executor)}
     place = {"stage_key": attempt.key, "number": attempt.number, "directory": attempt.relative, "axes": axes}
     return unknown | known | named | place | {"journal_offset": 0, "journal_events": 0, "journal_damaged": 0}
 
 
-def _put_stage(connection: Connection, key: str, asked: Mapping[str, Any]) -> None:
+def _put_stage(connection: Connection, key: str, asked: AttemptRecord) -> None:
     # JSON in a database has no Infinity, although Python reads it.
-    facts = journal.plain({"parents": list(asked.get("parents") or []), "cell": asked["cell"]})
-    stage = {"kind": string(asked["stage"]), **facts}
+    facts = journal.plain({"parents": asked.parents, "cell": asked.cell})
+    stage = {"kind": string(asked.stage), **facts}
     if connection.execute(update(STAGE).where(STAGE.c.key == key).values(stage)).rowcount == 0:
         connection.execute(insert(STAGE), stage | {"key": key})
 
 
-def _asked(attempt: AttemptDir) -> dict[str, Any]:
+def _asked(attempt: AttemptDir) -> AttemptRecord:
     path = attempt.attempt_path
     try:
         asked = attempt.read_attempt()
@@ -296,13 +292,8 @@ def _asked(attempt: AttemptDir) -> dict[str, Any]:
         raise Unreadable(f"{path}: {error.strerror}") from error
     except StoreError as error:
         raise Unreadable(str(error)) from error
-    missing = [name for name in _REQUIRED if asked.get(name) is None]
-    if missing:
-        raise Unreadable(f"{path}: has no {', '.join(missing)}")
-    if asked.get("key", attempt.key) != attempt.key or asked.get("number", attempt.number) != attempt.number:
-        raise Unreadable(f"{path}: is of {asked.get('key')}/{asked.get('number')}; its directory was renamed or copied")
-    if not isinstance(asked["cell"], dict) or not isinstance(asked["axes"], dict):
-        raise Unreadable(f"{path}: cell and axes must be objects")
+    if (asked.key, asked.number) != (attempt.key, attempt.number):
+        raise Unreadable(f"{path}: is of {asked.key}/{asked.number}; its directory was renamed or copied")
     return asked
 
 

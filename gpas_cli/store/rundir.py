@@ -14,14 +14,18 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
 from gpas_cli.files import open_regular, replace_file
+from gpas_cli.store.records import AttemptRecord, ExitRecord
+from gpas_cli.store.structure import Record, from_mapping, to_mapping
+
+R = TypeVar("R", bound=Record)
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
@@ -67,13 +71,17 @@ class AttemptDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def read_attempt(self) -> dict[str, Any]:
-        """Return the content of attempt.json. Raises OSError if it is unreadable, StoreError if it is not an object."""
-        return read_json(self.attempt_path)
+    def read_attempt(self) -> AttemptRecord:
+        """Return what attempt.json contains. Raises OSError if it cannot be read, StoreError if it is damaged."""
+        return read_record(AttemptRecord, self.attempt_path)
+
+    def read_exit(self) -> ExitRecord:
+        """Return what exit.json contains. Raises like `read_attempt`."""
+        return read_record(ExitRecord, self.exit_path)
 
 
 def stage_dir(runs: Path, key: str) -> Path:
-    """Return the folder of the attempts at the stage `key` (16 hex digits); it may not exist."""
+    """Return the folder for attempts at the stage `key` (16 hex digits), which may not exist."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"not a content key: {key!r}")
     return runs.joinpath(key[:2], key)
@@ -130,20 +138,21 @@ def is_gone(path: Path) -> bool:
     return False
 
 
-def create_attempt(runs: Path, key: str, attempt: Mapping[str, Any]) -> AttemptDir:
-    """Create the next attempt at a stage and write `attempt.json` with its number.
+def create_attempt(runs: Path, asked: AttemptRecord) -> AttemptDir:
+    """Create the next attempt at the stage `asked.key`, with its number in attempt.json, and return its directory.
 
-    The complete directory is renamed to its number, which fails if that attempt exists: concurrent callers get
-    different numbers, and no attempt is visible without its attempt.json. Raises OSError.
+    The directory appears complete and under its number in one rename, which fails if another process has created that
+    number meanwhile: racing callers get different numbers, and nobody sees an attempt without its attempt.json.
+    Raises OSError.
     """
-    stage = stage_dir(runs, key)
+    stage = stage_dir(runs, asked.key)
     stage.mkdir(parents=True, exist_ok=True)
     aside = stage / f".new-{os.urandom(8).hex()}"
     aside.mkdir()
     try:
         while True:
-            number = 1 + max((existing.number for existing in attempts(runs, key)), default=0)
-            write_json(aside / "attempt.json", {**attempt, "key": key, "number": number})
+            number = 1 + max((existing.number for existing in attempts(runs, asked.key)), default=0)
+            write_record(aside / "attempt.json", replace(asked, number=number))
             target = stage / f"{number:03d}"
             if _rename(aside, target):
                 return AttemptDir(target)
@@ -154,8 +163,21 @@ def create_attempt(runs: Path, key: str, attempt: Mapping[str, Any]) -> AttemptD
         raise
 
 
+def read_record(cls: type[R], path: Path) -> R:
+    """Return the record of class `cls` in the file `path`.
+
+    Raises OSError if it cannot be read, StoreError with the name of the field if one is missing or has the wrong type.
+    """
+    return from_mapping(cls, read_json(path), path)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Replace `path` by a record as JSON, atomically and durably. Raises OSError."""
+    write_json(path, to_mapping(record))
+
+
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
-    """Replace `path` by the JSON of `value`, all or nothing and durably. Raises OSError.
+    """Replace `path` by `value` as JSON, atomically and durably. Raises OSError.
 
     With `indent=None` the JSON is on one line, and encoded ten times as fast.
     """

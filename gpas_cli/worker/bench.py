@@ -1,6 +1,6 @@
-"""The process that measures one cell: `python -m gpas_cli.worker.bench`, asked on standard input.
+"""The process that measures one cell: `python -m gpas_cli.worker.bench`, with a `BenchRequest` on standard input.
 
-Each line that it prints is JSON: {"doing": ...} while it works, and the result last.
+It prints lines of JSON: {"doing": ...} while it works, and the result last.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.spec.run import Resources
-from gpas_cli.worker.job import recorded_cell
+from gpas_cli.store.records import BenchRequest
+from gpas_cli.store.structure import from_mapping
 
 
-def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """`train.bench.Speed` of {cell, resources, threads, seconds, rows, cache} and the device it is of."""
+def run(asked: BenchRequest) -> dict[str, Any]:
+    """Return the fields of `train.bench.Speed` for a cell, and the type of the device that it was measured on."""
     from gpas_cli.train.bench import measure
     from gpas_cli.train.precision import choose_device, make_deterministic
 
-    make_deterministic(asked["threads"])
-    resources, cache = Resources(**asked["resources"]), Path(asked["cache"])
+    make_deterministic(asked.threads)
     speed = measure(
-        recorded_cell(asked), resources, seconds=asked["seconds"], rows=asked["rows"], cache=cache, tell=_tell
+        asked.resolve_cell(),
+        asked.resources,
+        seconds=asked.seconds,
+        rows=asked.rows,
+        cache=Path(asked.cache),
+        tell=_print_doing,
     )
     return {**asdict(speed), "device": choose_device().type}
 
 
-def _tell(doing: str) -> None:
+def _print_doing(doing: str) -> None:
     print(json.dumps({"doing": doing}), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(json.load(sys.stdin))))
+    print(json.dumps(run(from_mapping(BenchRequest, json.load(sys.stdin), "standard input"))))

@@ -23,13 +23,12 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import Catalogue, Cell, cell_from
-from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
-from gpas_cli.spec.run import Resources
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
 from gpas_cli.state.job_exit import JobExit
 from gpas_cli.store.journal import Journal
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
 from gpas_cli.worker.rendezvous import ALONE, RENDEZVOUS, RankEnv, place
@@ -70,7 +69,7 @@ def main(directory: Path, *, rank: bool = False) -> int:
     if rank:
         return run_attempt(directory, place(os.environ))
     attempt = AttemptDir(directory).read_attempt()
-    processes = Resources(**attempt["resources"]).processes
+    processes = attempt.resources.processes
     if processes == 1:
         return run_attempt(directory)
     command = [sys.executable, "-P", "-m", "gpas_cli.worker.job", str(directory), "--rank"]
@@ -150,22 +149,8 @@ def _no_disk(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in DISK
 
 
-def _threads(attempt: dict[str, Any], processes: int) -> int:
-    return max(1, int(attempt["threads"]) // processes)
-
-
-def recorded_cell(attempt: dict[str, Any]) -> Cell:
-    """Return the cell of an attempt.json. Plugin files that it needs are executed from the text recorded there.
-
-    Raises InvalidExperiments if a scheme or stage is unknown, or the scheme wires the layers otherwise than recorded.
-    """
-    schemes, kinds = known_schemes(), known_stage_kinds()
-    for recorded in (attempt.get("plugin"), *attempt.get("stage_plugins", ())):
-        if recorded and recorded.get("source"):
-            plugin = plugin_of(recorded["name"], recorded["source"])
-            schemes |= plugin.schemes
-            kinds |= plugin.stage_kinds
-    return cell_from(attempt["cell"], Catalogue(schemes=schemes, stage_kinds=kinds))
+def _threads(attempt: AttemptRecord, processes: int) -> int:
+    return max(1, attempt.threads // processes)
 
 
 def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
@@ -181,19 +166,20 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
 
 
 def _run_stage(run: Run) -> dict[str, Any]:
-    if run.attempt["stage"] == TOKENISE:
+    if run.attempt.stage == TOKENISE:
         from gpas_cli.worker.tokenise import tokenise
 
         return tokenise(run.attempt, run.emit, run.flag)
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name
 
-    resources = Resources(**run.attempt["resources"])
-    gpus = resources.gpus_in_slurm if run.attempt.get("executor") == "slurm" else resources.gpus
+    resources = run.attempt.resources
+    gpus = resources.gpus_in_slurm if run.attempt.executor == "slurm" else resources.gpus
     if missing := missing_gpus(gpus):
         print(missing, file=sys.stderr)
         return {"outcome": "interrupted", "cause": missing, "node": node_name()}
-    cell, here = recorded_cell(run.attempt), run.place
+    cell = run.attempt.resolve_cell()
+    here = run.place
     make_deterministic(_threads(run.attempt, here.size))
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
@@ -214,9 +200,9 @@ def _facts(run: Run, cell: Cell) -> dict[str, Any]:
         parameters = sum(p.numel() for p in Llama(cell.model).parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
-        "stage": attempt["stage"], "key": attempt["key"], "host": socket.gethostname(), "pid": os.getpid(),
+        "stage": attempt.stage, "key": attempt.key, "host": socket.gethostname(), "pid": os.getpid(),
         "device": device.type, "threads": torch.get_num_threads(), "precision": cell.precision,
-        "processes": run.place.size, "parameters": parameters, "code": attempt["code"], "git": attempt.get("git", {}),
+        "processes": run.place.size, "parameters": parameters, "code": attempt.code, "git": attempt.git,
         "environment": {**environment(), "torch": torch.__version__, "gpu": gpu},
     }  # fmt: skip
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.data.prepare import Need, build, token_cache
 from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.data.shards import Totals, sum_of
-from gpas_cli.spec.data import Data
+from gpas_cli.errors import GpasError
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
 EVERY = 2.0  # seconds between two words about how far it has come
@@ -22,22 +23,24 @@ Emit = Callable[..., None]
 Stop = Callable[[], str | None]
 
 
-def tokenise(attempt: Mapping[str, Any], emit: Emit, stop: Stop) -> dict[str, Any]:
+def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> dict[str, Any]:
     """Tokenise what `attempt` (attempt.json) demands with as many processes as it has threads; the outcome.
 
     Whole shards stay when it is stopped, and the next attempt goes on behind them. Raises DataError when the text
     cannot be had.
     """
     emit("start", **_facts(attempt))
-    asked = attempt["demand"]
-    wanted = TextRequirement(Data(**asked["data"]), asked["vocab"], asked["rows"])
+    demand = attempt.demand
+    if demand is None:
+        raise GpasError(f"the record of stage {attempt.key} does not say which text to tokenise")
+    wanted = TextRequirement(demand.data, demand.vocab, demand.rows)
     teller = _Teller(emit, stop)
     try:
         tokens = token_cache(
-            wanted.data, wanted.vocab, Path(attempt["cache"]), root=Path(attempt["root"]), notify=teller.notice
+            wanted.data, wanted.vocab, Path(attempt.cache), root=Path(attempt.root), notify=teller.notice
         )
         shards = build(
-            tokens, wanted.data, wanted.rows, notify=teller.notice, workers=attempt["threads"], watch=teller.watch
+            tokens, wanted.data, wanted.rows, notify=teller.notice, workers=attempt.threads, watch=teller.watch
         )
     except _Stopped as stopped:
         return {"outcome": str(stopped)}
@@ -81,9 +84,9 @@ class _Teller:
             raise _Stopped(wish)
 
 
-def _facts(attempt: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(attempt: AttemptRecord) -> dict[str, Any]:
     return {
-        "stage": attempt["stage"], "key": attempt["key"], "host": socket.gethostname(), "pid": os.getpid(),
-        "threads": attempt["threads"], "code": attempt["code"], "git": attempt.get("git", {}),
+        "stage": attempt.stage, "key": attempt.key, "host": socket.gethostname(), "pid": os.getpid(),
+        "threads": attempt.threads, "code": attempt.code, "git": attempt.git,
         "environment": environment(),
     }  # fmt: skip

@@ -65,7 +65,7 @@ def _read(directory: AttemptDir) -> Attempt:
         ended = read_json(directory.exit_path)
     except (OSError, GpasError):
         ended = None
-    facts = directory.read_attempt()
+    facts = read_json(directory.attempt_path)
     return Attempt(directory.key, directory.number, str(directory.path), facts, events, ended)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import make_attempt
 
 from gpas_cli.__main__ import main
 from gpas_cli.cli import console
@@ -21,7 +22,8 @@ from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir, create_attempt
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.structure import to_mapping
 
 FAKE_JOB = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "fake_job.py"))
 EXPERIMENTS = """\
@@ -109,8 +111,15 @@ class Face:
         """The next attempt at a cell's pretraining, with these events in its journal."""
         entry = self.entry(name)
         job = stage_jobs([entry])[entry.cell.stages[0].key]
-        facts = {**job.facts(), "schema": 1, "executor": "local", "created": time.time(), "code": "c0de", "threads": 1}
-        made = create_attempt(self.runs, job.key, facts)
+        facts = {
+            **to_mapping(job.record()),
+            "schema": 1,
+            "executor": "local",
+            "created": time.time(),
+            "code": "c0de",
+            "threads": 1,
+        }
+        made = make_attempt(self.runs, job.key, facts)
         journal = Journal(made.journal_path)
         for kind, fields in events:
             journal(kind, **fields)

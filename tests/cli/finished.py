@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from attempts import make_attempt
+
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir, create_attempt
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.structure import to_mapping
 
 REPOSITORY = Path(__file__).parents[2]
 GRID = """\
@@ -57,7 +60,7 @@ class Finished:
     def attempt(self, cell: Entry) -> AttemptDir:
         """An attempt at the cell that nobody has begun."""
         (job,) = stage_jobs([cell]).values()
-        return create_attempt(self.runs, job.key, {"schema": 1, **job.facts(), "executor": "local", "created": 1.7e9})
+        return make_attempt(self.runs, job.key, {**to_mapping(job.record()), "created": 1.7e9})
 
     def finish(self, cell: Entry, perplexity: float) -> AttemptDir:
         """An attempt at the cell that came to this."""

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from attempts import make_attempt
+
 from gpas_cli.grid import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
 
 REPOSITORY = Path(__file__).parents[2]
 LAYERS = 3
@@ -40,7 +41,7 @@ def finish(runs: Path, entry: Entry, perplexity: float, host: str = "host", caus
     """Record a training of `entry` that ends with `perplexity`; with a `cause`, one that failed at update `stop`."""
     stage = entry.cell.stages[0]
     facts = {"stage": stage.kind, "parents": [], "cell": entry.cell.to_mapping(), "grid": entry.grid}
-    attempt = create_attempt(
+    attempt = make_attempt(
         runs, stage.key, {"schema": 1, **facts, "name": entry.name, "axes": entry.axes, "executor": "local"}
     )
     journal = Journal(attempt.journal_path)

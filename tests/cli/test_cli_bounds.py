@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from attempts import make_attempt
 
 from gpas_cli.cli.bounds import print_theory
 from gpas_cli.evaluate.theory import examine
@@ -19,7 +20,6 @@ from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.gate import ACTIVATIONS
-from gpas_cli.store.rundir import create_attempt
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
@@ -57,7 +57,7 @@ def keep_trained_gates(folder: Path, alpha: float) -> None:
     with torch.no_grad():
         for gate in network.gates():
             gate.alpha.fill_(alpha)
-    attempt = create_attempt(folder / "runs", cell.key, {})
+    attempt = make_attempt(folder / "runs", cell.key, {})
     checkpoint.save(attempt.checkpoints, cell.key, network, make_adam(network, cell.optim), Position(step=4))
 
 

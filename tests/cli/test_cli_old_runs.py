@@ -15,7 +15,7 @@ from face import Face
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.describe import facts_of, stage_title
 from gpas_cli.state.outputs import text_of
-from gpas_cli.store.rundir import attempts, stage_dir
+from gpas_cli.store.rundir import attempts, read_json, stage_dir
 
 OLD = Path(__file__).parents[1] / "store/data/version_1"
 KILLED, CANCELLED = "ce77848a75c2b536", "8cadd676e2b2ad58"
@@ -77,7 +77,7 @@ def test_the_facts_that_an_export_needs(old: Face) -> None:
     checkpoint = attempts(old.runs, DONE)[0].checkpoints / "step-00000012"
     checkpoint.mkdir(parents=True)
     assert text_of(checkpoint)["fingerprint"] == "458be91e1aad49f1"
-    assert attempts(old.runs, DONE)[0].read_attempt()["code"] == "493e9fe53c14b51b"
+    assert read_json(attempts(old.runs, DONE)[0].attempt_path)["code"] == "493e9fe53c14b51b"
 
 
 def test_a_claim_and_what_it_claims(old: Face) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from attempts import make_attempt
 from rich.console import Console
 
 from gpas_cli.cli.events import line
@@ -16,7 +17,6 @@ from gpas_cli.schedule.summary import RunSnapshot
 from gpas_cli.state.progress import Progress
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
 
 RUNNING = Progress(
     phase="training", step=30, steps=100, loss=3.14159, lr=1e-3, tokens_per_second=12345.6, losses=(5.0, 4.0, 3.1),
@@ -82,7 +82,7 @@ def test_the_numbers_in_a_line() -> None:
 
 
 def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
-    attempt = create_attempt(tmp_path, "0123456789abcdef", {})
+    attempt = make_attempt(tmp_path, "0123456789abcdef", {})
     job = type("Job", (), {"id": "g/a", "kind": "pretrain", "name": "a"})()
     with_events = Journal(attempt.journal_path)
     with_events("spike", step=7, of="loss", value=9.0, usual=3.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from attempts import make_attempt
 from end_to_end import Toy
 from exporting import Room, needs_transformers, run_alone
 from safetensors.torch import load_file
@@ -21,7 +22,6 @@ from gpas_cli.grid.load import load
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
 from gpas_cli.train.run import RunPaths, prepare_text, train
 
 # Loads every folder in a process where gpas_cli cannot be imported; prints name -> what was found.
@@ -159,7 +159,7 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert not (toy.folder / "out").exists()
     experiments = load(toy.folder / "experiments.yaml")
     cell = next(entry.cell for entry in expand(experiments, ["small"]) if entry.name == "pre-gpas-s1")
-    attempt = create_attempt(toy.runs, cell.key, {})
+    attempt = make_attempt(toy.runs, cell.key, {})
     paths = RunPaths(attempt.checkpoints, [], toy.folder / "cache", toy.folder)
     journal = Journal(attempt.journal_path)
     train(cell, paths, journal, cadence=Cadence(checkpoint_every=10), stop=iter([None] * 10 + ["interrupted"]).__next__)

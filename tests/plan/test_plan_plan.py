@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attempts import make_attempt
 from launching import FOUR_CORES, entry, key
 
 from gpas_cli.errors import GpasError
@@ -25,7 +26,7 @@ from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claims import write_claim
 from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir, create_attempt
+from gpas_cli.store.rundir import AttemptDir
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def runs(tmp_path: Path) -> Path:
 def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, device: str = "cpu") -> AttemptDir:
     host = os.uname().nodename
     facts = {"cell": cell.cell.to_mapping(), "submitter": {"host": host}, "created": time.time(), "devices": ["cpu-0"]}
-    made = create_attempt(runs, key(cell), facts)
+    made = make_attempt(runs, key(cell), facts)
     journal = Journal(made.journal_path)
     journal("start", host=host, device=device)
     for step in (1, 2):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import attempt_record, make_attempt
 from launching import entry
 
 from gpas_cli.data.corpora import UNSETTLED_SECONDS
@@ -21,7 +22,7 @@ from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.progress import progress
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
+from gpas_cli.store.structure import to_mapping
 from gpas_cli.worker import tokenise
 
 NOTES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 50}
@@ -44,9 +45,8 @@ def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[dict[str,
     """The outcome and the events of a text's job."""
     events: list[dict[str, Any]] = []
     about = {"cache": str(project.cache), "root": str(project.config.parent), "threads": 1, "code": "c0de"}
-    outcome = tokenise.tokenise(
-        {**job.facts(), **about}, lambda kind, **fields: events.append({"kind": kind, **fields}), stop
-    )
+    asked = attempt_record(job.key, {**to_mapping(job.record()), **about})
+    outcome = tokenise.tokenise(asked, lambda kind, **fields: events.append({"kind": kind, **fields}), stop)
     return outcome, events
 
 
@@ -83,7 +83,7 @@ def test_what_is_tokenised_needs_no_job_and_what_was_lost_needs_another(project:
     assert outcome["metrics"]["train_tokens"] > 1000
     assert [event["kind"] for event in events][:2] == ["start", "phase"]
     assert with_texts(project, [training]) == jobs(cell)
-    attempt = create_attempt(project.runs, job.key, job.facts())
+    attempt = make_attempt(project.runs, job.key, to_mapping(job.record()))
     Journal(attempt.journal_path)("outcome", **outcome)
     next((project.cache / "tokens").glob("*/train/00000.json")).unlink()
     again, _ = with_texts(project, jobs(cell))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attempts import make_attempt
 from launching import entry, key
 
 from gpas_cli.grid import Entry
@@ -15,7 +16,7 @@ from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.state.progress import Progress
 from gpas_cli.state.status import CellStatus
 from gpas_cli.store.journal import encode
-from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+from gpas_cli.store.rundir import AttemptDir, write_json
 
 HOUR = 3600.0
 
@@ -24,7 +25,7 @@ def attempt(runs: Path, cell: Entry, hours: float, *devices: str, ago: float = 1
     """An attempt that began `ago` hours ago and took `hours`; where nobody saw its end, its last event tells it."""
     began = time.time() - ago * HOUR
     facts = {"created": began, "devices": list(devices), "submitter": {"host": "here"}}
-    made = create_attempt(runs, key(cell), facts)
+    made = make_attempt(runs, key(cell), facts)
     if seen:
         write_json(made.exit_path, {"code": 0, "signal": None, "t": began + hours * HOUR})
     made.journal_path.write_bytes(encode({"n": 0, "t": began + hours * HOUR, "kind": "step", "step": 1}))

@@ -26,10 +26,12 @@ CELL = entry()
 
 
 def keys(value: Any) -> Any:
-    """The names of an object's fields, nested ones included; the axes of a cell are its own."""
+    """The names of an object's fields, nested ones included. The settings of a cell are another format."""
     if isinstance(value, list):
         return [keys(item) for item in value[:1]]
-    return {name: keys(item) for name, item in value.items() if name != "axes"} if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return {name: keys(item) for name, item in value.items() if name not in ("axes", "cell")}
 
 
 def same_fields(new: Path, old: Path) -> bool:
@@ -43,7 +45,6 @@ def test_an_attempt_on_this_machine(project: Project) -> None:
     assert same_fields(made.attempt_path, old.attempt_path)
     assert same_fields(made.path / "process.json", old.path / "process.json")
     assert same_fields(made.exit_path, old.exit_path)
-    assert list(read_json(made.attempt_path)) == list(read_json(old.attempt_path))
 
 
 def test_an_attempt_of_an_array_element(project: Project) -> None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from attempts import make_attempt
 from launching import entry, key, kill, until
 
 from gpas_cli.errors import GpasError
@@ -25,7 +26,7 @@ from gpas_cli.state.observe import observe
 from gpas_cli.state.submitters import SILENCE_SECONDS, Submitter
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt, stage_dir
+from gpas_cli.store.rundir import stage_dir
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
@@ -99,7 +100,7 @@ def test_leaving_gives_everything_back(runs: Path) -> None:
 def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome: str, submission: str) -> None:
     with ClaimSet(runs) as dead:
         write_claim(runs, KEYS[0], dead.submitter, *(["slurm"] if submission else []), submission=submission)
-        made = create_attempt(runs, KEYS[0], {"submitter": {"host": socket.gethostname()}})
+        made = make_attempt(runs, KEYS[0], {"submitter": {"host": socket.gethostname()}})
         alive = locks.hold(alive_path(made))
         if outcome:
             with contextlib.closing(Journal(made.journal_path)) as journal:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import make_attempt
 from launching import entry, key
 
 from gpas_cli.checkpoints import path_of
@@ -25,7 +26,7 @@ from gpas_cli.state.progress import progress as read_progress
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.journal import Journal, encode
-from gpas_cli.store.rundir import AttemptDir, create_attempt, stage_dir, write_json
+from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 
 CELL = entry()
 KEY = key(CELL)
@@ -33,7 +34,7 @@ KEY = key(CELL)
 
 def attempt(runs: Path, *events: tuple[str, dict[str, Any]], host: str = "", created: float = 0.0) -> AttemptDir:
     facts = {"submitter": {"host": host or socket.gethostname(), "pid": 1}, "created": created or time.time()}
-    made = create_attempt(runs, KEY, facts)
+    made = make_attempt(runs, KEY, facts)
     journal = Journal(made.journal_path)
     for kind, fields in events:
         journal(kind, **fields)

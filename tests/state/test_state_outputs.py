@@ -6,10 +6,12 @@ import os
 import time
 from pathlib import Path
 
+from attempts import make_attempt
+
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.outputs import checkpoint_code
-from gpas_cli.store.rundir import AttemptDir, create_attempt
+from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker.inputs import discard_unfinished
 
 KEY = "0123456789abcdef"
@@ -17,7 +19,7 @@ KEY = "0123456789abcdef"
 
 def interrupted(runs: Path, code: str = "c0de") -> AttemptDir:
     """An attempt that was killed while it wrote its second checkpoint."""
-    attempt = create_attempt(runs, KEY, {"code": code})
+    attempt = make_attempt(runs, KEY, {"code": code})
     (attempt.checkpoints / "step-00000005").mkdir(parents=True)
     (attempt.checkpoints / ".writing-step-00000010").mkdir()
     (attempt.checkpoints / ".writing-step-00000010/00000.safetensors").write_bytes(b"half")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from attempts import make_attempt
 from sqlalchemy import Engine
 
-from gpas_cli.store import rundir
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 
@@ -41,7 +41,7 @@ class Life:
     def attempt(self, key: str = KEY, **asked: Any) -> AttemptDir:
         asked = {"schema": 1, "stage": "pretrain", "parents": [], "cell": CELL, "grid": "quickstart"} | asked
         axes = {"norm": "pre", "seed": 1}
-        return rundir.create_attempt(
+        return make_attempt(
             self.runs, key, {"name": "pre-s1", "axes": axes, "executor": "local", "created": 1760000000.5} | asked
         )
 

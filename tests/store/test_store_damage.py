@@ -16,7 +16,7 @@ from life import OTHER, Connect, Life
 
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
-from gpas_cli.store.rundir import AttemptDir, all_attempts
+from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
 
 THIRD = "00" * 8
 NOBODY = 65534
@@ -29,7 +29,7 @@ def line(body: bytes) -> bytes:
 
 
 def changed(attempt: AttemptDir, **facts: Any) -> None:
-    attempt.attempt_path.write_text(json.dumps(attempt.read_attempt() | facts))
+    attempt.attempt_path.write_text(json.dumps(read_json(attempt.attempt_path) | facts))
 
 
 def fifo(path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from attempts import ATTEMPT
 from dumps import dump
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -193,10 +195,10 @@ def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engin
         (None, r"001/attempt\.json: No such file"),
         ("{", "not valid JSON"),
         ("[]", "expected a JSON object, found list"),
-        ("{}", "has no stage, cell, grid, name, axes, executor"),
-        ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","number":2}', "renamed or copied"),
-        ('{"stage":"p","cell":[],"grid":"g","name":"n","axes":{},"executor":"e"}', "cell and axes must be objects"),
-        ('{"stage":"p","cell":{},"grid":"g","name":"n","axes":{},"executor":"e","threads":-1}', "not a count"),
+        ("{}", "no fields 'stage', 'key', 'cell', 'grid', 'name', 'axes'"),
+        (json.dumps({**ATTEMPT, "key": "0123456789abcdef", "number": 2}), "renamed or copied"),
+        (json.dumps({**ATTEMPT, "cell": []}), r"field 'cell' is \[\]; expected an object"),
+        (json.dumps({**ATTEMPT, "key": "0123456789abcdef", "number": 1, "threads": -1}), "not a count"),
     ],
 )
 def test_an_unreadable_attempt_is_reported_and_stops_no_other(

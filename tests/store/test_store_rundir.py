@@ -5,19 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from attempts import make_attempt
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import rundir
-from gpas_cli.store.rundir import AttemptDir, all_attempts, attempts, create_attempt, read_json, stage_dir, write_json
+from gpas_cli.store.rundir import AttemptDir, all_attempts, attempts, read_json, stage_dir, write_json
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 def test_attempts_are_numbered_from_one_and_keep_what_was_asked(tmp_path: Path) -> None:
-    first = create_attempt(tmp_path, KEY, {"schema": 1, "stage": "pretrain", "number": 99})
-    second = create_attempt(tmp_path, KEY, {"schema": 1, "stage": "pretrain"})
+    first = make_attempt(tmp_path, KEY, {"schema": 1, "stage": "pretrain", "number": 99})
+    second = make_attempt(tmp_path, KEY, {"schema": 1, "stage": "pretrain"})
     assert first.path == tmp_path / "01" / KEY / "001"
-    assert first.read_attempt() == {"schema": 1, "stage": "pretrain", "key": KEY, "number": 1}
+    asked = first.read_attempt()
+    assert (asked.schema, asked.stage, asked.key, asked.number) == (1, "pretrain", KEY, 1)
     assert (second.number, second.key, second.relative) == (2, KEY, f"01/{KEY}/002")
     assert attempts(tmp_path, KEY) == [first, second]
 
@@ -26,11 +28,11 @@ def test_numbers_sort_as_numbers_and_are_not_used_again(tmp_path: Path) -> None:
     for number in (2, 999, 1000):
         (stage_dir(tmp_path, KEY) / f"{number:03d}").mkdir(parents=True)
     assert [attempt.number for attempt in attempts(tmp_path, KEY)] == [2, 999, 1000]
-    assert create_attempt(tmp_path, KEY, {}).number == 1001
+    assert make_attempt(tmp_path, KEY, {}).number == 1001
 
 
 def test_what_is_not_an_attempt_is_passed_over(tmp_path: Path) -> None:
-    attempt = create_attempt(tmp_path, KEY, {})
+    attempt = make_attempt(tmp_path, KEY, {})
     for stray in ("README", "01/notes/001", f"02/{KEY}/001", f"01/{KEY}/.new-x", f"01/{KEY}/1", f"01/{KEY}/claim"):
         (tmp_path / stray).mkdir(parents=True)
     (stage_dir(tmp_path, KEY) / "002").write_text("a file")
@@ -38,7 +40,7 @@ def test_what_is_not_an_attempt_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_all_attempts_come_by_key_and_number(tmp_path: Path) -> None:
-    made = [create_attempt(tmp_path, key, {}) for key in (OTHER, KEY, OTHER)]
+    made = [make_attempt(tmp_path, key, {}) for key in (OTHER, KEY, OTHER)]
     assert list(all_attempts(tmp_path)) == [made[1], made[0], made[2]]
     assert list(all_attempts(tmp_path / "nowhere")) == []
     assert attempts(tmp_path, "0" * 16) == []
@@ -52,15 +54,15 @@ def test_a_key_is_sixteen_hex_digits(tmp_path: Path, key: str) -> None:
 
 def test_rivals_get_different_numbers_and_nothing_is_left_over(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda n: create_attempt(tmp_path, KEY, {"asked": n}), range(40)))
+        made = list(pool.map(lambda n: make_attempt(tmp_path, KEY, {"asked": n}), range(40)))
     assert sorted(attempt.number for attempt in made) == list(range(1, 41))
-    assert sorted(attempt.read_attempt()["asked"] for attempt in made) == list(range(40))
+    assert sorted(read_json(attempt.attempt_path)["asked"] for attempt in made) == list(range(40))
     assert len(list(stage_dir(tmp_path, KEY).iterdir())) == 40
 
 
 def test_an_attempt_whose_making_fails_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        create_attempt(tmp_path, KEY, {"cell": object()})
+        make_attempt(tmp_path, KEY, {"cell": {"size": object()}})
     assert list(stage_dir(tmp_path, KEY).iterdir()) == []
 
 

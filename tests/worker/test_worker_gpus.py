@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from attempts import make_attempt
 
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import conclude
-from gpas_cli.store.rundir import create_attempt
 from gpas_cli.train.precision import missing_gpus
 
 
@@ -45,7 +45,7 @@ def test_what_is_missing_of_the_gpus(
 def test_a_job_without_the_gpus_it_asked_for_trains_nothing(tmp_path: Path) -> None:
     resources = Resources(sbatch=("--mail-type=END", "--gres=gpu:a100:1"))
     facts = {"stage": "pretrain", "executor": "slurm", "resources": plain(resources)}
-    made = create_attempt(tmp_path, "0123456789abcdef", facts)
+    made = make_attempt(tmp_path, "0123456789abcdef", facts)
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SLURMD_NODENAME": "n7"}
     command = [sys.executable, "-m", "gpas_cli.worker.job", str(made.path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attempts import make_attempt
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import Machine
@@ -22,7 +23,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, conclude
 from gpas_cli.store.journal import read
-from gpas_cli.store.rundir import create_attempt, write_json
+from gpas_cli.store.rundir import write_json
 from gpas_cli.worker.rendezvous import RankEnv, first_host, place
 
 FAKE = Path(__file__).with_name("fake_rank.py")
@@ -42,7 +43,7 @@ class Job:
     """A parent and its fake ranks, holding a lock as jobs do."""
 
     def __init__(self, runs: Path, *acts: str):
-        self.attempt = create_attempt(runs, "0123456789abcdef", {"created": time.time(), "submitter": {}})
+        self.attempt = make_attempt(runs, "0123456789abcdef", {"created": time.time(), "submitter": {}})
         (self.attempt.path / "acts.json").write_text(json.dumps(acts))
         self.size, alive = len(acts), locks.hold(alive_path(self.attempt))
         root = str(Path(__file__).parents[2])

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.slots import Lease, Slots
 from gpas_cli.schedule.process import job_environment
+from gpas_cli.store.records import BenchRequest, bench_request
 from gpas_cli.store.rundir import write_json
+from gpas_cli.store.structure import to_mapping
 
 PACKAGE = Path(gpas_cli.__file__).parents[1]
 COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
@@ -91,9 +93,15 @@ def _measure(
     lease = slots.take(job.resources)
     if lease is None:
         raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
-    asked = {**job.facts(), "threads": lease.threads, "seconds": seconds, "rows": rows, "cache": str(project.cache)}
-    if rows:  # as many at once as are measured, whatever a GPU would be asked for
-        asked["resources"] = {**asked["resources"], "micro_batch": rows}
+    # All the rows that are measured at once, whatever micro-batch a GPU would be asked for.
+    resources = replace(job.resources, micro_batch=rows) if rows else job.resources
+    asked = bench_request(
+        replace(job.record(), resources=resources),
+        threads=lease.threads,
+        seconds=seconds,
+        rows=rows,
+        cache=str(project.cache),
+    )
     try:
         facts = _run(project, lease, asked, lambda doing: notify(f"{job.id}: {doing}"))
     except _Failed as failed:
@@ -108,7 +116,7 @@ class _Failed(Exception):
     """The process that measures did not end well; the text is its last line."""
 
 
-def _run(project: Project, lease: Lease, asked: dict[str, Any], notify: Callable[[str], None]) -> dict[str, Any]:
+def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[str], None]) -> dict[str, Any]:
     """What the process that measures found."""
     environment = job_environment(PACKAGE, lease.variables)
     last: dict[str, Any] = {}
@@ -122,7 +130,7 @@ def _run(project: Project, lease: Lease, asked: dict[str, Any], notify: Callable
         assert child.stdin is not None
         assert child.stdout is not None
         with suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(json.dumps(asked))
+            child.stdin.write(json.dumps(to_mapping(asked)))
         for line in child.stdout:
             last = json.loads(line)
             if "doing" in last:

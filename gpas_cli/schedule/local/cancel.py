@@ -15,7 +15,8 @@ from gpas_cli.state.cancellation import request
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import AttemptDir, read_json, stage_dir
+from gpas_cli.store.records import ProcessRecord
+from gpas_cli.store.rundir import AttemptDir, read_record, stage_dir
 
 
 def cancel(look: SchedulerView, status: CellStatus, claim: Claim | None) -> tuple[bool, str]:
@@ -53,14 +54,13 @@ def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | Non
 def _verified(attempt: AttemptDir) -> int | None:
     """Return the id of the attempt's process if it runs here, holds alive.lock and is the one that was started."""
     try:
-        process = read_json(process_path(attempt))
+        process = read_record(ProcessRecord, process_path(attempt))
     except (OSError, GpasError):
         return None
-    pid = process.get("pid")
-    here = process.get("host") == socket.gethostname() and lives(attempt)
-    if not here or not isinstance(pid, int) or pid <= 0 or not process.get("token"):
+    here = process.host == socket.gethostname() and lives(attempt)
+    if not here or process.pid <= 0 or not process.token:
         return None
-    return pid if process["token"] == token(pid) else None
+    return process.pid if process.token == token(process.pid) else None
 
 
 def _terminate(pid: int, attempt: AttemptDir) -> str:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
@@ -19,7 +18,8 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.submitters import Submitter
-from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt_of
+from gpas_cli.store.rundir import AttemptDir, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
 GRACE = 30.0  # seconds in which the processes of a job whose first one was killed save and leave
@@ -85,7 +85,7 @@ class Spawner:
 
         Raises OSError when that fails; an attempt that was made by then is recorded as failed.
         """
-        attempt = create_attempt(self.project.runs, job.key, self._facts(job, lease))
+        attempt = create_attempt(self.project.runs, self._record(job, lease))
         alive = locks.hold(alive_path(attempt))
         try:
             child = self._popen(attempt, lease, alive)
@@ -95,9 +95,8 @@ class Spawner:
         finally:
             os.close(alive)
         with suppress(OSError):  # a full disk: the job runs all the same, and this process can still signal it
-            write_json(
-                process_path(attempt), {"host": self.submitter.host, "pid": child.pid, "token": token(child.pid)}
-            )
+            process = ProcessRecord(host=self.submitter.host, pid=child.pid, token=token(child.pid))
+            write_record(process_path(attempt), process)
         return Process(attempt, child)
 
     def _popen(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
@@ -121,17 +120,16 @@ class Spawner:
         }
         return job_environment(self.snapshot.path, {**lease.variables, **places})
 
-    def _facts(self, job: StageJob, lease: Lease) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            **job.facts(),
-            "executor": "local",
-            "created": time.time(),
-            "code": self.snapshot.code,
-            "git": dict(self.snapshot.git),
-            "submitter": {"id": self.submitter.id, "host": self.submitter.host, "pid": self.submitter.pid},
-            "devices": list(lease.devices),
-            "cache": str(self.project.cache),
-            "root": str(self.project.config.parent),
-            "threads": lease.threads,
-        }
+    def _record(self, job: StageJob, lease: Lease) -> AttemptRecord:
+        return attempt_of(
+            job.record(),
+            executor="local",
+            created=time.time(),
+            code=self.snapshot.code,
+            git=dict(self.snapshot.git),
+            submitter=Author(self.submitter.id, self.submitter.host, self.submitter.pid),
+            devices=tuple(lease.devices),
+            cache=str(self.project.cache),
+            root=str(self.project.config.parent),
+            threads=lease.threads,
+        )

@@ -26,12 +26,12 @@ from gpas_cli.schedule.local.slots import Slots
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
-from gpas_cli.state.cancellation import request, request_path, requested
+from gpas_cli.state.cancellation import read_request, request, request_path, requested
 from gpas_cli.state.claim_set import CLAIMABLE, ClaimSet
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import attempts, read_json
+from gpas_cli.store.rundir import attempts
 from gpas_cli.store.snapshot import snapshot
 from gpas_cli.worker.ranks import LOST_PEER
 
@@ -316,6 +316,6 @@ def _was_killed(status: StageStatus) -> bool:
 def _asked_to_signal(directory: Path) -> bool:
     """Whether someone asked to cancel the attempt and left the signal to its scheduler."""
     try:
-        return not read_json(request_path(directory)).get("signalled")
+        return not read_request(directory).signalled
     except (OSError, GpasError):
         return False

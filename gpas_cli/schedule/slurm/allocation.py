@@ -13,8 +13,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.slurm import submission
@@ -27,6 +27,7 @@ from gpas_cli.state.claims import claim_path, read_claim
 from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
 from gpas_cli.state.submitters import claims_lock
+from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Retry, SlurmPlace, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json, write_json
 from gpas_cli.worker.rendezvous import PORTS
 
@@ -48,23 +49,22 @@ class Start:
         self._rosters = 0
 
     @property
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[ElementRecord]:
         """The stage jobs of this element."""
         return self.made.element(self.index)
 
-    def attempt(self, job: dict[str, Any]) -> AttemptDir | None:
+    def attempt(self, job: ElementRecord) -> AttemptDir | None:
         """The next attempt at a stage, or None (and the reason printed) where this element has nothing to do for it.
 
         Raises OSError where none can be made.
         """
-        key = job["key"]
         with locks.locked(claims_lock(self.runs)):
             reason = self._unwanted(job)
             if reason:
-                print(f"{job['grid']}/{job['name']} ({job['stage']}): {reason}")
+                print(f"{job.grid}/{job.name} ({job.stage}): {reason}")
                 return None
-            made = create_attempt(self.runs, key, self._facts(self._as_last_time(job)))
-            print(f"{job['grid']}/{job['name']} ({job['stage']}): attempt {made.number} in {made.path}")
+            made = create_attempt(self.runs, self._as_last_time(job, self._first(job)))
+            print(f"{job.grid}/{job.name} ({job.stage}): attempt {made.number} in {made.path}")
             return made
 
     def claims(self, key: str) -> bool:
@@ -98,70 +98,72 @@ class Start:
         step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
         return self.made.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
 
-    def _as_last_time(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The job with the micro-batch of its last attempt if that was cut down, or half of it if memory ran out.
-
-        What is run again in this job for a reason has that recorded: {of: attempt, why, reduced: micro-batch cut?}.
-        """
-        tries = attempts(self.runs, job["key"])
-        before = tries[-1].read_attempt() if tries else {}
-        made = {name: value for name, value in job.items() if name not in ("reduce", "again")}
-        earlier = before.get("retry") or {}
-        cut = bool(earlier) and earlier.get("reduced", True)  # older records tell of nothing else
-        if cut:
-            made = _with_rows(made, before["resources"]["micro_batch"]) | {"retry": earlier}
-        reduce, again = job.get("reduce"), job.get("again")
-        if before and reduce and (rows := halved_micro_batch(tries[-1])):
-            evidence = f" ({reduce})" if isinstance(reduce, str) else ""
+    def _as_last_time(self, job: ElementRecord, first: AttemptRecord) -> AttemptRecord:
+        """Return the attempt `first` with the micro-batch of the last attempt if that was cut down, or half of it if
+        memory ran out, and with the reason for which the stage is run again in this job."""
+        tries = attempts(self.runs, job.key)
+        if not tries:
+            return first
+        before = tries[-1].read_attempt()
+        cut = before.retry is not None and before.retry.reduced
+        made = replace(_with_rows(first, before.resources.micro_batch), retry=before.retry) if cut else first
+        if job.reduce and (rows := halved_micro_batch(tries[-1])):
+            evidence = f" ({job.reduce})" if isinstance(job.reduce, str) else ""
             why = f"out of memory{evidence}; now {rows} rows at a time"
-            return _with_rows(made, rows) | {"retry": {"of": tries[-1].number, "why": why, "reduced": True}}
-        if before and again:
-            return made | {"retry": {"of": tries[-1].number, "why": again, "reduced": cut}}
+            return replace(_with_rows(made, rows), retry=Retry(of=tries[-1].number, why=why, reduced=True))
+        if job.again:
+            return replace(made, retry=Retry(of=tries[-1].number, why=job.again, reduced=cut))
         return made
 
-    def _unwanted(self, job: dict[str, Any]) -> str:
+    def _unwanted(self, job: ElementRecord) -> str:
         """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
-        claim = read_claim(self.runs, job["key"])
-        if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job["key"])):
+        claim = read_claim(self.runs, job.key)
+        if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
             return "has its result already"
         if claim is None:
             return "nobody claims it any longer"
         if (claim.submission, claim.index) != (self.made.name, self.index):
             return f"claimed by {claim}"
-        if requested(self.runs, job["key"]):
+        if requested(self.runs, job.key):
             return "cancelled before it started"
         if held := breaker(self.made.folder):
             return held
-        lacking = [key for key in job["parents"] if not self._has_result(key)]
+        lacking = [key for key in job.parents if not self._has_result(key)]
         # The claim stays: by it the state of the stage tells why it was not run.
         return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
 
     def _has_result(self, key: str) -> bool:
         return any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
 
-    def _facts(self, job: dict[str, Any]) -> dict[str, Any]:
-        about, project = self.made.record, self.made.record["project"]
-        gpus, threads = job["resources"]["gpus"], job["threads"]
-        return {
-            "schema": 1,
-            **job,
-            "executor": "slurm",
-            "created": time.time(),
-            "code": about["code"],
-            "git": about["git"],
-            "submitter": {"id": self.made.name, "host": socket.gethostname(), "pid": os.getpid()},
-            "slurm": {
-                "submission": self.made.name, "index": self.index, "job": self.job, "restart": self.restart,
-                "nodes": self.environ.get("SLURM_JOB_NODELIST", ""), "port": free_port() if self.tasks > 1 else None,
-            },
-            "devices": [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(threads)],
-            "cache": project["cache"],
-            "root": str(Path(project["config"]).parent),
-        }  # fmt: skip
+    def _first(self, job: ElementRecord) -> AttemptRecord:
+        """Return the record of the stage's first attempt."""
+        about, gpus = self.made.record, job.resources.gpus
+        devices = [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(job.threads)]
+        return attempt_of(
+            job,
+            executor="slurm",
+            created=time.time(),
+            code=about.code,
+            git=about.git,
+            submitter=Author(self.made.name, socket.gethostname(), os.getpid()),
+            slurm=SlurmPlace(
+                submission=self.made.name,
+                index=self.index,
+                job=self.job,
+                restart=self.restart,
+                nodes=self.environ.get("SLURM_JOB_NODELIST", ""),
+                port=free_port() if self.tasks > 1 else None,
+            ),
+            devices=tuple(devices),
+            cache=about.project.cache,
+            root=str(Path(about.project.config).parent),
+            threads=job.threads,
+            unread=job.unread,
+        )
 
 
-def _with_rows(job: dict[str, Any], rows: int) -> dict[str, Any]:
-    return {**job, "resources": {**job["resources"], "micro_batch": rows}}
+def _with_rows(asked: AttemptRecord, rows: int) -> AttemptRecord:
+    return replace(asked, resources=replace(asked.resources, micro_batch=rows))
 
 
 def free_port() -> int:

@@ -13,7 +13,8 @@ from gpas_cli.schedule.process import record_exit
 from gpas_cli.schedule.slurm.retry import is_memory
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.job_exit import JobExit
-from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.store.records import ElementRecord, RankExit
+from gpas_cli.store.rundir import AttemptDir, read_record
 
 READY = 20.0  # seconds after which a job is told to leave even if it has not put up its handlers
 
@@ -23,13 +24,13 @@ class Child:
     """The job of one attempt, or this task's process of it. `node` is where it runs."""
 
     attempt: AttemptDir
-    job: dict[str, Any]
+    job: ElementRecord
     process: subprocess.Popen[bytes]
     since: float
     node: str = ""
     told: bool = False
     superseded: bool = False
-    broken: dict[str, Any] | None = None  # how the process of a higher rank ended, where it did so by itself
+    broken: RankExit | None = None  # how the process of a higher rank ended, where it did so by itself
 
     @property
     def lives(self) -> bool:
@@ -39,7 +40,7 @@ class Child:
     def faulty_node(self) -> str:
         """The node that cannot run this job, "" when none is known. Call it after the job has ended."""
         if self.broken:
-            return str(self.broken.get("node") or "") if self.broken["code"] == JobExit.FAULTY_NODE else ""
+            return self.broken.node if self.broken.code == JobExit.FAULTY_NODE else ""
         return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
 
     def leave(self) -> None:
@@ -54,14 +55,14 @@ class Child:
         """See whether a process of higher rank has ended by itself: the others would wait for it until time is up."""
         word = next(self.attempt.path.glob("rank[0-9]*.json"), None)
         if word is not None:
-            self.broken = read_json(word)
+            self.broken = read_record(RankExit, word)
             self.process.kill()
 
     def killed(self) -> bool:
         """Whether the job, which has ended, was killed though nobody here asked for its end."""
         code = self.process.wait()
         if self.broken:
-            return bool(self.broken["signal"] == signal.SIGKILL)
+            return self.broken.signal == signal.SIGKILL
         return code == -signal.SIGKILL and not self.told
 
     def out_of_memory(self, evidence: str) -> str:
@@ -70,9 +71,9 @@ class Child:
         `evidence` is what this node's memory says of processes that were killed.
         """
         if self.killed():
-            return str(self.broken.get("memory") or "") if self.broken else evidence
+            return self.broken.memory if self.broken else evidence
         if self.broken:
-            return str(self.broken["error"]) if is_memory(self.broken["error"]) else ""
+            return self.broken.error if is_memory(self.broken.error) else ""
         seen = conclude_or_unknown(self.attempt)
         return seen.cause if seen.state == "failed" and is_memory(seen.cause) else ""
 
@@ -81,8 +82,8 @@ class Child:
         code = self.process.wait()
         more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
         if self.broken:
-            record_exit(self.attempt, self.broken["code"], self.broken["signal"], error=self.broken["error"], **more)
-            return JobExit.INTERRUPTED if self.broken["signal"] or more else 1
+            record_exit(self.attempt, self.broken.code, self.broken.signal, error=self.broken.error, **more)
+            return JobExit.INTERRUPTED if self.broken.signal or more else 1
         more |= {"superseded": True} if self.superseded else {}
         record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
         return JobExit.INTERRUPTED if self.superseded or code < 0 or code == JobExit.FAULTY_NODE else code

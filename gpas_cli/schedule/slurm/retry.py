@@ -52,7 +52,7 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
     """
     events, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
     began = [event for event in events if event["kind"] == "phase" and event.get("name") == "training"]
-    asked = attempt.read_attempt()["resources"]["micro_batch"]
+    asked = attempt.read_attempt().resources.micro_batch
     return int(began[-1].get("micro_batch", asked) if began else asked) // 2
 
 
@@ -80,10 +80,10 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
     """The nodes that could not run recent attempts at a stage, as their exit.json says."""
     found = set[str]()
     for attempt in attempts(runs, key):
-        with suppress(OSError, GpasError, TypeError, ValueError):
-            ended = read_json(attempt.exit_path)
-            if ended.get("node") and time.time() - float(ended.get("t", 0)) < AVOIDED:
-                found.add(str(ended["node"]))
+        with suppress(OSError, GpasError):
+            ended = attempt.read_exit()
+            if ended.node and time.time() - (ended.t or 0.0) < AVOIDED:
+                found.add(ended.node)
     return found
 
 

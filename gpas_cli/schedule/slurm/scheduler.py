@@ -22,6 +22,7 @@ from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.structure import to_mapping
 from gpas_cli.words import count, listed
 
 
@@ -43,8 +44,8 @@ class SlurmScheduler(Scheduler):
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
         made = submission.find(self.look.runs, claim.submission) if claim.submission else None
-        facts = made.element(claim.index) if made else []
-        return next((job for job in facts if job["key"] == key), {})
+        jobs = made.element(claim.index) if made else []
+        return next((to_mapping(job) for job in jobs if job.key == key), {})
 
     def log_of(self, claim: Claim) -> Path | None:
         made = submission.find(self.look.runs, claim.submission) if claim.submission else None

@@ -138,7 +138,7 @@ def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
 def _retries(last: StageStatus) -> int:
     if last.directory is not None:
         with suppress(OSError, GpasError, KeyError, TypeError, ValueError):
-            return int(AttemptDir(last.directory).read_attempt()["resources"]["retries"])
+            return int(AttemptDir(last.directory).read_attempt().resources.retries)
     return int(Resources().retries)
 
 

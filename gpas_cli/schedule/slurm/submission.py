@@ -1,10 +1,10 @@
 """A submission on disk: what one job array is to run, written before sbatch is called.
 
 runs/.slurm/<name>/
-    submission.json   {schema, name, time, submitter, code, git, project, keys: [[key, ...] of element 0, ...], ...}
-    elements.jsonl    line i: the stage jobs of array index i, each as attempt.json will say it
-    job.json          {job, time}: sbatch's answer; absent when nobody lived to write it
-    *_submission.sh, *_log.out   the sbatch text, and what SLURM and the supervisors said
+    submission.json   what was submitted (`SubmissionRecord`)
+    elements.jsonl    line i: the stages of array index i (`ElementRecord`), as attempt.json will have them
+    job.json          sbatch's answer (`JobRecord`); absent if the submitter died before it could write it
+    *_submission.sh, *_log.out   the sbatch text, and what SLURM and the supervisors printed
 
 The name is unique and is the array's job name, so that the scheduler can be asked for it whatever became of the
 submitter. Job ids are only shown: a controller that crashed hands them out again.
@@ -18,15 +18,17 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
 from gpas_cli.state.claims import read_claim
-from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.store.records import Author, ElementRecord, Folders, JobRecord, SubmissionRecord, element_of
+from gpas_cli.store.rundir import read_record, write_record
+from gpas_cli.store.structure import from_mapping, to_mapping
 
 if TYPE_CHECKING:
     from gpas_cli.plan.stage_jobs import StageJob
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from gpas_cli.state.submitters import Submitter
     from gpas_cli.store.snapshot import Snapshot
 
-SCHEMA = 1
 SETTLED = 3600.0  # seconds after which a submission without claims is over: its submitter may just be claiming
 
 
@@ -43,7 +44,7 @@ class Submission:
     """One job array, as recorded."""
 
     folder: Path
-    record: Mapping[str, Any]
+    record: SubmissionRecord
 
     @property
     def name(self) -> str:
@@ -52,12 +53,12 @@ class Submission:
     @property
     def since(self) -> float:
         """Unix time at which it was recorded, just before sbatch."""
-        return float(self.record["time"])
+        return self.record.time
 
     @property
     def keys(self) -> list[list[str]]:
         """The stage keys of each element."""
-        return [list(keys) for keys in self.record["keys"]]
+        return [list(keys) for keys in self.record.keys]
 
     @property
     def owner(self) -> int:
@@ -67,20 +68,21 @@ class Submission:
     def job(self) -> str:
         """The array's job id as sbatch told it, "" when that is not recorded."""
         try:
-            return str(read_json(self.folder / "job.json")["job"])
-        except (OSError, GpasError, KeyError):
+            return read_record(JobRecord, self.folder / "job.json").job
+        except (OSError, GpasError):
             return ""
 
     def submitted(self, job: str) -> None:
         """Record sbatch's answer."""
-        write_json(self.folder / "job.json", {"job": job, "time": time.time()})
+        write_record(self.folder / "job.json", JobRecord(job=job, time=time.time()))
 
-    def element(self, index: int) -> list[dict[str, Any]]:
-        """The stage jobs of one array index. Raises GpasError when there is none."""
-        with (self.folder / "elements.jsonl").open(encoding="utf-8") as file:
+    def element(self, index: int) -> list[ElementRecord]:
+        """Return the stages of one array index. Raises GpasError if there is no such line, or it is damaged."""
+        path = self.folder / "elements.jsonl"
+        with path.open(encoding="utf-8") as file:
             for i, line in enumerate(file):
                 if i == index:
-                    return list(json.loads(line))
+                    return [from_mapping(ElementRecord, each, f"{path}, line {i + 1}") for each in json.loads(line)]
         raise GpasError(f"{self.folder} has no element {index}")
 
     def log(self, index: int) -> Path | None:
@@ -115,34 +117,39 @@ def record(
     Raises OSError, with nothing left behind, when it cannot be written.
     """
     place = folder(project.runs) / name
-    about = {
-        "schema": SCHEMA,
-        "name": name,
-        "time": time.time(),
-        "submitter": {"id": submitter.id, "host": submitter.host, "pid": submitter.pid},
-        "code": code.code,
-        "git": dict(code.git),
-        "project": {"config": str(project.config), "cache": str(project.cache)},
-        "keys": [[job.key for job in jobs] for jobs in elements],
-    }
+    about = SubmissionRecord(
+        name=name,
+        time=time.time(),
+        submitter=Author(submitter.id, submitter.host, submitter.pid),
+        code=code.code,
+        git=dict(code.git),
+        project=Folders(config=str(project.config), cache=str(project.cache)),
+        keys=tuple(tuple(job.key for job in jobs) for jobs in elements),
+    )
     place.mkdir(parents=True)
     try:
-        lines = [json.dumps([_facts(job, job.key in reduce) for job in jobs], ensure_ascii=False) for jobs in elements]
+        records = [
+            [element_of(job.record(), job.resources.threads, reduce=job.key in reduce) for job in jobs]
+            for jobs in elements
+        ]
+        lines = [json.dumps([to_mapping(each) for each in element], ensure_ascii=False) for element in records]
         replace_file(place / "elements.jsonl", "".join(f"{line}\n" for line in lines))
-        write_json(place / "submission.json", about)
+        write_record(place / "submission.json", about)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
     return Submission(place, about)
 
 
-def _facts(job: StageJob, reduce: bool) -> dict[str, Any]:
-    return {**job.facts(), "threads": job.resources.threads, **({"reduce": True} if reduce else {})}
+def _line(jobs: Sequence[StageJob], reduce: Collection[str]) -> str:
+    """Return the line of elements.jsonl for one element."""
+    records = [element_of(job.record(), job.resources.threads, reduce=job.key in reduce) for job in jobs]
+    return json.dumps([to_mapping(record) for record in records], ensure_ascii=False) + "\n"
 
 
 def read(place: Path) -> Submission:
-    """The submission in a folder. Raises OSError or StoreError when it cannot be read."""
-    return Submission(place, read_json(place / "submission.json"))
+    """Return the submission in a folder. Raises OSError or StoreError if it cannot be read."""
+    return Submission(place, read_record(SubmissionRecord, place / "submission.json"))
 
 
 def find(runs: Path, name: str) -> Submission | None:

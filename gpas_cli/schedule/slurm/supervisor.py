@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import THREAD_VARIABLES
@@ -36,7 +36,8 @@ from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.logs import last_line
-from gpas_cli.store.rundir import AttemptDir, attempts, write_json
+from gpas_cli.store.records import ElementRecord, RankExit, element_of
+from gpas_cli.store.rundir import AttemptDir, attempts, write_record
 from gpas_cli.worker.stdio import outlive_log
 
 POLL, LOOK = 0.2, 2.0  # seconds between two looks at the children, and at the files
@@ -86,14 +87,16 @@ class TaskSupervisor:
     def _warned(self, number: int, _frame: object) -> None:
         self.asked = self.asked if self.asked == signal.SIGUSR2 else number
 
-    def _spawn(self, attempt: AttemptDir, job: dict[str, Any]) -> None:
+    def _spawn(self, attempt: AttemptDir, job: ElementRecord) -> None:
         start = self.start
-        threads, together = str(max(1, job["threads"] // start.tasks)), ["--rank"] if start.tasks > 1 else []
+        threads, together = str(max(1, job.threads // start.tasks)), ["--rank"] if start.tasks > 1 else []
         log = attempt.path / f"log-rank{start.rank}.txt" if start.rank else attempt.log_path
         alive = os.open(os.devnull, os.O_RDONLY) if start.rank else locks.hold(alive_path(attempt))
         env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
         if together:  # each attempt has its own, where cells share a job or start again in it
-            env["MASTER_PORT"] = str(attempt.read_attempt()["slurm"]["port"])
+            place = attempt.read_attempt().slurm
+            assert place is not None
+            env["MASTER_PORT"] = str(place.port)
         self.memory.begin()
         try:
             with log.open("ab") as file:
@@ -118,7 +121,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _goes_on(self) -> bool:
         return any(child.lives for child in self.children) or self._once_more()
 
-    def _try(self, jobs: Sequence[dict[str, Any]]) -> None:
+    def _try(self, jobs: Sequence[ElementRecord]) -> None:
         """Make an attempt at each and start it. Where the disk refuses that, the others go on."""
         first = len(self.children)
         try:
@@ -173,7 +176,7 @@ class RankZeroSupervisor(TaskSupervisor):
             self.children.remove(child)
             child.record()
         if again:
-            self._try([{**child.job, "reduce": "", "again": "", **change} for child, change in again])
+            self._try([_changed(child.job, change) for child, change in again])
         return any(child.lives for child in self.children)
 
     def _change(self, child: Child) -> dict[str, str]:
@@ -183,7 +186,7 @@ class RankZeroSupervisor(TaskSupervisor):
             return {}
         if evidence := child.out_of_memory(self.memory.evidence()):
             return {"reduce": evidence} if halved_micro_batch(child.attempt) else {}
-        runs, retries = self.start.runs, child.job["resources"]["retries"]
+        runs, retries = self.start.runs, child.job.resources.retries
         if child.killed() and attempts_without_progress(runs, child.attempt.key) < retries:
             return {"again": "killed by SIGKILL, and nothing shows that memory ran out; the same micro-batch again"}
         return {}
@@ -231,9 +234,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _again(self, waiting: list[Child]) -> None:
         """Have SLURM run this job once more, unless it is being cancelled; else the next `gpas run` submits it."""
         runs, job = self.start.runs, self.start.job
-        hopeless = [
-            c for c in waiting if attempts_without_progress(runs, c.attempt.key) >= c.job["resources"]["retries"]
-        ]
+        hopeless = [c for c in waiting if attempts_without_progress(runs, c.attempt.key) >= c.job.resources.retries]
         faulty = next((child.faulty_node for child in waiting if child.faulty_node), "")
         try:
             if len(hopeless) == len(waiting):
@@ -277,7 +278,8 @@ class PeerSupervisor(TaskSupervisor):
             for attempt in told[0]:
                 for child in [child for child in self.children if child.attempt.key == attempt.key]:
                     self._drop(child)
-                self._spawn(attempt, attempt.read_attempt())
+                asked = attempt.read_attempt()
+                self._spawn(attempt, element_of(asked, asked.threads))
             self._over = told[1]
         alive = [child.lives for child in self.children]
         self._idle = 0.0 if any(alive) or not alive else self._idle or time.monotonic()
@@ -302,15 +304,19 @@ class PeerSupervisor(TaskSupervisor):
         rank, code = self.start.rank, child.process.wait()
         word = child.attempt.path / f"rank{rank}.json"
         if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not word.exists():
-            ended = {
-                "code": None if code < 0 else code,
-                "signal": -code if code < 0 else None,
-                "memory": self.memory.evidence() if child.killed() else "",
-                "node": child.node if code == JobExit.FAULTY_NODE else "",
-            }
-            said = last_line(child.attempt.path / f"log-rank{rank}.txt")
+            ended = RankExit(
+                code=None if code < 0 else code,
+                signal=-code if code < 0 else None,
+                memory=self.memory.evidence() if child.killed() else "",
+                node=child.node if code == JobExit.FAULTY_NODE else "",
+                error=f"rank {rank}: {last_line(child.attempt.path / f'log-rank{rank}.txt')}",
+            )
             with suppress(OSError):
-                write_json(word, {**ended, "error": f"rank {rank}: {said}"})
+                write_record(word, ended)
+
+
+def _changed(job: ElementRecord, change: Mapping[str, str]) -> ElementRecord:
+    return replace(job, reduce=change.get("reduce", False), again=change.get("again", ""))
 
 
 def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class StageContext:
     """
 
     cell: Cell
-    attempt: Mapping[str, Any]
+    attempt: AttemptRecord
     directory: AttemptDir
     emit: Emit
     stop: Stop
@@ -36,7 +37,7 @@ class StageContext:
 
     @property
     def kind(self) -> str:
-        return str(self.attempt["stage"])
+        return self.attempt.stage
 
     @property
     def parameters(self) -> Any:
@@ -51,12 +52,12 @@ class StageContext:
     @property
     def cache(self) -> Path:
         """The folder with the tokenised texts."""
-        return Path(self.attempt["cache"])
+        return Path(self.attempt.cache)
 
     @property
     def root(self) -> Path:
         """The folder of experiments.yaml."""
-        return Path(self.attempt["root"])
+        return Path(self.attempt.root)
 
     def trained_checkpoint(self) -> Path:
         """Return the final checkpoint of the cell's last training. Raises GpasError if there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.state.rerun import deciding
 from gpas_cli.train.events import Outcome
@@ -15,7 +14,7 @@ from gpas_cli.worker.stages.context import StageContext
 def run(stage: StageContext) -> Outcome:
     """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     attempt, here, world = stage.attempt, stage.directory, stage.world
-    earlier = [a for a in deciding(stage.runs, attempt["key"]) if a.number < here.number]
+    earlier = [a for a in deciding(stage.runs, attempt.key) if a.number < here.number]
     if world.leads:
         discard_unfinished(earlier)
     teacher = stage.cell.teacher()
@@ -25,13 +24,18 @@ def run(stage: StageContext) -> Outcome:
         cache=stage.cache,
         root=stage.root,
         teacher=last_checkpoint(stage.runs, teacher.trained.key, teacher.optim.steps) if teacher else None,
-        code=str(attempt.get("code") or ""),
+        code=attempt.code,
     )
-    cadence, resources = Cadence(**attempt["cadence"]), Resources(**attempt["resources"])
-    watch = Monitoring(**attempt.get("watch", {}))
-    subject = Subject(attempt["grid"], attempt["name"], attempt["key"], here.number, here.path, attempt["cell"])
+    subject = Subject(attempt.grid, attempt.name, attempt.key, here.number, here.path, attempt.cell)
     # Only the first process has a journal and reports to others.
-    with opened(watch, subject, paths.root, stage.emit, leads=world.leads) as emit:
+    with opened(attempt.watch, subject, paths.root, stage.emit, leads=world.leads) as emit:
         return train(
-            stage.cell, paths, emit, cadence=cadence, stop=stage.stop, resources=resources, world=world, watch=watch
-        )  # fmt: skip
+            stage.cell,
+            paths,
+            emit,
+            cadence=attempt.cadence,
+            stop=stage.stop,
+            resources=attempt.resources,
+            world=world,
+            watch=attempt.watch,
+        )

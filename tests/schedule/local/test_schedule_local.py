@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attempts import make_attempt
 from launching import (
     COMMAND,
     Background,
@@ -39,7 +40,8 @@ from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.observe import look, observe
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json
+from gpas_cli.store.records import AttemptRecord
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
 
 def test_every_outcome_and_one_failure_fails_alone(project: Project) -> None:
@@ -86,7 +88,7 @@ def test_the_record_of_an_attempt(project: Project) -> None:
     cell = entry("done", 1)
     run(project, cell)
     (attempt,) = attempts(project.runs, key(cell))
-    facts = attempt.read_attempt()
+    facts = read_json(attempt.attempt_path)
     assert facts["cell"] == cell.cell.to_mapping()
     assert (facts["stage"], facts["number"], facts["grid"], facts["name"]) == ("pretrain", 1, "g", "done-1")
     assert (facts["threads"], facts["executor"], facts["parents"]) == (1, "local", [])
@@ -209,10 +211,10 @@ def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
 
     create: Callable[..., AttemptDir] = process.create_attempt
 
-    def full(runs: Path, stage: str, facts: dict[str, object]) -> AttemptDir:
-        if facts["name"] == "done-1":
+    def full(runs: Path, asked: AttemptRecord) -> AttemptDir:
+        if asked.name == "done-1":
             raise OSError(28, "No space left on device")
-        return create(runs, stage, facts)
+        return create(runs, asked)
 
     monkeypatch.setattr(process, "create_attempt", full)
     summary = run(project, entry("done", 1), entry("done", 2))
@@ -222,7 +224,7 @@ def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
 
 def test_an_attempt_waits_for_the_process_of_the_one_before(project: Project) -> None:
     cell = entry("done", 1)
-    before = create_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
     journal = Journal(before.journal_path)
     journal("outcome", outcome="interrupted", step=1, cause="", metrics={})
     journal.close()
@@ -243,7 +245,7 @@ def test_a_job_that_was_killed_starts_again_only_when_its_children_have_gone(pro
     cell = entry("done", 1)
     again = scheduler(project, cell)
     assert again.submit() == {"waiting": 1}
-    before = create_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
     orphan = locks.hold(alive_path(before))
     background = threading.Thread(target=again.follow)
     background.start()

@@ -10,7 +10,7 @@ from fake_slurm import Programs, Site, row
 
 from gpas_cli.schedule.slurm import job_states, parsers, queue
 from gpas_cli.schedule.slurm import run as slurm_run
-from gpas_cli.store.rundir import write_json
+from gpas_cli.store.rundir import read_json, write_json
 
 
 def states_of(site: Site) -> dict[str, str]:
@@ -147,8 +147,8 @@ def test_an_answer_from_before_an_attempt_ended_is_not_believed(site: Site) -> N
     site.programs.put("squeue", trainings(site, "RUNNING", NodeList="n1"))
     assert set(states_of(site).values()) == {"running"}
     attempt = site.gpas.attempt("pre-s1", ("outcome", end("interrupted")))
-    made = {"submission": site.names()[1], "index": 0}
-    write_json(attempt.attempt_path, {**attempt.read_attempt(), "slurm": made})
+    made = {"submission": site.names()[1], "index": 0, "job": "7_0", "restart": 0, "nodes": "n1"}
+    write_json(attempt.attempt_path, {**read_json(attempt.attempt_path), "slurm": made})
     site.programs.put("squeue", trainings(site, "PENDING"))
     assert states_of(site)["pre-s1"] == "queued"
 

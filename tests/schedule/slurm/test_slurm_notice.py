@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attempts import make_attempt
 
 from gpas_cli.doctor import preemption
 from gpas_cli.doctor.finding import Finding
@@ -12,7 +13,6 @@ from gpas_cli.errors import GpasError
 from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
 
 PARTITIONS = """\
 PartitionName=long GraceTime=600 PreemptMode=REQUEUE PriorityTier=5
@@ -30,7 +30,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def saved(runs: Path, seconds: float) -> None:
     """An attempt that wrote a checkpoint in so many seconds, after updates of half a second."""
-    journal = Journal(create_attempt(runs, "0123456789abcdef", {}).journal_path)
+    journal = Journal(make_attempt(runs, "0123456789abcdef", {}).journal_path)
     journal("step", step=1, seconds_per_step=0.5)
     journal("checkpoint", step=1, seconds=seconds)
     journal.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import make_attempt, submission_facts
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import StageJob
@@ -26,7 +27,6 @@ from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import create_attempt
 from gpas_cli.store.snapshot import Snapshot
 
 CELL = cell_from(
@@ -195,14 +195,14 @@ def judged(
 ) -> StageStatus:
     place = tmp_path / ".slurm/gpas-g-1"
     place.mkdir(parents=True, exist_ok=True)
-    (place / "submission.json").write_text(json.dumps({"time": time.time() - 60, "keys": [[KEY]]}))
+    (place / "submission.json").write_text(json.dumps(submission_facts(time=time.time() - 60, keys=[[KEY]])))
     answer = Queue(time=time.time(), jobs={"gpas-g-1": {0: found}} if found else {}, **more)
     claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0, after, "slurm")
     return state_of(Asked(SchedulerView(tmp_path), answer), KEY, last, claim)
 
 
 def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(tmp_path: Path) -> None:
-    parent = create_attempt(tmp_path, "f" * 16, {"stage": "pretrain", "grid": "g", "name": "c"})
+    parent = make_attempt(tmp_path, "f" * 16, {"stage": "pretrain", "grid": "g", "name": "c"})
     journal = Journal(parent.journal_path)
     removed = Job("8_0", "CANCELLED", "DependencyNeverSatisfied")
     for outcome, wanted, cause in (
@@ -281,7 +281,7 @@ def test_memory_is_told_from_other_failures() -> None:
     ("asked", "took", "wanted"), [(0, 6, 3), (8, 8, 4), (0, 1, 0), (1, None, 0), (4, None, 2), (0, None, 0)]
 )
 def test_half_the_rows_that_an_attempt_took(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
-    made = create_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
+    made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
     journal = Journal(made.journal_path)
     journal("phase", name="tokenising")
     if took is not None:

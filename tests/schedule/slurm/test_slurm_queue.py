@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from attempts import submission_facts
 from fake_slurm import NAME, Programs, row
 
 from gpas_cli.schedule.slurm import queue
@@ -21,7 +22,7 @@ from gpas_cli.store.rundir import write_json
 def runs(tmp_path: Path) -> Path:
     """A submission of three elements."""
     (tmp_path / "runs/.slurm" / NAME).mkdir(parents=True)
-    write_json(tmp_path / "runs/.slurm" / NAME / "submission.json", {"time": 1.0, "keys": [["a"], ["b"], ["c"]]})
+    write_json(tmp_path / "runs/.slurm" / NAME / "submission.json", submission_facts(keys=[["a"], ["b"], ["c"]]))
     return tmp_path / "runs"
 
 
@@ -42,7 +43,7 @@ def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, mo
     submitter.close()
     (runs / ".slurm" / NAME).mkdir(parents=True)
     keys = [[entry.key] for entry in entries]
-    write_json(runs / ".slurm" / NAME / "submission.json", {"time": 1.0, "keys": keys})
+    write_json(runs / ".slurm" / NAME / "submission.json", submission_facts(keys=keys))
     programs.put("squeue", "".join(row(ArrayTaskID=str(i)) for i in range(1000)))
     for jobs in (False, True):
         states = look(runs, entries, jobs=jobs)
@@ -153,7 +154,7 @@ def test_an_answer_kept_by_a_clock_that_is_ahead_hides_no_job(programs: Programs
     submitter = Submitter(runs)
     write_claim(runs, key, submitter, "slurm", submission=NAME, index=0)
     submitter.close()
-    write_json(runs / ".slurm" / NAME / "submission.json", {"time": 1.0, "keys": [[key]]})
+    write_json(runs / ".slurm" / NAME / "submission.json", submission_facts(keys=[[key]]))
     queue._save(runs, queue.Queue(time=time.time() + ahead))
     programs.put("squeue", row(ArrayTaskID="0"))
     assert observe(runs, key).state == "queued"

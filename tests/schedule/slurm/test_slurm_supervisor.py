@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import STAGE, submission_facts
 from fake_slurm import Programs
 
 from gpas_cli.schedule.slurm import memory
@@ -42,10 +43,9 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
     place = runs / ".slurm" / NAME
     place.mkdir(parents=True)
     project = {"config": str(tmp_path / "experiments.yaml"), "cache": str(tmp_path), "database": ""}
-    about = {"time": time.time(), "code": "c", "git": {}, "project": project, "keys": [[KEY]]}
+    about = submission_facts(time=time.time(), code="c", git={}, project=project, keys=[[KEY]])
     write_json(place / "submission.json", about)
-    job = {"stage": "pretrain", "key": KEY, "parents": [], "grid": "g", "name": "c", "axes": {"act": act}, "threads": 1,
-           "resources": plain(Resources(**resources))}  # fmt: skip
+    job = {**STAGE, "key": KEY, "axes": {"act": act}, "threads": 1, "resources": plain(Resources(**resources))}
     (place / "elements.jsonl").write_text(json.dumps([job]) + "\n")
     submitter = Submitter(runs)
     write_claim(runs, KEY, submitter, "slurm", submission=NAME, index=0)
@@ -58,7 +58,7 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
 
 
 def facts(tmp_path: Path) -> list[dict[str, Any]]:
-    return [attempt.read_attempt() for attempt in attempts(tmp_path / "runs", KEY)]
+    return [read_json(attempt.attempt_path) for attempt in attempts(tmp_path / "runs", KEY)]
 
 
 def test_a_killed_job_runs_again_as_it_was_where_nothing_shows_that_memory_ran_out(tmp_path: Path) -> None:

@@ -1,0 +1,241 @@
+"""The records that jobs and schedulers exchange as JSON files: one class for each kind of file.
+
+`rundir.read_record` and `rundir.write_record` read and write them. Times are unix times in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.spec.data import Data
+from gpas_cli.spec.norm import PluginOrigin
+from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.store.structure import ABSENT, Record
+
+
+@dataclass(frozen=True)
+class TextDemand:
+    """The text that a tokenising job prepares: `rows` of training text under a vocabulary of `vocab` ids."""
+
+    data: Data
+    vocab: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Author:
+    """The process that started an attempt or made a submission; `id` is its `Submitter.id` or the submission."""
+
+    id: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecord(Record):
+    """One stage to be run: the part that attempt.json shares with the lines of elements.jsonl.
+
+    `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
+    what this one reads, "" if no such job is needed; `demand` is what such a job prepares.
+    `plugin` is behind the cell's scheme and `stage_plugins` behind its stages; `title` is that of a plugin's stage.
+    """
+
+    plugin: PluginOrigin | None = field(default=None, metadata=ABSENT)
+    stage_plugins: tuple[PluginOrigin, ...] = field(default=(), metadata=ABSENT)
+    title: str = field(default="", metadata=ABSENT)
+    stage: str
+    key: str
+    parents: tuple[str, ...] = ()
+    text: str = field(default="", metadata=ABSENT)
+    demand: TextDemand | None = field(default=None, metadata=ABSENT)
+    cell: Mapping[str, Any]
+    grid: str
+    name: str
+    axes: Mapping[str, Any]
+    resources: Resources
+    cadence: Cadence
+    watch: Monitoring = field(default_factory=Monitoring)
+
+    def resolve_cell(self) -> Cell:
+        """Return the cell. Plugin files that it needs are executed from the text recorded here.
+
+        Raises InvalidExperiments if a scheme or stage is unknown, or the scheme wires the layers otherwise than it did.
+        """
+        schemes, kinds = known_schemes(), known_stage_kinds()
+        for recorded in (self.plugin, *self.stage_plugins):
+            if recorded and recorded.source:
+                plugin = plugin_of(recorded.name, recorded.source)
+                schemes |= plugin.schemes
+                kinds |= plugin.stage_kinds
+        return cell_from(self.cell, Catalogue(schemes=schemes, stage_kinds=kinds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementRecord(StageRecord):
+    """One stage of an array element: a line of elements.jsonl is a list of them.
+
+    `reduce` asks for half the micro-batch of the last attempt, because memory ran out; it may say what shows that.
+    `again` says why the supervisor runs the stage once more in the same job, "" in the file.
+    """
+
+    threads: int
+    reduce: bool | str = field(default=False, metadata=ABSENT)
+    again: str = field(default="", metadata=ABSENT)
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The project of a submission: the path of its experiments file, and its cache."""
+
+    config: str
+    cache: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionRecord(Record):
+    """submission.json. `time` is just before sbatch; `keys` has the stage keys of each element."""
+
+    schema: int = 1
+    name: str
+    time: float
+    submitter: Author
+    code: str = ""
+    git: Mapping[str, Any] = field(default_factory=dict)
+    project: Folders
+    keys: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord(Record):
+    """job.json: the job id that sbatch printed, and when."""
+
+    job: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Why an attempt was made after attempt number `of` of the same job. `reduced`: its micro-batch was cut down."""
+
+    of: int
+    why: str
+    reduced: bool = True  # records of older versions have no other retries
+
+
+@dataclass(frozen=True)
+class SlurmPlace:
+    """The array element that made an attempt. `port` is where several tasks meet, None for a single one."""
+
+    submission: str
+    index: int
+    job: str
+    restart: int
+    nodes: str
+    port: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord(StageRecord):
+    """attempt.json: what was asked for, by which process, and with which devices.
+
+    `code` is the version of the code snapshot, `root` the folder that relative data paths start from. The number is
+    set as the attempt is created.
+    """
+
+    schema: int = 1
+    executor: str
+    created: float
+    code: str = ""
+    git: Mapping[str, Any] = field(default_factory=dict)
+    submitter: Author
+    slurm: SlurmPlace | None = field(default=None, metadata=ABSENT)
+    devices: tuple[str, ...]
+    cache: str
+    root: str
+    threads: int
+    retry: Retry | None = field(default=None, metadata=ABSENT)
+    number: int = 0
+
+
+def attempt_of(stage: StageRecord, **made: Any) -> AttemptRecord:
+    """Return the record of an attempt at a stage; `made` are the other fields of `AttemptRecord`."""
+    return AttemptRecord(**_own(stage), **made)
+
+
+def bench_request(stage: StageRecord, **asked: Any) -> BenchRequest:
+    """Return the request to measure a stage; `asked` are the other fields of `BenchRequest`."""
+    return BenchRequest(**_own(stage), **asked)
+
+
+def element_of(stage: StageRecord, threads: int, *, reduce: bool = False) -> ElementRecord:
+    """Return the line of a stage in a submission, or of an attempt in the one that made it."""
+    return ElementRecord(**_own(stage), threads=threads, reduce=reduce)
+
+
+def _own(stage: StageRecord) -> dict[str, Any]:
+    return {own.name: getattr(stage, own.name) for own in fields(StageRecord) if own.name != "unread"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest(StageRecord):
+    """What the process that measures a cell reads: `rows` of an update are computed, 0 for all of them."""
+
+    threads: int
+    seconds: float
+    rows: int
+    cache: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord(Record):
+    """exit.json: the exit code of an attempt's process, or the signal that ended it, and when that was seen.
+
+    `node` is the node that could not run the job; `superseded`: another job runs the stage instead.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    t: float | None = None
+    error: str = field(default="", metadata=ABSENT)
+    node: str = field(default="", metadata=ABSENT)
+    superseded: bool = field(default=False, metadata=ABSENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit(Record):
+    """rankN.json: how the process of rank N ended by itself; `memory` is what shows that memory ran out."""
+
+    code: int | None
+    signal: int | None
+    memory: str = ""
+    node: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRecord(Record):
+    """process.json: the process of an attempt. `token` tells it from a later process with the same id."""
+
+    host: str
+    pid: int
+    token: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelRequest(Record):
+    """cancel.json. `signalled`: the process of the attempt has had its signal already."""
+
+    t: float
+    signalled: bool | None = field(default=None, metadata=ABSENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunRequest(Record):
+    """rerun.json: attempts up to number `after` no longer decide whether the stage has a result."""
+
+    t: float
+    after: int

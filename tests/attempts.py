@@ -1,0 +1,51 @@
+"""Attempts made by tests: records with every field that version 1 writes, some of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.store.records import AttemptRecord, StageRecord
+from gpas_cli.store.rundir import AttemptDir, create_attempt
+from gpas_cli.store.structure import from_mapping
+
+STAGE: dict[str, Any] = {
+    "stage": "pretrain", "key": "0" * 16, "cell": {}, "grid": "g", "name": "c", "axes": {},
+    "resources": plain(Resources()), "cadence": plain(Cadence()),
+}  # fmt: skip
+ATTEMPT: dict[str, Any] = {
+    **STAGE, "executor": "local", "created": 1.76e9, "submitter": {"id": "s", "host": "", "pid": 1}, "devices": [],
+    "cache": "/nowhere", "root": "/nowhere", "threads": 1,
+}  # fmt: skip
+
+
+def _filled(usual: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**usual, **facts}
+    for name in ("submitter", "resources"):
+        if name in usual:
+            found[name] = {**usual[name], **found[name]}
+    return found
+
+
+def attempt_record(key: str, facts: Mapping[str, Any] | None = None) -> AttemptRecord:
+    """The record of an attempt at the stage `key`, with these fields beside the usual ones."""
+    return from_mapping(AttemptRecord, _filled(ATTEMPT, {**(facts or {}), "key": key}), "a test")
+
+
+def stage_record(facts: Mapping[str, Any]) -> StageRecord:
+    """The record of a stage to be run, with these fields beside the usual ones."""
+    return from_mapping(StageRecord, _filled(STAGE, facts), "a test")
+
+
+def make_attempt(runs: Path, key: str, facts: Mapping[str, Any] | None = None) -> AttemptDir:
+    """Make the next attempt at the stage `key`, with these facts in attempt.json beside the usual ones."""
+    return create_attempt(runs, attempt_record(key, facts))
+
+
+def submission_facts(**facts: Any) -> dict[str, Any]:
+    """The content of a submission.json with these fields beside the usual ones."""
+    project = {"config": "/nowhere/experiments.yaml", "cache": "/nowhere"}
+    return {"name": "n", "time": 1.0, "submitter": ATTEMPT["submitter"], "project": project, "keys": []} | facts

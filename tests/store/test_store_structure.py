@@ -1,0 +1,84 @@
+"""Records and the JSON objects that they are written as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import ATTEMPT, attempt_record
+
+from gpas_cli.errors import StoreError
+from gpas_cli.store.records import (
+    AttemptRecord,
+    CancelRequest,
+    ElementRecord,
+    ExitRecord,
+    JobRecord,
+    ProcessRecord,
+    RerunRequest,
+    SubmissionRecord,
+)
+from gpas_cli.store.structure import Record, from_mapping, to_mapping
+
+OLD = Path(__file__).parent / "data/version_1/runs"
+FILES: dict[str, type[Record]] = {
+    "attempt.json": AttemptRecord,
+    "exit.json": ExitRecord,
+    "process.json": ProcessRecord,
+    "cancel.json": CancelRequest,
+    "rerun.json": RerunRequest,
+    "submission.json": SubmissionRecord,
+    "job.json": JobRecord,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_records_of_version_1_are_written_again_as_they_were(name: str) -> None:
+    paths = list(OLD.rglob(name))
+    assert paths
+    for path in paths:
+        values = json.loads(path.read_text())
+        assert to_mapping(from_mapping(FILES[name], values, path)) == values
+
+
+def test_the_lines_of_a_submission_of_version_1_are_written_again_as_they_were() -> None:
+    (path,) = OLD.rglob("elements.jsonl")
+    for line in path.read_text().splitlines():
+        (values,) = json.loads(line)
+        assert to_mapping(from_mapping(ElementRecord, values, path)) == values
+
+
+def test_fields_of_a_newer_version_survive_also_in_nested_records() -> None:
+    values = to_mapping(attempt_record("0" * 16))
+    values |= {"colour": "red", "resources": values["resources"] | {"tpus": 4}}
+    record = from_mapping(AttemptRecord, values, "attempt.json")
+    assert record.unread == {"colour": "red", "resources": {"tpus": 4}}
+    assert to_mapping(record) == values
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"created": "today"}, "field 'created' is \"today\"; expected a number"),
+        ({"threads": True}, "field 'threads' is true; expected a whole number"),
+        ({"parents": 7}, "field 'parents' is 7; expected a list"),
+        ({"parents": ["a", 7]}, "field 'parents[1]' is 7; expected a string"),
+        ({"cell": None}, "field 'cell' is null; expected an object"),
+        ({"resources": {"gpus": "all"}}, "field 'resources.gpus' is \"all\"; expected a whole number"),
+        ({"submitter": {"id": "s"}}, "no fields 'submitter.host', 'submitter.pid'"),
+        ({"name": ["x" * 100]}, f"field 'name' is [\"{'x' * 58}...; expected a string"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_file(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(StoreError) as error:
+        from_mapping(AttemptRecord, {**ATTEMPT, **change}, Path("runs/attempt.json"))
+    assert str(error.value) == f"runs/attempt.json: {message}"
+
+
+def test_missing_fields_are_all_named() -> None:
+    with pytest.raises(StoreError, match=r"process\.json: no fields 'host', 'pid'"):
+        from_mapping(ProcessRecord, {}, "process.json")
+    with pytest.raises(StoreError, match=r"job\.json: no field 'time'"):
+        from_mapping(JobRecord, {"job": "7"}, "job.json")
