@@ -134,7 +134,7 @@ import launching
 from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.scheduler import stop_on_signals
 from gpas_cli.project import Project
-local.POLL, local.TICK = 0.01, 0.05
+local.POLL_SECONDS, local.TICK_SECONDS = 0.01, 0.05
 project = Project.find(Path(sys.argv[1]), environ={})
 entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[2:]]
 scheduler = launching.scheduler(project, *entries)

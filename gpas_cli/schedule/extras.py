@@ -1,4 +1,4 @@
-"""Libraries that only some runs need: asked about before anything starts, without importing them."""
+"""Libraries that only some runs need: looked for before anything starts, without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what it came to."""
+"""Progress reports during a run, and its final summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDINGS = ("done", "diverged", "failed", "interrupted", "cancelled")
 
 @dataclass(frozen=True)
 class Item:
-    """How one entry came out, and why. `status` is that of the stage which decided."""
+    """How one entry ended, and why. `status` is that of the stage which decided."""
 
     entry: Entry
     reason: str
@@ -38,7 +38,7 @@ class RunSummary:
     skipped: list[Item] = field(default_factory=list)
 
     def add(self, item: Item, *, skipped: bool = False) -> None:
-        """File an entry under the state of its status; under `skipped` when told so or when that is no ending."""
+        """Add an entry to the list of its state, or to `skipped` if asked to or if the state is not an ending."""
         state = item.status.state
         into: list[Item] = self.skipped if skipped or state not in ENDINGS else getattr(self, state)
         into.append(item)
@@ -104,7 +104,7 @@ class Submitted:
 
 
 def exit_code(summary: RunSummary) -> Exit:
-    """DONE when every cell has a result (a divergence is one), FAILED when some failed, else INCOMPLETE."""
+    """Return DONE if every cell has a result (a divergence is one), FAILED if some failed, else INCOMPLETE."""
     if summary.failed:
         return Exit.FAILED
     return Exit.INCOMPLETE if summary.interrupted or summary.cancelled or summary.skipped else Exit.DONE
@@ -112,7 +112,7 @@ def exit_code(summary: RunSummary) -> Exit:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run at one moment. `running` are this run's jobs, `followed` those that another `gpas run` has."""
+    """A run at one moment. `running` are this run's jobs, `followed` those of another `gpas run`."""
 
     running: tuple[tuple[StageJob, StageStatus], ...]
     followed: tuple[tuple[StageJob, StageStatus], ...]
@@ -124,23 +124,23 @@ class RunSnapshot:
 
 
 class Reporter(Protocol):
-    """Who is told of a run as it goes on. Calls come from the scheduler's own thread and should be quick."""
+    """Receives the progress of a run. Calls come from the run's own thread and should be quick."""
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
-        """A process was started for the next attempt at a stage."""
+        """Called when a process was started for the next attempt at a stage."""
 
     def finished(self, job: StageJob, status: StageStatus) -> None:
-        """A stage that this run waited for came to an end, here or under another `gpas run`."""
+        """Called when a stage ended that this run waited for, here or under another `gpas run`."""
 
     def tick(self, board: RunSnapshot) -> None:
-        """About once a second."""
+        """Called about once a second."""
 
     def notice(self, message: str) -> None:
-        """Something that the user should know and that stops nothing."""
+        """Called with something that the user should know and that stops nothing."""
 
 
 class Silent:
-    """A reporter that tells nobody."""
+    """A reporter that does nothing."""
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
 

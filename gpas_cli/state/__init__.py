@@ -6,6 +6,10 @@ attempt      one attempt -> its status: outcome, exit.json, alive.lock, age
 progress     the last events of a journal -> step, loss, ETA
 claims       claim.json: which submitter runs a stage next
 claim_set    taking and releasing claims, so that no stage runs twice
+view         what submitters and schedulers report about claims
+schedulers   schedulers by name, built in or from entry points
+job_exit     the exit codes of a job
+logs         the ends of logs
 submitters   which `gpas run` processes are alive
 locks        flock as evidence of a living process
 cancellation requests to cancel

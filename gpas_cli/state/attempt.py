@@ -27,23 +27,24 @@ from gpas_cli.store.journal import tail
 from gpas_cli.store.records import ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record
 
-GLANCE, LOOK = 2048, 65536  # bytes of journal: enough for an outcome; enough for progress
+OUTCOME_BYTES = 2048  # of the end of a journal: enough for an outcome
+PROGRESS_BYTES = 65536  # enough for progress
 
 
-NEWEST = {"step": 32, "layers": 1}  # events of these kinds that progress is told from
+NEWEST = {"step": 32, "layers": 1}  # how many events of these kinds progress is read from
 
 
 def conclude(attempt: AttemptDir) -> StageStatus:
-    """The state of one attempt by itself. Raises OSError or StoreError when its files cannot be read."""
-    events = tail(attempt.journal_path, GLANCE)
+    """Return the state of one attempt by itself. Raises OSError or StoreError if its files cannot be read."""
+    events = tail(attempt.journal_path, OUTCOME_BYTES)
     told = outcome(events)
     if told is None:
-        events = tail(attempt.journal_path, LOOK, newest=NEWEST)
+        events = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
         told = outcome(events)
     found = _from_outcome(told) if told else _from_process(attempt, events)
     if told is None and found.state != "running":
         # The process may have told its outcome and ended after the journal was read and before the lock was.
-        events = tail(attempt.journal_path, LOOK, newest=NEWEST)
+        events = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
         told = outcome(events)
         found = _from_outcome(told) if told else found
     made = None if found.state in RESULTS else attempt.read_attempt().slurm
@@ -54,22 +55,22 @@ def conclude(attempt: AttemptDir) -> StageStatus:
 
 
 def outcome(events: Sequence[Event]) -> Event | None:
-    """The outcome event that ends a journal. A warning may follow it; a new start takes it back."""
+    """Return the outcome event that ends a journal, else None. A warning may follow it; a new start revokes it."""
     last = next((event for event in reversed(events) if event.get("kind") != "warning"), None)
     return last if last is not None and last.get("kind") == "outcome" else None
 
 
 def resumable(runs: Path, key: str) -> int | None:
-    """The step of the newest checkpoint of the stage's attempts, None when there is none."""
+    """Return the step of the newest checkpoint of the stage's attempts, None if there is none."""
     for attempt in reversed(rerun.deciding(runs, key)):
-        step = checkpoint_step(tail(attempt.journal_path, 16 * LOOK))
+        step = checkpoint_step(tail(attempt.journal_path, 16 * PROGRESS_BYTES))
         if step is not None and attempt.checkpoints.is_dir():
             return step
     return None
 
 
 def conclude_or_unknown(attempt: AttemptDir) -> StageStatus:
-    """`conclude`, with what cannot be read as an unknown state."""
+    """Return the state of one attempt, `unknown` if its files cannot be read."""
     try:
         return conclude(attempt)
     except UNREADABLE as error:
@@ -142,13 +143,13 @@ def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
 
 
 def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
-    """The host the attempt's process runs on, "" when nothing tells."""
+    """Return the host that the attempt's process runs on, "" if unknown."""
     started = [str(event["host"]) for event in events if event.get("kind") == "start" and event.get("host")]
     return started[-1] if started else attempt.read_attempt().submitter.host
 
 
 def _boot(attempt: AttemptDir) -> str:
-    """The boot of the kernel that the attempt's process runs under, "" where that is not recorded."""
+    """Return the boot id of the kernel that the attempt's process runs under, "" if it is not recorded."""
     try:
         return read_record(ProcessRecord, process_path(attempt)).token.rpartition("/")[0]
     except (OSError, GpasError):
@@ -165,7 +166,7 @@ def alive_path(attempt: AttemptDir) -> Path:
 
 
 def lives(attempt: AttemptDir) -> bool:
-    """Whether a process of the attempt holds its lock: the job, while it ends as well, or a child that outlived it."""
+    """Return whether a process of the attempt holds its lock: the job, or a child that outlived it."""
     return locks.probe(alive_path(attempt)) is Lock.HELD
 
 
@@ -179,7 +180,7 @@ def _since_created(attempt: AttemptDir) -> float:
 
 
 def attempts_without_progress(runs: Path, key: str) -> int:
-    """How many of the stage's newest attempts in a row came no further than the ones before them."""
+    """Return how many of the stage's newest attempts in a row made no progress beyond the earlier ones."""
     best, count = 0, 0
     for attempt in deciding(runs, key):
         reached = _reached(attempt)
@@ -190,5 +191,5 @@ def attempts_without_progress(runs: Path, key: str) -> int:
 
 def _reached(attempt: AttemptDir) -> int:
     with suppress(OSError):
-        return checkpoint_step(tail(attempt.journal_path, LOOK)) or 0
+        return checkpoint_step(tail(attempt.journal_path, PROGRESS_BYTES)) or 0
     return 0

@@ -1,6 +1,6 @@
 """Taking and giving back claims: two `gpas run` that want the same stage agree on who runs it.
 
-Everything is decided under one short lock: observe, and claim only what nobody has and nothing has obtained.
+Everything is decided under one short lock: observe, and claim only unclaimed stages without a result.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ RETRIABLE = frozenset({"failed", "cancelled", "unknown"})
 
 
 def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
-    """Ask that stages be run again which have a result. Returns those of `keys` that were asked for: of the others
-    somebody else has done so meanwhile, or their result is gone. Raises OSError when a request cannot be written.
+    """Request that stages with a result be run again. Return those of `keys` that were requested: the others were
+    requested meanwhile, or their result is gone. Raises OSError if a request cannot be written.
     """
     asked = []
     with locks.locked(claims_lock(runs)):
@@ -42,7 +42,7 @@ def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
 
 
 def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
-    """Withdraw requests to run stages again that nobody is running. Returns those of `keys` that were withdrawn."""
+    """Withdraw requests to run stages again that are not running. Return those of `keys` that were withdrawn."""
     withdrawn = []
     with locks.locked(claims_lock(runs)):
         alive = SchedulerView(runs)
@@ -69,9 +69,9 @@ class ClaimSet:
         self.submitter = Submitter(runs)
 
     def take(self, keys: Iterable[str], states: Collection[str] | None = None) -> dict[str, StageStatus]:
-        """Claim those of `keys` that are in one of `states` (by default: what lacks a result) and nobody is at.
+        """Claim those of `keys` that are in one of `states`, by default every unclaimed stage without a result.
 
-        Returns what was seen of every key at that moment; `held` has the keys that are now this process's to run.
+        Return the status of every key at that moment; `held` has the keys that this process has now claimed.
         """
         keys, states = list(keys), self.wanted if states is None else states
         with locks.locked(claims_lock(self.runs)):
@@ -88,7 +88,7 @@ class ClaimSet:
         return seen
 
     def release(self, key: str) -> None:
-        """Give a claim back; nothing happens when it is not held."""
+        """Give a claim back, if it is held."""
         self._release([key] if key in self.held else [])
 
     @contextmanager

@@ -3,12 +3,12 @@
 What counts, strongest first:
 
  1. an outcome in the journal
- 2. exit.json: somebody saw the process end
+ 2. exit.json: some process saw it end
  3. alive.lock: the job's process holds it for exactly as long as it lives
  4. a claim, as the scheduler that it names reports about it (`state.view`)
- 5. where locks tell nothing (another host, unless it is a container of this one), the age of the last event
+ 5. where locks are not visible (on another host, unless it is a container of this one), the age of the last event
 
-Absence of evidence never ends a stage: what cannot be told is `unknown`, with the reason.
+Absence of evidence never ends a stage: its state is `unknown`, with the reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel count
 def look(
     runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, StageStatus] | None = None
 ) -> list[CellStatus]:
-    """The state of each entry, in order. Every stage is read once, however many entries share it, and not at all where
+    """Return the state of each entry, in order. A stage is read once, also if entries share it, and not at all if
     `seen` has it.
 
     With `jobs`, a cell that is queued or running has its scheduler's job, and the position of that in the queue, even
@@ -61,7 +61,7 @@ def _with_job(runs: Path, state: CellStatus, alive: SchedulerView) -> CellStatus
 
 
 def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
-    """Key -> what is known, for every stage of the entries."""
+    """Return the status of every stage of the entries, by key."""
     alive = SchedulerView(runs)
     keys = dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages)
     return {key: observe(runs, key, alive) for key in keys}
@@ -77,7 +77,7 @@ def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: S
 
 
 def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
-    """The state of the stage `key`. Never raises for what it finds: an unreadable directory is `unknown`."""
+    """Return the state of the stage `key`, `unknown` if its directory cannot be read."""
     try:
         return _observe(runs, key, alive or SchedulerView(runs))
     except UNREADABLE as error:
@@ -113,7 +113,7 @@ def _newest_result(tries: Sequence[AttemptDir]) -> StageStatus | None:
 
 
 def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatus:
-    """A stage that is to be run again and has not been started yet. The metrics are those that tables show."""
+    """Return the status of a stage to be run again that has not started yet, with the metrics that tables show."""
     until = f"; the result of attempt {result.attempt} counts until then" if result else ""
     metrics = result.metrics if result else {}
     return StageStatus(state="missing", evidence=f"to be run again{until}", age=rerun.age(runs, key), metrics=metrics)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 
-RESULTS = ("done", "diverged")  # nothing is left to do
+RESULTS = ("done", "diverged")
 
 
-ALIVE = ("queued", "running")  # somebody is at it
+ALIVE = ("queued", "running")
 
 
-# What reading a file raises that somebody else wrote: one stage that cannot be told must not stop a command.
+# What reading a damaged file may raise: one unreadable stage must not stop a command.
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -76,7 +76,7 @@ class SchedulerJob(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """What is known of one stage, and from what.
+    """The state of one stage, and the evidence for it.
 
     `age` is in seconds since the newest evidence. `outcome` is that of the journal, "" without one; `cause` is why the
     stage has no result. `attempt` and `directory` are those of the attempt that decided. `source` is the kind of that
@@ -105,14 +105,14 @@ class StageStatus:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the stage's steps that is done, None when nothing tells."""
+        """The share of the stage's steps that is done, None if unknown."""
         seen = self.progress
         return seen.step / seen.steps if seen and seen.step is not None and seen.steps else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellStatus(StageStatus):
-    """A cell is in the state of its first stage that lacks a result, or of its last stage."""
+    """The state of a cell: that of its first stage without a result, or of its last stage."""
 
     entry: Entry
     stage: str

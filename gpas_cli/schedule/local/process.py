@@ -22,7 +22,7 @@ from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
-GRACE = 30.0  # seconds in which the processes of a job whose first one was killed save and leave
+GRACE_SECONDS = 30.0  # in which the processes of a job whose first one was killed save and leave
 
 
 NOT_STARTED = 127  # the shell's exit code for a command that could not be run
@@ -39,7 +39,7 @@ class Process:
     def ended(self) -> bool:
         """Whether the process has ended; the first time that it has, exit.json is written.
 
-        Where it was killed, the other processes of its job have GRACE seconds to save and leave.
+        Where it was killed, the other processes of its job have GRACE_SECONDS seconds to save and leave.
         """
         if self.child.poll() is None or self._others_live():
             return False
@@ -53,14 +53,14 @@ class Process:
         if locks.probe(alive_path(self.attempt)) is not Lock.HELD:
             return False
         self._died = self._died or time.monotonic()
-        if time.monotonic() - self._died > GRACE:
+        if time.monotonic() - self._died > GRACE_SECONDS:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, signal.SIGKILL)
             return False
         return True
 
     def terminate(self) -> None:
-        """Ask the job to save and leave; it owns its signals, so its own children are not told."""
+        """Ask the job to save and exit. It passes the signal on to its own children."""
         with suppress(ProcessLookupError):
             self.child.terminate()
 

@@ -1,7 +1,7 @@
-"""The scheduler of this machine: a queue of stages, the free slots, one process per attempt.
+"""One `gpas run` on this machine: a queue of stages, the free slots, one process per attempt.
 
-Stages that another live `gpas run` has are followed, and run here when their owner dies. One failed job fails alone.
-When this process dies, its jobs go on, and the next `gpas run` follows them.
+Stages that another living `gpas run` has claimed are followed, and run here if that dies. A failed job affects no
+other. If this process dies, its jobs continue, and the next `gpas run` follows them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from gpas_cli.worker.ranks import LOST_PEER
 if TYPE_CHECKING:
     pass
 
-POLL = 0.1  # seconds between two looks at the own processes
-TICK = 1.0  # seconds between two looks at what others do
-DOUBT = 30.0  # seconds for which a followed stage may be in an unknown state: a file system may hiccup
+POLL_SECONDS = 0.1  # between two looks at this run's processes
+TICK_SECONDS = 1.0  # between two looks at other runs and at requests
+UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state: a file system may hiccup
 
 
 @dataclass
@@ -52,7 +52,7 @@ class StageRun:
     status: StageStatus
     process: Process | None = None
     attempts: int = 0  # made by this run
-    told: bool = False  # its process has been asked to leave
+    told: bool = False  # its process has been asked to exit
     before: bool = False  # it had ended when this run began
     skipped: bool = False  # this run gave it up without trying
     doubted: float | None = None
@@ -60,6 +60,11 @@ class StageRun:
     @property
     def settled(self) -> bool:
         return self.phase == "ended"
+
+    @property
+    def long_unknown(self) -> bool:
+        """Whether the state has been unknown for too long to keep waiting."""
+        return self.doubted is not None and time.monotonic() - self.doubted > UNKNOWN_SECONDS
 
 
 class LocalRun:
@@ -87,16 +92,16 @@ class LocalRun:
         return self._claims
 
     def run(self) -> RunSummary:
-        """Run what is lacking and wait for all of it."""
+        """Submit, and wait until every stage has ended."""
         self.submit()
         return self.follow()
 
     def stop(self) -> None:
-        """First call: ask the own jobs to save and leave, start no more. Second call: kill them. Safe in a handler."""
+        """Ask this run's jobs to save and exit, and start no more; the second call kills them. Safe in a handler."""
         self._stops += 1
 
     def submit(self) -> Counter[str]:
-        """Claim what nobody has. Returns how many stages are waiting (to be run here), followed and ended (settled)."""
+        """Claim every unclaimed stage. Return how many are waiting (to be run here), followed and ended."""
         runs = self.project.runs
         runs.mkdir(parents=True, exist_ok=True)
         self._claims = ClaimSet(runs, self.request.retry)
@@ -121,10 +126,10 @@ class LocalRun:
         return Submitted(jobs=phases["waiting"], followed=phases["followed"], over=phases["ended"])
 
     def follow(self) -> RunSummary:
-        """Run and wait until every stage has ended, or `stop` has been obeyed."""
+        """Run jobs until every stage has ended or `stop` has been carried out. Return how they ended."""
         try:
             while self._step():
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
             self._report()
         finally:
             self.claims.close()
@@ -132,7 +137,7 @@ class LocalRun:
         return self._summary()
 
     def _step(self) -> bool:
-        """Do what can be done now. Returns whether anything is left to wait for."""
+        """Do what can be done now. Return whether anything is left to wait for."""
         self.claims.submitter.beat()
         self._reap()
         self._obey()
@@ -145,7 +150,7 @@ class LocalRun:
             self._watch_others()
             self._report()
             # However many cells there are, looking at them takes at most a tenth of the time.
-            self._next_tick = time.monotonic() + max(TICK, 9 * (time.monotonic() - began))
+            self._next_tick = time.monotonic() + max(TICK_SECONDS, 9 * (time.monotonic() - began))
         return not all(task.settled for task in self._tasks.values())
 
     def _in(self, phase: str) -> Iterator[StageRun]:
@@ -164,7 +169,7 @@ class LocalRun:
             self._refresh()
 
     def _start_again(self, task: StageRun, status: StageStatus) -> None:
-        """Queue a job that was killed again, unless its last `retries` attempts in this run came no further."""
+        """Queue a killed job again, unless its last `retries` attempts in this run made no progress."""
         in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
         if in_vain >= task.job.resources.retries:
             cause = f"{in_vain} attempts in a row came no further; {status.cause or status.evidence}"
@@ -199,7 +204,7 @@ class LocalRun:
                 task.process.terminate()
 
     def _drop_orphans(self) -> None:
-        """A stage whose parent ended without the result it needs can never be run."""
+        """Cancel the waiting stages with a parent that ended without a result."""
         for task in self._in("waiting"):
             for parent in self._parents(task):
                 if parent.settled and parent.status.state != "done":
@@ -211,7 +216,7 @@ class LocalRun:
         return [self._tasks[key] for key in task.job.parents if key in self._tasks]
 
     def _start_ready(self) -> None:
-        """Start what can be, first come, first served: a job that needs many slots is not overtaken for ever."""
+        """Start ready jobs in order: smaller jobs do not overtake one that waits for many slots."""
         running, self._starved = sum(1 for _ in self._in("running")), False
         for task in self._in("waiting"):
             if self.request.at_once is not None and running >= self.request.at_once:
@@ -275,7 +280,7 @@ class LocalRun:
             task.phase = "waiting"
             if reason := self.machine.check(task.job.resources, task.job.id):
                 self._end(task, replace(task.status, cause=reason), skipped=True)
-        elif state in (*RESULTS, "failed", "cancelled") or (task.doubted and time.monotonic() - task.doubted > DOUBT):
+        elif state in (*RESULTS, "failed", "cancelled") or task.long_unknown:
             self._end(task, task.status)
 
     def _report(self) -> None:
@@ -309,12 +314,12 @@ def _reason(task: StageRun) -> str:
 
 
 def _was_killed(status: StageStatus) -> bool:
-    """Whether a job ended by no decision of its own, so that it is worth starting again at once."""
+    """Return whether a job was killed rather than exited by itself, so that it may start again at once."""
     return status.state == "interrupted" and (status.signal is not None or status.cause == LOST_PEER)
 
 
 def _asked_to_signal(directory: Path) -> bool:
-    """Whether someone asked to cancel the attempt and left the signal to its scheduler."""
+    """Return whether the attempt is to be cancelled and its scheduler is to send the signal."""
     try:
         return not read_request(directory).signalled
     except (OSError, GpasError):

@@ -29,7 +29,7 @@ class Lease:
     variables: Mapping[str, str]
 
     def close(self) -> None:
-        """Let go of this process's copies: the slots are free when the job's copies are closed too."""
+        """Close this process's descriptors; the slots are released when the job's copies close too."""
         for fd in self.fds:
             with suppress(OSError):
                 os.close(fd)
@@ -44,7 +44,7 @@ class Slots:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, resources: Resources, environ: Mapping[str, str] = os.environ) -> Lease | None:
-        """The slots that a job needs, or None when too few are free. Raises GpasError where locks do not work."""
+        """Return the slots that a job needs, None if too few are free. Raises GpasError where locks do not work."""
         wanted, taken = self.machine.needs(resources), dict[str, int]()
         with locks.locked(self._folder / ".lock"):  # or two takers could each hold half of what both need
             for device in self._devices():
@@ -58,7 +58,7 @@ class Slots:
         return None
 
     def free(self) -> int:
-        """How many slots nobody holds now."""
+        """Return how many slots are free."""
         return sum(locks.probe(self._path(device)) is not locks.Lock.HELD for device in self._devices())
 
     def _devices(self) -> list[str]:

@@ -4,8 +4,10 @@ client       run sbatch, squeue, sacct, scontrol, scancel with a time limit
 submission   runs/.slurm/<name>/: the intent, on disk before sbatch; the name is the array's job name
 script       resources -> sbatch text, by submitit
 arrays       stage jobs -> job arrays
-scheduler    claims -> submissions -> sbatch
-follow       `gpas run --wait`: wait, top up, submit again
+scheduler    SlurmScheduler: the protocol
+view         what SLURM reports during one look
+submit       claims -> submissions -> sbatch
+run          `gpas run --wait`: wait, fill the queue, resubmit
 parsers      the output of squeue, scontrol and sacct -> jobs
 array_task   one array element as SLURM reports it
 job_states   the meaning of SLURM's job states

@@ -10,7 +10,7 @@ from gpas_cli.words import ordinal
 
 @dataclass(frozen=True)
 class Job:
-    """One array element. Times are unix, 0 where the scheduler tells none.
+    """One array element. Times are unix times, 0 if SLURM reports none.
 
     `place` is its position among the `waiting` jobs of its partition that this user may see, by the scheduler's
     priority; 0 where it does not wait in line or the line was not asked about.

@@ -1,4 +1,4 @@
-"""The job of one attempt as its supervisor sees it: alive, asked to leave, ended, and how."""
+"""The job of one attempt as its supervisor sees it: whether it is alive, asked to exit or ended, and how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpas_cli.state.job_exit import JobExit
 from gpas_cli.store.records import ElementRecord, RankExit
 from gpas_cli.store.rundir import AttemptDir, read_record
 
-READY = 20.0  # seconds after which a job is told to leave even if it has not put up its handlers
+READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
 
 
 @dataclass
@@ -38,37 +38,37 @@ class Child:
 
     @property
     def faulty_node(self) -> str:
-        """The node that cannot run this job, "" when none is known. Call it after the job has ended."""
+        """The node that cannot run this job, "" if none is known. Read it after the job has ended."""
         if self.broken:
             return self.broken.node if self.broken.code == JobExit.FAULTY_NODE else ""
         return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
 
     def leave(self) -> None:
-        """Ask the job to save and leave, once it can hear that."""
-        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > READY
+        """Ask the job to save and exit, once it has installed its signal handlers."""
+        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > READY_SECONDS
         if not self.told and ready:
             self.told = True
             with suppress(ProcessLookupError):
                 self.process.terminate()
 
     def hear(self) -> None:
-        """See whether a process of higher rank has ended by itself: the others would wait for it until time is up."""
+        """Kill the job if a process of higher rank has ended: the others would wait for it until their time is up."""
         word = next(self.attempt.path.glob("rank[0-9]*.json"), None)
         if word is not None:
             self.broken = read_record(RankExit, word)
             self.process.kill()
 
     def killed(self) -> bool:
-        """Whether the job, which has ended, was killed though nobody here asked for its end."""
+        """Return whether the job, which has ended, was killed although this task did not ask it to exit."""
         code = self.process.wait()
         if self.broken:
             return self.broken.signal == signal.SIGKILL
         return code == -signal.SIGKILL and not self.told
 
     def out_of_memory(self, evidence: str) -> str:
-        """Why the job, which has ended, is taken to have run out of memory; "" when nothing says so.
+        """Return why the job, which has ended, counts as out of memory; "" without evidence.
 
-        `evidence` is what this node's memory says of processes that were killed.
+        `evidence` is that of this node's memory, for processes that were killed.
         """
         if self.killed():
             return self.broken.memory if self.broken else evidence
@@ -78,7 +78,7 @@ class Child:
         return seen.cause if seen.state == "failed" and is_memory(seen.cause) else ""
 
     def record(self) -> int:
-        """Write how the job ended; its exit code, or that of an interrupted one."""
+        """Write exit.json. Return the job's exit code, or that of an interrupted job if it is to run again."""
         code = self.process.wait()
         more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
         if self.broken:

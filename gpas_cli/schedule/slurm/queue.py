@@ -61,9 +61,9 @@ class Queue:
 
 
 def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -> Queue:
-    """What the scheduler says now, or said at most `max_age` seconds ago; an old answer with its error otherwise.
+    """Return what SLURM reports now, or reported at most `max_age` seconds ago; else an older answer with an error.
 
-    With `line`, the places of waiting jobs in line are told as well.
+    With `line`, the answer has the positions of waiting jobs.
     """
     known = _load(runs)
     if _within(known.time, max_age) and not known.error and (known.line or not line):

@@ -36,7 +36,7 @@ BEGINNING_BYTES = 4 << 20  # bytes of a journal within which its training begins
 
 
 def is_memory(text: str) -> bool:
-    """Whether a cause, or the end of a log, tells of memory running out on the host or a GPU."""
+    """Return whether a cause, or the end of a log, says that memory ran out on the host or a GPU."""
     return OUT_OF_MEMORY.search(text) is not None
 
 
@@ -57,7 +57,7 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
 
 
 def count_failure(submission: Path, index: int, cause: str) -> str:
-    """Note that an element failed. Returns the cause when it has become that of too many: the breaker is then open."""
+    """Record that an element failed. Return the cause if too many failed for it: the rest is then held back."""
     with suppress(OSError):
         write_json(submission / f"failed-{index}.json", {"cause": same(cause)})
         seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
@@ -68,7 +68,7 @@ def count_failure(submission: Path, index: int, cause: str) -> str:
 
 
 def breaker(submission: Path) -> str:
-    """Why the rest of a submission is held back, "" when it is not."""
+    """Return why the rest of a submission is held back, "" if it is not."""
     try:
         told = read_json(submission / "breaker.json")
         return f"held back: {told['cells']} cells of {submission.name} failed alike: {told['cause']}"

@@ -1,4 +1,4 @@
-"""`gpas run --wait`: submit, top up as there is room, submit again what was interrupted, until all has ended."""
+"""`gpas run --wait`: fill the queue as there is room and resubmit interrupted jobs until all have ended."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpas_cli.state.status import ALIVE
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.words import count
 
-EVERY = 5.0  # seconds between two looks
-AGAIN = 30.0  # seconds between two tries to submit what could not be
+POLL_SECONDS = 5.0  # between two looks
+RESUBMIT_SECONDS = 30.0  # between two tries to submit what the queue had no room for
 
 
 class SlurmRun:
-    """Waits for what a scheduler has submitted. `stop` only stops the waiting: the jobs are SLURM's."""
+    """What one `gpas run` submitted. `stop` only stops the waiting: the jobs belong to SLURM."""
 
     def __init__(self, submitter: ArraySubmitter, submitted: Submitted):
         self.submitter = submitter
@@ -34,22 +34,22 @@ class SlurmRun:
         self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
-        """Wait no longer. Safe in a signal handler."""
+        """Stop waiting. Safe in a signal handler."""
         self._stopped = True
 
     def follow(self) -> RunSummary:
-        """Wait until every stage has ended that can."""
+        """Wait until every stage has ended that can be run, and return how."""
         while not self._stopped:
             self._look()
             states = {key: self._seen[key].state for key in self.submitter.jobs}
-            lacking = [key for key, state in states.items() if state in CLAIMABLE and not self._vain(key)]
+            lacking = [key for key, state in states.items() if state in CLAIMABLE and not self._in_vain(key)]
             if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
                 lacking and self._possible(lacking)
             ):
                 break
-            if lacking and time.monotonic() - self._tried >= AGAIN:
+            if lacking and time.monotonic() - self._tried >= RESUBMIT_SECONDS:
                 self._submit()
-            time.sleep(EVERY)
+            time.sleep(POLL_SECONDS)
         self._look()
         return self._summary()
 
@@ -73,12 +73,12 @@ class SlurmRun:
     def _jobs(self) -> dict[str, StageJob]:
         return {**self.submitter.texts, **self.submitter.jobs}
 
-    def _vain(self, key: str) -> bool:
-        """Whether the stage has been submitted again and again without SLURM having started an attempt at it."""
+    def _in_vain(self, key: str) -> bool:
+        """Return whether the stage was resubmitted `retries` times without SLURM starting an attempt at it."""
         return self._tries[key, self._seen[key].attempt] >= self.submitter.jobs[key].resources.retries
 
     def _possible(self, lacking: list[str]) -> bool:
-        """Whether anything of it can still be run: what builds on a stage that has no result cannot."""
+        """Return whether some of these stages can still run: their prerequisites have a result or may yet have one."""
         states = {key: seen.state for key, seen in self._seen.items()}
         parents = (self._jobs[key].after for key in lacking)
         return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)

@@ -1,7 +1,7 @@
-"""The executor that submits: claims what nobody has, records the intent, calls sbatch, and leaves.
+"""Submitting: claim every unclaimed stage, record the submission, call sbatch.
 
-At whatever instant this process dies, the claims tell what it was about: those it held as a process lapse with it;
-those of a recorded submission stand for as long as the queue has, or may yet have, the array of that name.
+This process may die at any instant. The claims that it holds itself lapse with it; those of a recorded submission stand
+for as long as the queue has, or may yet have, the array of that name.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from gpas_cli.words import count, listed
 if TYPE_CHECKING:
     pass
 
-HELD = 5  # held jobs that are named
+HELD_NAMED = 5  # held jobs named in notices
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
 FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
 JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
-DOUBT = 12.0  # seconds for which an array is looked for whose sbatch was not answered
+LOOKUP_SECONDS = 12.0  # for which an array is searched in the queue after sbatch did not answer
 
 
 class ArraySubmitter:
@@ -56,9 +56,9 @@ class ArraySubmitter:
         self.texts: dict[str, StageJob] = {}  # jobs that tokenise what `jobs` read
 
     def submit(self, *, again: bool = False) -> Submitted:
-        """Submit what lacks a result and is nobody's, as far as the scheduler has room.
+        """Submit every unclaimed stage without a result, as far as the queue has room.
 
-        `again` leaves out what was to be retried: that has been done once.
+        With `again`, the states of `request.retry` are left out: their stages were resubmitted once already.
         """
         runs, done = self.project.runs, Submitted()
         for job in self.jobs.values():
@@ -81,9 +81,9 @@ class ArraySubmitter:
         return done
 
     def _with_texts(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted, again: bool) -> list[StageJob]:
-        """`mine`, and before them the jobs that tokenise what they read and that nobody has.
+        """Return `mine`, and before them the unclaimed jobs that tokenise their text.
 
-        One that has failed is run again by any command, but not by one that stays and tops up.
+        A failed one is run again by every command, but only once by a command that waits.
         """
         whole = with_texts(self.project, mine)
         texts = {job.key: job for job in whole if job.kind == TOKENISE}
@@ -97,7 +97,7 @@ class ArraySubmitter:
         return [job for job in whole if job.key in claims.held]
 
     def preview(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
-        """The arrays that would be submitted for `jobs`, and their sbatch text. Changes nothing."""
+        """Yield the arrays that would be submitted for `jobs`, and their sbatch text. Changes nothing."""
         code = Snapshot("not-yet-copied", self.project.runs / ".code" / "not-yet-copied", {})
         waiting: dict[str, ArrayIndex] = {}
         for level in levels(jobs):
@@ -109,9 +109,9 @@ class ArraySubmitter:
                 yield array, self._text(array, submission.folder(self.project.runs) / name, code)
 
     def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
-        """The arrays that would be submitted for `jobs`, and when and where the scheduler would start them.
+        """Yield the arrays that would be submitted for `jobs`, and when and where SLURM would start them.
 
-        Raises SlurmError with the scheduler's reason for one that it would refuse.
+        Raises SlurmError with SLURM's reason for an array that it would refuse.
         """
         for array, text in self.preview(jobs):
             alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
@@ -145,11 +145,11 @@ class ArraySubmitter:
                     done.notes.append(f"{made.name}: the scheduler did not answer; whether it has the array will show")
 
     def _already_placed(self, keys: Collection[str], done: Submitted) -> dict[str, ArrayIndex]:
-        """Those of the stages that are under way which earlier submissions have in the queue.
+        """Return where the queued and running stages among `keys` run, according to the queue.
 
-        One that another command is just submitting is waited for.
+        Waits for a stage that another command is just submitting.
         """
-        deadline = time.monotonic() + DOUBT
+        deadline = time.monotonic() + LOOKUP_SECONDS
         under_way = {key for key in keys if done.seen[key].state in ALIVE}
         placed = self._places(under_way, queue.FRESH_SECONDS) if under_way else {}
         while under_way - placed.keys() and time.monotonic() < deadline:
@@ -171,7 +171,7 @@ class ArraySubmitter:
         return found
 
     def _reachable(self, job: StageJob, placed: dict[str, ArrayIndex], done: Submitted) -> bool:
-        """Whether everything that `job` builds on is there, or in SLURM's queue."""
+        """Return whether every prerequisite of `job` has its result or is in the queue."""
         lacking = [done.seen[key] for key in job.after if key not in placed and done.seen[key].state != "done"]
         if any(seen.state in (*RETRIABLE, "diverged") or seen.blocker for seen in lacking):
             done.blocked.append(job)
@@ -180,7 +180,7 @@ class ArraySubmitter:
         return not lacking
 
     def _smaller(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
-        """What to try after the scheduler said that there would be too many jobs: half of it, or no more now."""
+        """Return what to submit after SLURM refused an array as too many jobs: its halves, or nothing more now."""
         if len(array.indices) > 1:
             return [*array.halves(), *pending]
         if not done.batches and not done.followed and "maxsubmit" not in str(error).lower():
@@ -192,7 +192,7 @@ class ArraySubmitter:
     def _submit(
         self, array: Array, code: Snapshot, claims: ClaimSet, seen: Mapping[str, StageStatus]
     ) -> tuple[Submission, str]:
-        """Record, claim, sbatch, record. Returns the job id, "" where the scheduler's answer was lost."""
+        """Record the submission, claim its stages and call sbatch. Return the job id, "" if sbatch did not answer."""
         runs, name = self.project.runs, submission.new_name(array.first.grid)
         reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause)}
         made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
@@ -223,9 +223,9 @@ class ArraySubmitter:
         return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
 
     def _sbatch(self, made: Submission, path: Path, indices: str) -> str:
-        """The job id, "" where it is not known. Raises SlurmError for a refusal.
+        """Return the job id, "" if it is unknown. Raises SlurmError for a refusal.
 
-        What identifies the array is on the command line, where no environment variable can change it.
+        Name and indices are on the command line, where no environment variable can change them.
         """
         words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
         try:
@@ -240,7 +240,7 @@ class ArraySubmitter:
         return found[0] if len(found) == 1 else _look_for(made.name)
 
     def _withdraw(self, made: Submission, array: Array) -> None:
-        """Leave nothing behind. The claims go first: an array that exists after all finds nothing to do."""
+        """Remove the claims, then the submission: should the array exist after all, it finds nothing to do."""
         for job in array.jobs:
             claim_path(self.project.runs, job.key).unlink(missing_ok=True)
         made.discard()
@@ -253,14 +253,14 @@ def _batch(made: Submission, job: str) -> Batch:
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
-    """A line for each job that waits until somebody releases it, with the command that does; the first few of many."""
+    """Return a line for each held job, with the command that releases it; only the first of many."""
     held = [f"{jobs[key].id}: {now.job}" for key, now in seen.items() if key in jobs and now.job and now.job.held]
-    more = [f"and {len(held) - HELD} more jobs are held; see `gpas status`"] if len(held) > HELD else []
-    return [*held[:HELD], *more]
+    more = [f"and {len(held) - HELD_NAMED} more jobs are held; see `gpas status`"] if len(held) > HELD_NAMED else []
+    return [*held[:HELD_NAMED], *more]
 
 
 def limit() -> int:
-    """The most elements of one array. Raises nothing: where the scheduler does not tell, its default is assumed."""
+    """Return the maximum number of elements of an array, SLURM's default if it does not answer."""
     try:
         told = client.configuration().get("MaxArraySize", "")
     except SlurmError:
@@ -269,8 +269,8 @@ def limit() -> int:
 
 
 def _look_for(name: str) -> str:
-    """The job id of an array whose sbatch was not answered: it may exist all the same. "" when it is not found."""
-    deadline = time.monotonic() + DOUBT
+    """Return the job id of an array after sbatch did not answer, "" if the queue does not have it."""
+    deadline = time.monotonic() + LOOKUP_SECONDS
     while time.monotonic() < deadline:
         with suppress(SlurmError):
             told = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
@@ -281,9 +281,9 @@ def _look_for(name: str) -> str:
 
 
 def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
-    """The error for an array that the scheduler refused: its cells, what they ask for, and what is submitted already.
+    """Return the error for an array that SLURM refused: its cells, what they ask for, and what is submitted already.
 
-    SLURM's reason has all its lines.
+    SLURM's reason is complete.
     """
     usual = plain(Resources())
     ours = ("environment", "setup", "python")  # not sbatch's business, and there may be secrets among them

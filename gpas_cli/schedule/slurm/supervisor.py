@@ -40,9 +40,10 @@ from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, write_record
 from gpas_cli.worker.stdio import outlive_log
 
-POLL, LOOK = 0.2, 2.0  # seconds between two looks at the children, and at the files
-WORD = 5.0  # seconds in which a task that ended badly says so; those that it left behind may notice earlier
-LEFT = 60.0  # seconds after which tasks of higher rank leave by themselves, their processes having ended
+POLL_SECONDS = 0.2  # between two looks at the children
+LOOK_SECONDS = 2.0  # between two looks at the files
+REPORT_SECONDS = 5.0  # within which a task that failed says so; the others may notice its end earlier
+IDLE_SECONDS = 60.0  # after which a task of higher rank exits whose processes have ended
 WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
 
 
@@ -58,14 +59,14 @@ class TaskSupervisor:
     def run(self) -> int:
         for number in WARNINGS:
             signal.signal(number, self._warned)
-        looked = -LOOK
+        looked = -LOOK_SECONDS
         self._begin()
-        while self._goes_on():
-            time.sleep(POLL)
+        while self._continues():
+            time.sleep(POLL_SECONDS)
             if self.asked:
                 for child in self.children:
                     child.leave()
-            if time.monotonic() - looked >= LOOK:
+            if time.monotonic() - looked >= LOOK_SECONDS:
                 looked = time.monotonic()
                 self.memory.look(child.process.pid for child in self.children if child.lives)
                 with suppress(OSError, GpasError):  # a disk that hiccups: the next look may see more
@@ -76,7 +77,7 @@ class TaskSupervisor:
 
     def _begin(self) -> None: ...
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         raise NotImplementedError
 
     def _look(self) -> None: ...
@@ -118,7 +119,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _begin(self) -> None:
         self._try(self.start.jobs)
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         return any(child.lives for child in self.children) or self._once_more()
 
     def _try(self, jobs: Sequence[ElementRecord]) -> None:
@@ -193,11 +194,11 @@ class RankZeroSupervisor(TaskSupervisor):
 
     def _hear_out(self, child: Child) -> None:
         """Where a job has lost another process, wait for that one's task to say how it ended."""
-        until = time.monotonic() + WORD
+        until = time.monotonic() + REPORT_SECONDS
         while child.process.returncode == JobExit.INTERRUPTED and not child.told and not child.broken:
             if self.start.tasks == 1 or time.monotonic() > until:
                 break
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
             child.hear()
 
     def _end(self) -> int:
@@ -273,7 +274,7 @@ class PeerSupervisor(TaskSupervisor):
     _over = False
     _idle = 0.0
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         while not self._over and (told := self.start.called()):
             for attempt in told[0]:
                 for child in [child for child in self.children if child.attempt.key == attempt.key]:
@@ -283,15 +284,15 @@ class PeerSupervisor(TaskSupervisor):
             self._over = told[1]
         alive = [child.lives for child in self.children]
         self._idle = 0.0 if any(alive) or not alive else self._idle or time.monotonic()
-        return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > LEFT))
+        return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > IDLE_SECONDS))
 
     def _look(self) -> None:
         for child in [child for child in self.children if not child.lives]:
-            self._tell(child)
+            self._report(child)
 
     def _end(self) -> int:
         for child in self.children:
-            self._tell(child)
+            self._report(child)
         return 0
 
     def _drop(self, child: Child) -> None:
@@ -299,7 +300,7 @@ class PeerSupervisor(TaskSupervisor):
         child.process.wait()
         self.children.remove(child)
 
-    def _tell(self, child: Child) -> None:
+    def _report(self, child: Child) -> None:
         """Leave word of how a process ended, if that was no good end."""
         rank, code = self.start.rank, child.process.wait()
         word = child.attempt.path / f"rank{rank}.json"

@@ -83,7 +83,7 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
 
 
 def test_waiting_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_run, "EVERY", 0.1)
+    monkeypatch.setattr(slurm_run, "POLL_SECONDS", 0.1)
     width = parsers.COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
