@@ -16,7 +16,7 @@ from gpas_cli.model import gate_gradient
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Monitoring
-from gpas_cli.train import run
+from gpas_cli.train import assemble
 from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.observe import Observer
 
@@ -91,8 +91,8 @@ def test_an_update_and_what_observes_it(
 @pytest.mark.parametrize(("norm", "family"), [*((norm, "llama") for norm in SCHEMES), ("pre", "gpt")])
 def test_all_of_it_is_on_the_device(norm: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that has shapes but no numbers, every operation with a tensor of the host fails."""
-    monkeypatch.setattr(run, "choose_device", lambda: torch.device("meta"))
-    monkeypatch.setattr(run, "worth_compiling", lambda *_: False)
+    monkeypatch.setattr(assemble, "choose_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(assemble, "worth_compiling", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unknown to this device, as is fused Adam
     monkeypatch.setattr(torch.optim, "AdamW", partial(without_fused, torch.optim.AdamW))
     loop = synthetic_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
