@@ -1,4 +1,4 @@
-"""Resources -> the text that sbatch is given, made by submitit from its parameters.
+"""Render resources as the script for sbatch, through submitit.
 
 Each task of a step is a supervisor (`schedule.slurm.supervisor`); the one of rank 0 decides. A shell in front of each
 ignores the warning signals until Python has installed its handlers: an earlier signal would kill the task, and SLURM
@@ -40,7 +40,9 @@ NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
 @cache
 def parameters(resources: Resources) -> dict[str, Any]:
-    """The profile as submitit's parameters: elements that agree in them can share an array. Not to be changed.
+    """Return the profile as submitit's parameters. Elements with equal parameters can share an array.
+
+    Callers must not change the result: it is cached.
 
     Raises InvalidExperiments; a profile of experiments.yaml has been checked as it was read.
     """
@@ -106,11 +108,17 @@ def single(project: Project, name: str, log: Path, resources: Resources, words: 
 def _rendered(
     project: Project, name: str, profile: Mapping[str, Any], log: str, setup: Sequence[str], output: str, inner: str
 ) -> str:
-    """The sbatch script that runs the shell command `inner` as the step of a job; `log` and `output` are patterns."""
+    """Return the sbatch script that runs the shell command `inner` as the step of a job.
+
+    `log` and `output` are SLURM's file name patterns. This is the only place that goes beyond submitit's public API:
+    its `submit` pickles a Python function and calls sbatch itself, while we record the submission before sbatch, so
+    that a submitter that dies loses nothing. `_make_submission_file_text` renders the script and does no more; a test
+    pins what we use of it to submitit's newest release.
+    """
     from submitit.slurm.slurm import SlurmExecutor
 
     class Script(SlurmExecutor):
-        """submitit's executor, where srun may be absent: nothing is submitted by it."""
+        """An executor that only renders scripts, also on machines without srun."""
 
         @classmethod
         def affinity(cls) -> int:
@@ -119,7 +127,7 @@ def _rendered(
     chosen = {key: value for key, value in profile.items() if key not in ("environment", "python")}
     chosen |= {
         "job_name": name,
-        "wckey": None,  # submitit's own would be refused where wckeys are enforced
+        "wckey": None,  # a site that enforces wckeys would refuse submitit's default
         "additional_parameters": {
             "chdir": str(project.config.parent),
             "output": log,
@@ -127,7 +135,7 @@ def _rendered(
         },
         "setup": [*profile["setup"], *_exports(project, profile["environment"]), *setup],
         "stderr_to_stdout": True,
-        "use_srun": False,  # submitit's has the folder in the name of the log as it is
+        "use_srun": False,  # submitit does not escape percent signs of the folder in its log patterns
     }
     executor = Script(project.runs)
     executor.update_parameters(**chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from dataclasses import replace
@@ -317,3 +318,25 @@ def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
     assert queue.current(tmp_path).error == ""
     assert queue.current(tmp_path).error == ""
     assert asked == ["squeue", "squeue"]
+
+
+def test_the_newest_submitit_renders_our_script(tmp_path: Path) -> None:
+    """Pins the one method of submitit that is not public, and what we expect of it."""
+    from submitit.slurm.slurm import SlurmExecutor
+
+    signature = inspect.signature(SlurmExecutor._make_submission_file_text)
+    assert list(signature.parameters) == ["self", "command", "uid"]
+    (tmp_path / "experiments.yaml").touch()
+    project = Project.find(tmp_path / "experiments.yaml", environ={})
+    code = Snapshot("c0de", tmp_path / "code", {})
+    script = text(project, tmp_path / "50% done", code, parameters(Resources(cpus=2, time="10")), "0-3%2")
+    lines = script.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert {"#SBATCH --array=0-3%2", "#SBATCH --cpus-per-task=2", "#SBATCH --requeue", "#SBATCH --time=10"} <= set(
+        lines
+    )
+    assert f"#SBATCH --output={tmp_path}/50%% done/%A_%a_0_log.out" in script.replace("'", "")
+    assert not any("wckey" in line for line in lines)
+    (step,) = [line for line in lines if line.startswith("srun ")]
+    assert "gpas_cli.schedule.slurm.supervisor" in step
+    assert "--kill-on-bad-exit=1" in step
