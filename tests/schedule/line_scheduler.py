@@ -34,7 +34,9 @@ from gpas_cli.state.observe import observe, statuses
 from gpas_cli.state.status import ALIVE, CellStatus, StageStatus
 from gpas_cli.state.submitters import claims_lock
 from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
+from gpas_cli.store.structure import from_mapping, to_mapping
 
 COMMAND: Sequence[str] = JOB
 
@@ -164,13 +166,14 @@ class LineRun:
 def _facts(job: StageJob, request: RunRequest, who: Mapping[str, Any]) -> dict[str, Any]:
     project = request.project
     return {
-        "schema": 1, **job.facts(), "executor": "line", "created": time.time(), "code": "", "git": {}, "submitter": who,
+        **to_mapping(job.record()), "schema": 1, "executor": "line", "created": time.time(),
+        "code": "", "git": {}, "submitter": who,
         "devices": ["cpu-0"], "threads": 1, "cache": str(project.cache), "root": str(project.config.parent),
     }  # fmt: skip
 
 
 def _submission(directory: Path) -> str:
-    return str(AttemptDir(directory).read_attempt()["submitter"]["id"])
+    return str(AttemptDir(directory).read_attempt().submitter.id)
 
 
 def work(place: Path) -> None:
@@ -183,7 +186,7 @@ def work(place: Path) -> None:
             lost = claim is None or claim.submission != place.name or requested(runs, job["key"])
             if lost or any(observe(runs, key).state != "done" for key in job["parents"]):
                 continue
-            attempt = create_attempt(runs, job["key"], {**job, "created": time.time()})
+            attempt = create_attempt(runs, from_mapping(AttemptRecord, {**job, "created": time.time()}, str(place)))
         alive = locks.hold(alive_path(attempt))
         with attempt.log_path.open("ab") as log:
             child = subprocess.Popen([*line["command"], str(attempt.path)], stdout=log, stderr=log, pass_fds=(alive,))
