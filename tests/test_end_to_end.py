@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_costs_no_cell(tmp_path: Path, small_disk: Path, le
     with full(small_disk, leaving):
         assert running.wait(120) in (0, 3, 4)
         told = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
-        assert "No space left" in told
+        assert "No space" in told  # the full disk may cut the sentence short
     gpas("retry")
     assert gpas("run", "grid").returncode == 0
     cells = json.loads(gpas("status", "--json").stdout)["cells"]
