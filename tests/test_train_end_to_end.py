@@ -54,7 +54,7 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:
     wait(lambda: bool(toy.stepping()))
     (job,) = toy.stepping()
     refused = toy.gpas("train", "pre-s1", expect=2).stderr
-    assert "is running already" in refused
+    assert "is already running" in refused
     assert "gpas logs small/pre-s1 -f" in refused
     os.kill(running.pid, signal.SIGINT)
     assert running.wait(60) == 3
