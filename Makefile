@@ -41,6 +41,7 @@ format: venv
 
 # The documentation as a site in site/. A warning, such as a link that leads nowhere, is an error.
 docs: venv
+	$(PIP_INSTALL) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --clean
 
 venv: $(VENV)/.installed
@@ -49,7 +50,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (a few minutes the first time; torch is large) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch
-	$(PIP_INSTALL) --editable '.[dev,docs,figures]'
+	$(PIP_INSTALL) --editable '.[dev,figures]'
 	@touch $@
 
 wheel: venv
