@@ -1,16 +1,17 @@
-"""Throw faults at a toy grid for some minutes, let everything finish, and judge what is left.
+"""Inject faults into a toy grid for some minutes, let everything finish, and check the result.
 
     python tests/chaos.py --minutes 10 --seed 1                       on this machine, and on a SLURM where there is one
     python tests/chaos.py --minutes 2 --seed 1 --executor local       slurm, or both
     python tests/chaos.py --replay FOLDER/faults-local-1.jsonl        the same faults at the same seconds
 
-Jobs, their children and commands are killed, interrupted, frozen; the disk fills up; clocks are wrong; SLURM requeues,
-cancels, preempts, and loses its controller and nodes. Meanwhile many commands work on the same grid. Everything random
-comes from the seed. What is thrown is printed as it happens and kept as a file that can be replayed, also in part.
+Jobs, their children and commands are killed, interrupted and frozen; the disk fills up; clocks are wrong; SLURM
+requeues, cancels and preempts jobs, and loses its controller and nodes. Meanwhile many commands work on the same grid.
+The seed determines everything random. Faults are printed as they happen and written to a file that can be replayed,
+even in part.
 
-It ends with `0 lost, 0 doubled, 0 wrong` and exit code 0; or with what broke, the folder that has the evidence, and
-exit code 4. A SLURM of its own needs the packages of `tests/cluster.py install`; a full disk needs root. What is
-unavailable is left out, with a message. Code that changes during a run may break it.
+The last line is `0 lost, 0 doubled, 0 wrong` with exit code 0, or the violations and the folder with the evidence, with
+exit code 4. A private SLURM cluster needs the packages of `tests/cluster.py install`; a full disk needs root. Anything
+unavailable is left out, with a message. Changing the code during a run may break the run.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 NEEDED = ("gpas_cli", "torch", "sqlalchemy", "safetensors", "submitit", "typer", "yaml", "psutil", "pytest")
-DISK = 256  # megabytes of the file system that a project is on
-STEPS = 300  # updates of a cell: some seconds
-SHORTEST = 10.0  # seconds that are worth another round
+DISK = 256  # size in megabytes of the file system that holds a project
+STEPS = 300  # updates of a cell, which take a few seconds
+SHORTEST = 10.0  # least number of seconds left for which another round is started
 EXIT_USAGE, EXIT_BROKEN = 2, 4
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ def arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Given:
-    """What all rounds share: the text, and what an undisturbed run gave."""
+    """What all rounds share: the text, and the results of an undisturbed run."""
 
     text: Path
     reference: Reference
 
 
 class Chaos:
-    """A whole chaos run, in `folder`."""
+    """A whole chaos run in `folder`."""
 
     def __init__(self, options: argparse.Namespace, folder: Path):
         self.options, self.folder = options, folder
@@ -77,7 +78,7 @@ class Chaos:
         self._mounted: list[Path] = []
 
     def run(self) -> list[Violation]:
-        """Everything that was violated; ends early where something was."""
+        """Run the rounds and return all violations; stop after the first round with any."""
         from chaos_kit.project import Project, write_text
         from chaos_kit.storm import make_reference
 
@@ -94,7 +95,7 @@ class Chaos:
         return []
 
     def close(self) -> None:
-        """Leave no file system mounted."""
+        """Unmount every file system."""
         from disks import unmount
 
         while self._mounted:
@@ -106,7 +107,7 @@ class Chaos:
             kept.rename(folder)
 
     def _executors(self) -> list[str]:
-        """local, slurm, or both of them. Exits where SLURM is asked for and cannot be had."""
+        """Return local, slurm, or both. Exit if SLURM was requested and is unavailable."""
         from cluster import lacking
 
         wanted = ["local", "slurm"] if self.options.executor == "both" else [self.options.executor]
@@ -124,7 +125,7 @@ class Chaos:
         from chaos_kit.slurm_faults import repair
         from cluster import Cluster
 
-        self.folder.chmod(0o755)  # munged wants its socket where everyone can reach it
+        self.folder.chmod(0o755)  # munged needs its socket in a folder that every user can enter
         cluster = Cluster(self.folder / "c", "light", min_job_age=30)
         try:
             repair(cluster)
@@ -133,7 +134,7 @@ class Chaos:
             cluster.down()
 
     def _storms(self, executor: str, seconds: float, given: Given, cluster: Cluster | None = None) -> list[Violation]:
-        """Round after round, each in a project of its own, until the seconds are used up."""
+        """Run rounds, each in a new project, until the seconds are used up."""
         number = 0
         while seconds > 0 and (number == 0 or seconds > SHORTEST):
             number += 1
@@ -158,7 +159,7 @@ class Chaos:
     def _round(
         self, name: str, steps: list[Step], seconds: float, given: Given, cluster: Cluster | None
     ) -> tuple[float, list[Violation]]:
-        """The seconds that a round took, and what was violated in it."""
+        """Run one round; return the seconds it took and its violations."""
         from chaos_kit.storm import Round
 
         place = self.folder / name
@@ -179,7 +180,7 @@ class Chaos:
         return took, broken
 
     def _project(self, place: Path, given: Given, cluster: Cluster | None) -> Project:
-        """A new project on a disk of its own. Every other round on SLURM begins with the text tokenised."""
+        """Make a new project on its own disk. Every other round on SLURM starts with the text already tokenised."""
         from chaos_kit.project import Project
         from disks import mount
 
@@ -204,7 +205,7 @@ def say(words: str) -> None:
 
 
 def verdict(broken: list[Violation], chaos: Chaos) -> str:
-    """The last line."""
+    """Return the last line of the output."""
     from chaos_kit.plan import is_fault
 
     counts = Counter(violation.verdict for violation in broken)

@@ -5,8 +5,8 @@
     python tests/cluster.py down FOLDER
     python tests/cluster.py install [light|full]       Debian's packages, as root
 
-light has no accounting (slurmctld, slurmd, munge); full adds slurmdbd on a MariaDB of its own. No systemd and no
-cgroups; works as root, and as any user whose host name resolves to loopback. FOLDER must be short (unix sockets).
+light has no accounting (slurmctld, slurmd, munge); full adds slurmdbd with a MariaDB of its own. Neither needs systemd
+or cgroups. Works as root, and as any user whose host name resolves to loopback. FOLDER must be short (unix sockets).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _reserved: list[socket.socket] = []
 
 
 def lacking(kind: str) -> str:
-    """Why a cluster of that kind cannot be started here, "" when it can."""
+    """Return why a cluster of that kind cannot be started here, or "" if it can."""
     programs = [name for k in ("light", "full")[: 1 + (kind == "full")] for name in NEEDED[k]]
     absent = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:{SBIN}") is None]
     if absent:
@@ -46,7 +46,7 @@ def lacking(kind: str) -> str:
 
 
 def install(kind: str) -> None:
-    """Install Debian's packages without letting their services start: those would listen on every address."""
+    """Install Debian's packages without starting their services, which would listen on every address."""
     names = [name for k in ("light", "full")[: 1 + (kind == "full")] for name in PACKAGES[k]]
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
@@ -64,7 +64,7 @@ def install(kind: str) -> None:
 
 
 class Cluster:
-    """One cluster in `folder`. What it was made with stays with the folder."""
+    """One cluster in `folder`, which also keeps the cluster's settings."""
 
     def __init__(self, folder: Path, kind: str = "light", *, max_array: int = 1001, min_job_age: int = 300):
         self.folder = folder.absolute()
@@ -78,11 +78,11 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a SLURM command, and so gpas, needs to find this cluster."""
+        """Return the environment with which SLURM commands, and so gpas, find this cluster."""
         return {"SLURM_CONF": str(self.folder / "etc/slurm.conf"), "PATH": f"{os.environ['PATH']}:{SBIN}"}
 
     def run(self, *words: str, check: bool = True) -> str:
-        """What a SLURM command prints."""
+        """Return the output of a SLURM command."""
         env = {**os.environ, **self.environment}
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
         if check and done.returncode:
@@ -90,7 +90,7 @@ class Cluster:
         return done.stdout
 
     def up(self) -> None:
-        """Start what does not run, and wait until every node is idle or in use."""
+        """Start every stopped daemon and wait until all nodes are idle or in use."""
         if not self._knobs.exists():
             self._configure()
         self._start("munged", self._munged)
@@ -103,7 +103,7 @@ class Cluster:
         until(self._ready, 60, "the nodes")
 
     def tidy(self) -> None:
-        """Cancel every job, revive what has died, and wait until nothing is left in the queue."""
+        """Cancel every job, restart dead daemons, and wait until the queue is empty."""
         self.up()
         self.run("scancel", "-u", str(os.getuid()))
         self.run("scontrol", "update", "partitionname=low", "state=up")
@@ -133,7 +133,7 @@ class Cluster:
         self.run("scontrol", "reconfigure")
 
     def alive(self, name: str) -> int:
-        """The process id of a daemon (slurmctld, slurmd.n1, ...), 0 when it does not run. Ids are used again."""
+        """Return the process id of a daemon (slurmctld, slurmd.n1, ...), or 0 if it is dead. Ids may be reused."""
         try:
             pid = int((self.folder / f"run/{name}.pid").read_text())
             stat = Path(f"/proc/{pid}/stat").read_text()
@@ -143,7 +143,7 @@ class Cluster:
         return pid if running == name.split(".")[0][:15] and state not in "ZX" else 0
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a daemon a signal: KILL is its death, STOP and CONT a hang and its end."""
+        """Send a signal to a daemon: KILL ends it, STOP makes it hang, and CONT resumes it."""
         pid = self.alive(name)
         if pid:
             os.kill(pid, number)
@@ -151,7 +151,7 @@ class Cluster:
                 until(lambda: not self.alive(name), 10, f"the end of {name}")
 
     def power_off(self, node: str) -> None:
-        """What losing the power of a node does: its daemon and every process of its jobs are gone."""
+        """Simulate a node's power loss by killing its daemon and every process of its jobs."""
         self.kill(f"slurmd.{node}")
         self._end_steps(node)
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
@@ -163,7 +163,7 @@ class Cluster:
                 _kill_tree(int(pid))
 
     def _is_ours(self, pid: int, node: str) -> bool:
-        """Whether a slurmstepd belongs to this node of this cluster."""
+        """Return whether a slurmstepd belongs to this node of this cluster."""
         try:
             held = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
@@ -193,7 +193,7 @@ class Cluster:
         self._knobs.write_text(json.dumps(self.knobs))
 
     def _resolve(self) -> None:
-        """Node names and this host's must resolve to loopback, where the daemons listen."""
+        """Make the node names and the host name resolve to loopback, where the daemons listen."""
         if not os.access(HOSTS, os.W_OK):
             return
         mark = f" # {self.folder}\n"
@@ -202,7 +202,7 @@ class Cluster:
         _edit_hosts(lambda lines: [*first, *lines, f"127.0.0.1 {names}{mark}"])
 
     def _gres(self) -> str:
-        """Fake GPUs: SLURM wants a character device for each, whose number becomes CUDA_VISIBLE_DEVICES."""
+        """Make fake GPUs: SLURM needs one character device for each, whose number becomes CUDA_VISIBLE_DEVICES."""
         spare, lines = ["/dev/null", "/dev/zero"], []
         for i in range(GPUS):
             device = self.folder / f"dev/fakegpu{i}"
@@ -254,7 +254,7 @@ class Cluster:
         with (d / "log/mariadbd.log").open("ab") as log:
             env = {**os.environ, **self.environment}
             daemon = subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log, start_new_session=True)
-            daemon.returncode = 0  # nobody waits for it, and nobody is to be warned of that
+            daemon.returncode = 0  # no one waits for the daemon, and this avoids Python's warning about that
         until(lambda: _listens(port), 60, "mariadbd")
 
     def _slurmdbd(self) -> None:
@@ -316,7 +316,7 @@ def _listens(port: int) -> bool:
 
 
 def _free_ports() -> int:
-    """The first of twenty ports of which none is in use, and which nobody else gets while this process lives."""
+    """Return the first of twenty consecutive unused ports, reserved from other clusters while this process lives."""
     for base in range(17100, 32000, 20):
         reservation = socket.socket(socket.AF_UNIX)
         try:
@@ -324,7 +324,7 @@ def _free_ports() -> int:
             if not any(_listens(base + i) for i in range(20)):
                 _reserved.append(reservation)
                 return base
-        except OSError:  # another is about to use them
+        except OSError:  # another process is about to use them
             pass
         reservation.close()
     raise SystemExit("no free ports")
@@ -350,7 +350,7 @@ if __name__ == "__main__":
             raise SystemExit(reason)
         Cluster(Path(words[1]), kind).up()
         print(f". {Path(words[1]).absolute()}/env.sh")
-    elif words[0] == "down" and words[1] and (Path(words[1]) / "knobs.json").exists():  # it removes the whole folder
+    elif words[0] == "down" and words[1] and (Path(words[1]) / "knobs.json").exists():  # down() removes the folder
         Cluster(Path(words[1])).down()
     else:
         raise SystemExit(__doc__)

@@ -1,4 +1,4 @@
-"""The configuration files of the test cluster (`cluster.py`), to be filled in."""
+"""Templates of the test cluster's configuration files (`cluster.py`)."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-# On a cluster's login node no test reaches the site's controller: this file names no cluster. The commands of
-# the tests' own clusters have their own.
+# This file names no cluster, so that no test reaches the site's controller on a cluster's login node. The commands of
+# the tests' own clusters use files of their own.
 os.environ["SLURM_CONF"] = str(Path(__file__).with_name("no_slurm.conf"))
 
-# Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them by themselves.
+# Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them separately.
 MACHINE = {"small_disk", "unprivileged", "light_cluster", "full_cluster"}
 
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
+    """Return a file system of 4 MB."""
     from disks import mounted
 
     with mounted(tmp_path / "disk") as folder:

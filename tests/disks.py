@@ -1,4 +1,4 @@
-"""A small file system, and one without a byte left, for tests of what a disk does to runs."""
+"""Small and full file systems, for tests of runs on a bad disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Path]:
-    """`folder` as a file system of 4 MB; the test is skipped where only root may mount one."""
+    """Mount a file system of 4 MB on `folder`; skip the test if that needs root."""
     if not mount(folder, 4):
         pytest.skip("mounting a tmpfs needs root")
     try:
@@ -24,7 +24,7 @@ def mounted(folder: Path) -> Iterator[Path]:
 
 
 def mount(folder: Path, megabytes: int) -> bool:
-    """Make `folder`, as a file system of that size in memory; False where only root may mount one."""
+    """Make `folder` and mount a file system of that size in memory on it; return False if that needs root."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or shutil.which("mount") is None:
@@ -33,19 +33,19 @@ def mount(folder: Path, megabytes: int) -> bool:
 
 
 def unmount(folder: Path) -> None:
-    """Undo `mount`, also while files on it are open."""
+    """Undo `mount`, even while files on it are open."""
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @contextmanager
 def full(folder: Path, leaving: int = 0) -> Iterator[None]:
-    """`leaving` bytes are left on the file system of `folder`, which others may be writing to."""
+    """Fill the file system of `folder` up to `leaving` bytes, even while others write to it."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         while (left := shutil.disk_usage(folder).free) > 0:
             try:
                 file.write(bytes(left))
-            except OSError:  # someone else was faster
+            except OSError:  # another process took the space first
                 break
         file.truncate(max(0, file.tell() - leaving))
     try:

@@ -1,4 +1,4 @@
-"""A small real project for tests: text, grids and the `gpas` command as a user runs it."""
+"""A small real project for tests: text, grids, and the `gpas` command as users run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# What the experiments files of toy projects begin with.
+# The first lines of toy projects' experiments files.
 TOY = """\
 version: 1
 sizes:
@@ -42,7 +42,7 @@ WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
 
 class Toy:
-    """One project directory and the commands given in it."""
+    """A project directory and the commands run in it."""
 
     def __init__(
         self, folder: Path, *, steps: int = 20, norms: str = "pre", seeds: str = "1", checkpoint_every: int = 50
@@ -67,7 +67,7 @@ class Toy:
         return {**clean, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
     def gpas(self, *words: str, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; its exit code must be `expect`, None for any."""
+        """Run a command to its end; its exit code must be `expect`, or anything if that is None."""
         done = subprocess.run(
             self.command(*words), cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=240
         )
@@ -75,7 +75,7 @@ class Toy:
         return done
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command in a session of its own and leave it running; what it prints is added to said.txt."""
+        """Start a command in a new session in the background; its output is appended to said.txt."""
         with (self.folder / "said.txt").open("ab") as said:
             return subprocess.Popen(
                 self.command(*words), cwd=self.folder, env=self.environment(), text=True, start_new_session=True,
@@ -83,7 +83,7 @@ class Toy:
             )  # fmt: skip
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Name -> cell of `gpas status --json`."""
+        """Return name -> cell from `gpas status --json`."""
         return {cell["name"]: cell for cell in json.loads(self.gpas("status", "--json").stdout)["cells"]}
 
     def states(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class Toy:
         return sorted(path.parent for path in self.runs.glob("??/*/*/attempt.json"))
 
     def stepping(self) -> list[int]:
-        """The living processes of attempts that have trained beyond their first update."""
+        """Return the live processes of attempts that have trained beyond their first update."""
         pids = []
         for path in sorted(self.runs.glob("??/*/*/process.json")):
             pid = json.loads(path.read_text())["pid"]
@@ -109,7 +109,7 @@ def _has_stepped(journal: Path) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -117,7 +117,7 @@ def alive(pid: int) -> bool:
 
 
 def wait(condition: Callable[[], bool], timeout: float = 120) -> None:
-    """Until `condition` holds; fails after `timeout` seconds."""
+    """Wait until `condition` holds; fail after `timeout` seconds."""
     until = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < until, "waited in vain"
@@ -125,6 +125,6 @@ def wait(condition: Callable[[], bool], timeout: float = 120) -> None:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL one process, and not those it started."""
+    """Send SIGKILL to one process but not to its children."""
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

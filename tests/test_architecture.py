@@ -1,4 +1,4 @@
-"""The rules of the house, read from the source: who may import whom, where torch is imported, how large things grow."""
+"""The architecture rules, checked against the source: imports between rooms, imports of torch, and size limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = {
     ".".join(["gpas_cli", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-# A room may import those below it in this chain, and those named with it.
+# A room may import the rooms after it in this chain, and those listed with it.
 CHAIN = ("cli", "doctor", "schedule", "worker", "plan", "state", "store", "spec")
 BESIDE = {
     "spec": {"errors"},
@@ -44,7 +44,7 @@ def tree(module: str) -> ast.Module:
 
 
 def names(module: str) -> Iterator[str]:
-    """What a file imports, also inside functions and for type checkers only: `from a import b` is a.b."""
+    """Yield the imports of a file, including those in functions and for type checkers: `from a import b` is a.b."""
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -53,13 +53,13 @@ def names(module: str) -> Iterator[str]:
 
 
 def imports(module: str) -> set[str]:
-    """The files of the package that a file imports."""
+    """Return the files of the package that a file imports."""
     found = {name if name in FILES else name.rpartition(".")[0] for name in names(module)}
     return (found & FILES.keys()) - {module}
 
 
 def room(module: str) -> str:
-    """The folder of a module in the package; "" for a module at its root."""
+    """Return the folder of a module in the package, or "" for a module at its root."""
     parts = module.split(".")
     is_room = len(parts) > 2 or (len(parts) == 2 and FILES[module].name == "__init__.py")
     return parts[1] if is_room else ""
@@ -90,7 +90,7 @@ def test_no_file_imports_itself_through_others() -> None:
 
 
 def test_the_root_imports_no_room_but_spec() -> None:
-    """Every room may import the modules at the root of the package, which therefore build on little."""
+    """Every room may import the root modules of the package, so they depend on little themselves."""
     roots = [module for module in FILES if not room(module) and module != "gpas_cli.__main__"]
     assert {room(other) for module in roots for other in imports(module)} <= {"", "spec"}
 

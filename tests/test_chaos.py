@@ -1,4 +1,4 @@
-"""Chaos by three seeds, two minutes each, half on a SLURM where one can be had: nothing lost, doubled or wrong."""
+"""Chaos runs with three seeds, two minutes each, half of it on SLURM if available: nothing lost, doubled or wrong."""
 
 from __future__ import annotations
 

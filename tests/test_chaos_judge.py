@@ -1,4 +1,4 @@
-"""Each invariant of a chaos run finds the violation that is forged here, and is silent where there is none."""
+"""Each invariant of a chaos run reports a violation forged here, and nothing else."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_false_status_is_found(shown: Poll, attempts: list[Attempt], lives: li
         (poll("failed", cause="3 attempts in a row came no further"), [], []),
         (poll("failed", cause="OSError: [Errno 28] No space left on device"), [], []),
         (poll("queued"), [], [life(1, 4, 9.5)]),
-        (poll("running", 10, 30), [], []),  # nobody looked that long
+        (poll("running", 10, 30), [], []),  # processes were not sampled for that long
     ],
 )
 def test_a_true_status_is_accepted(shown: Poll, attempts: list[Attempt], lives: list[Life]) -> None:

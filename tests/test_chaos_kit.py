@@ -1,4 +1,4 @@
-"""What a chaos run sees and does by itself: processes, clocks, files, faults that last."""
+"""The parts of a chaos run: processes, clocks, files, and lasting faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def job(project: Project) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that looks like the job of an attempt in the project."""
+    """Yield a process that looks like the job of an attempt in the project."""
     words = ["gpas_cli.worker.job", str(project.runs / KEY[:2] / KEY / "002")]
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
     yield process
@@ -51,7 +51,7 @@ def test_a_job_is_seen_for_as_long_as_it_lives(project: Project, job: subprocess
     census.sample()
     assert life.last > life.first
     assert life.process.kill()
-    wait_for(lambda: not life.process.lives())  # also before anybody has waited for it
+    wait_for(lambda: not life.process.lives())  # even before its parent has waited for it
     last = life.last
     census.sample()
     assert (life.last, len(census.times)) == (last, 3)

@@ -1,4 +1,4 @@
-"""End to end in real processes: from YAML to the table, with every process killed on the way."""
+"""End to end in real processes: from YAML to the table, with every process killed at some point."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from disks import full
 from end_to_end import Toy, alive, kill, wait
 from safetensors.numpy import load_file
 
-LONG = 500  # updates of about ten milliseconds: long enough to be caught in the middle
+LONG = 500  # updates of about ten milliseconds: enough time to interrupt the run in the middle
 
 
 def final_checkpoints(toy: Toy) -> dict[str, bytes]:
-    """Stage key -> bytes of all tensors of its newest checkpoint."""
+    """Return stage key -> bytes of all tensors in its newest checkpoint."""
     newest = {}
     for path in sorted(toy.runs.glob("??/*/*/checkpoints/step-*/*.safetensors"), key=lambda p: p.parts[-2]):
         newest[path.parents[3].name] = b"".join(t.tobytes() for _, t in sorted(load_file(path).items()))
@@ -27,7 +27,7 @@ def final_checkpoints(toy: Toy) -> dict[str, bytes]:
 
 
 def outcomes(toy: Toy) -> list[str]:
-    """The outcome of every attempt that journalled one."""
+    """Return the outcome of every attempt that recorded one in its journal."""
     found = []
     for path in toy.runs.glob("??/*/*/journal.jsonl"):
         events = [json.loads(line[9:]) for line in path.read_text().splitlines()]
@@ -66,7 +66,7 @@ def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
 
 
 def check_database(toy: Toy) -> None:
-    """Check that a deleted database is made again, and that a rebuilt one gives the same table."""
+    """Check that a deleted database is recreated, and that a rebuilt one gives the same table."""
     before = toy.gpas("table", "--format", "json").stdout
     for path in toy.folder.glob("gpas.db*"):
         path.unlink()
@@ -79,7 +79,7 @@ def check_database(toy: Toy) -> None:
 
 
 def why_ended(toy: Toy) -> list[int | None]:
-    """The signal that ended each attempt, as `gpas why` prints it in text and in JSON."""
+    """Return the signal that ended each attempt, as `gpas why` prints it in text and in JSON."""
     signals = []
     for name in toy.states():
         told = json.loads(toy.gpas("why", name, "--json").stdout)["stages"][0]["attempts"]
@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_costs_no_cell(tmp_path: Path, small_disk: Path, le
     with full(small_disk, leaving):
         assert running.wait(120) in (0, 3, 4)
         told = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
-        assert "No space" in told  # the full disk may cut the sentence short
+        assert "No space" in told  # the full disk may truncate the sentence
     gpas("retry")
     assert gpas("run", "grid").returncode == 0
     cells = json.loads(gpas("status", "--json").stdout)["cells"]

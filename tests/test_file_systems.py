@@ -1,4 +1,4 @@
-"""Which file system a path is on, from the mounts that psutil lists."""
+"""The file system of a path, from the mounts listed by psutil."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpas_cli import file_systems
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder mounted over NFS, twice, below a local root."""
+    """Return a folder with two mounts, of which the last is NFS, below a local root."""
     mounts = [("/", "ext4"), (str(tmp_path), "xfs"), (str(tmp_path), "nfs4"), (f"{tmp_path}/scratch", "tmpfs")]
     listed = [SimpleNamespace(mountpoint=mountpoint, fstype=kind) for mountpoint, kind in mounts]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)

@@ -1,4 +1,4 @@
-"""Replacing a file: all or nothing, durable or not, with the permissions asked for; opening only regular files."""
+"""File replacement: atomic, optionally durable, with the requested permissions; and opening regular files only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where another user's files are in the way."""
+"""Messages about files that belong to another user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY = 65534
 
 @contextmanager
 def ordinary() -> Iterator[None]:
-    """Root, whom no permission stops, becomes somebody else; anybody else stays who they are."""
+    """Run as an unprivileged user if root, whom permissions do not restrict; otherwise change nothing."""
     own = os.geteuid()
     if own == 0:
         os.seteuid(NOBODY)

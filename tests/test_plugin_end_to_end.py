@@ -1,4 +1,4 @@
-"""The scheme of docs/how-to/scheme.md, from a user's own file to the table, without touching the package."""
+"""The scheme of docs/how-to/scheme.md, from a user's file to the table, without editing the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODE = re.search(r"```python\n(.*?class Faded.*?)```", GUIDE, re.DOTALL)[1]
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """A project with the guide's file, trained."""
+    """Return a trained project with the file of the guide."""
     made = Toy(tmp_path_factory.mktemp("stranger"), norms="faded", steps=6)
     made.folder.joinpath("my_schemes.py").write_text(CODE)
     config = made.folder / "experiments.yaml"
@@ -49,7 +49,7 @@ def test_what_the_file_does_is_in_the_key_and_what_it_says_is_not(toy: Toy) -> N
 
 
 def job(toy: Toy, number: int, **changed: object) -> tuple[int, str]:
-    """The exit code and the journal of one more attempt at the first cell, as recorded but for `changed`."""
+    """Run one more attempt at the first cell, as recorded except for `changed`; return its exit code and journal."""
     first = toy.attempts()[0]
     directory = first.with_name(f"{number:03d}")
     directory.mkdir()

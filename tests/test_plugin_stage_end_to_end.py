@@ -1,4 +1,4 @@
-"""The stage of docs/how-to/stage.md, from a user's own file to the table, without touching the package."""
+"""The stage of docs/how-to/stage.md, from a user's file to the table, without editing the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODE = re.search(r"```python\n(.*?class Outliers.*?)```", GUIDE, re.DOTALL)[1]
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """A project with the guide's file, run to its end."""
+    """Return a completed project with the file of the guide."""
     made = Toy(tmp_path_factory.mktemp("stage"), steps=6)
     made.folder.joinpath("my_stages.py").write_text(CODE)
     config = made.folder / "experiments.yaml"

@@ -1,4 +1,4 @@
-"""The name of the processor and the cores that this process may use."""
+"""The name of the processor and the cores available to this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of two processes, as `gpas run` and srun start them: ends, signals, the same bits after one was killed."""
+"""Jobs of two processes, started as by `gpas run` and srun: exits, signals, and identical bits after a kill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ranks_of(parent: int) -> list[int]:
 
 
 def final_bytes(toy: Toy) -> dict[str, bytes]:
-    """The tensors of the newest checkpoint; which process writes which is not the same every time."""
+    """Return the tensors of the newest checkpoint; the process that writes each of them varies."""
     newest = max(toy.runs.glob("??/*/*/checkpoints/step-*"), key=lambda path: path.name)
     shards = sorted(newest.glob("*.safetensors"))
     assert len(shards) == 2
@@ -46,7 +46,7 @@ def final_bytes(toy: Toy) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """A run of two processes that nothing interrupted."""
+    """Return an uninterrupted run of two processes."""
     toy = toy_of_two(tmp_path_factory.mktemp("straight") / "toy", steps=LONG, checkpoint_every=10)
     toy.gpas("run", "grid")
     return toy

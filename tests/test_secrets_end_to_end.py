@@ -1,4 +1,4 @@
-"""The database's password stays in the environment: no file below runs/, no job and no output has it."""
+"""The database password stays in the environment: no file below runs/, no job and no output contains it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = {
     "no url": f"postgresql//gpas:{SECRET}@127.0.0.1://results",
     "other driver": f"mysql://gpas:{SECRET}@127.0.0.1/results",
 }
-# SLURM's programs as far as submitting asks for them; what sbatch is given and what it would hand to jobs is kept.
+# Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
 PROGRAMS = {
     "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
     "squeue": ":",
@@ -31,7 +31,7 @@ PROGRAMS = {
 
 
 class Secretive(Toy):
-    """A project whose GPAS_DB has a password in it."""
+    """A project whose GPAS_DB contains a password."""
 
     url = FORMS["password"]
 
@@ -52,7 +52,7 @@ class Secretive(Toy):
         return done.stdout + done.stderr
 
     def leaks(self) -> list[Path]:
-        """The files of the project that hold the password."""
+        """Return the files of the project that contain the password."""
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         assert files
         return [path for path in files if SECRET.encode() in path.read_bytes()]

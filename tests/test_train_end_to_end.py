@@ -1,4 +1,4 @@
-"""`gpas train` in real processes: an attempt like any other, watched, interrupted, resumed, refused."""
+"""`gpas train` in real processes: an ordinary attempt that is watched, interrupted, resumed and refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_cell_that_is_run_again_starts_at_the_first_update(toy: Toy) -> None:
     events = [[json.loads(line[9:]) for line in journal] for journal in journals]
     assert [next(event["step"] for event in journal if event["kind"] == "step") for journal in events] == [1, 1]
     results = [journal[-1]["metrics"]["perplexity"] for journal in events]
-    assert results[0] == results[1]  # bit for bit, also without the checkpoints of the first
+    assert results[0] == results[1]  # bit for bit, even without the checkpoints of the first
 
 
 def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How numbers, sizes, times and lists read."""
+"""The formatting of numbers, sizes, times and lists."""
 
 from __future__ import annotations
 

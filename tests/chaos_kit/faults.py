@@ -1,4 +1,4 @@
-"""The faults of one machine, and the commands. Each says what it hit, or "" when there was nothing to hit."""
+"""The faults of one machine, and the commands. Each returns what it hit, or "" if there was nothing to hit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from chaos_kit.processes import ELEMENT, Process, all_processes, in_folder, jobs
 from chaos_kit.project import Command, Project
 
 T = TypeVar("T")
-Hit = tuple[str, str]  # what was hit, by a name that a replay finds again; and in words
+Hit = tuple[str, str]  # the target, by a name that a replay can find again; and a description
 NOTHING: Hit = ("", "")
-PATIENCE = 8.0  # seconds to wait for something to hit
+PATIENCE = 8.0  # seconds to wait for a target
 RUNNERS = ("run", "retry")
 
 
 @dataclass
 class Field:
-    """What faults act on. Faults that last are undone by `tick`, and all of them by `calm`."""
+    """The target of faults. `tick` undoes lasting faults as they expire, `calm` undoes all of them."""
 
     project: Project
     names: dict[str, str]  # stage key -> cell
@@ -36,21 +36,21 @@ class Field:
     _undoing: threading.Lock = field(default_factory=threading.Lock)
 
     def lasting(self, seconds: float, what: str = "") -> ExitStack:
-        """A stack that is unwound in so many seconds."""
+        """Return a stack that is unwound after `seconds`."""
         stack = ExitStack()
         self._lasting.append((time.monotonic() + seconds, what, stack))
         return stack
 
     def lasts(self, what: str) -> bool:
-        """Whether a fault of that name has not been undone yet."""
+        """Return whether a fault named `what` is still in effect."""
         return any(name == what for _, name, _ in self._lasting)
 
     def tick(self) -> None:
-        """Undo what has lasted long enough."""
+        """Undo the faults that have expired."""
         self._undo(time.monotonic())
 
     def calm(self) -> None:
-        """Undo everything."""
+        """Undo every fault."""
         self._undo(float("inf"))
 
     def _undo(self, until: float) -> None:
@@ -60,17 +60,17 @@ class Field:
                 self._lasting.remove(item)
 
     def name(self, process: Process) -> str:
-        """The stage that a process works at."""
+        """Return the stage that the process belongs to."""
         key = Path(process.directory).parent.name
         return self.names.get(key, key)
 
     def jobs(self) -> list[Process]:
-        """The processes of jobs that were started from outside of them."""
+        """Return the processes of jobs that were not started by another process of the same job."""
         everything = jobs_of(self.project.folder)
         return [p for p in everything if (parent := look_at(p.parent)) is None or parent.directory != p.directory]
 
     def children(self) -> list[Process]:
-        """The processes of jobs that a process of the same job started."""
+        """Return the processes of jobs that were started by a process of the same job."""
         outer = {process.pid for process in self.jobs()}
         return [process for process in jobs_of(self.project.folder) if process.pid not in outer]
 
@@ -83,10 +83,10 @@ def choose(items: Sequence[T], draw: float) -> T:
 
 
 def aim(field: Field, step: Step, find: Callable[[], list[Process]]) -> Process | None:
-    """One of the processes that `find` returns; waits for one. A replay prefers the stage that was hit before."""
+    """Wait for `find` to return processes, and choose one. A replay prefers the stage that was hit originally."""
     until = time.monotonic() + PATIENCE
     if not find() and not field.project.running(*RUNNERS):
-        retry = step.draws[3] < 0.5  # a cell that was cancelled does not run without
+        retry = step.draws[3] < 0.5  # a cancelled cell runs again only after `gpas retry`
         field.project.give(*(field.project.retry_words() if retry else field.project.run_words()))
     while not (found := find()):
         if time.monotonic() > until:
@@ -96,7 +96,7 @@ def aim(field: Field, step: Step, find: Callable[[], list[Process]]) -> Process 
 
 
 def delay(step: Step, most: float) -> None:
-    """Wait a little, so that a process is hit at any moment of its life."""
+    """Wait a little, so that processes are hit at all stages of their life."""
     time.sleep(step.draws[1] * most)
 
 
@@ -117,7 +117,7 @@ def _told(field: Field, process: Process, word: str) -> str:
 
 
 def runner(field: Field, step: Step) -> Command | None:
-    """A living command that runs cells; where there is none (SLURM's end soon), one is started."""
+    """Return a live command that runs cells; start one if there is none, since commands that use SLURM end soon."""
     alive = field.project.running(*RUNNERS)
     if alive:
         delay(step, 1.0)
@@ -137,7 +137,7 @@ def kill_command(field: Field, step: Step) -> Hit:
 
 
 def interrupt_command(field: Field, step: Step) -> Hit:
-    """What Ctrl-C or closing the terminal sends; the jobs are asked to save and leave."""
+    """Send the signal of Ctrl-C or of a closed terminal, after which jobs are asked to save and exit."""
     command = runner(field, step)
     if command is None:
         return NOTHING
@@ -148,7 +148,7 @@ def interrupt_command(field: Field, step: Step) -> Hit:
 
 
 def kill_both(field: Field, step: Step) -> Hit:
-    """A job and who watches over it: the command here, the supervisor on SLURM."""
+    """Kill a job and its watcher: the command here, the supervisor on SLURM."""
     process = aim(field, step, field.jobs)
     if process is None:
         return NOTHING
@@ -164,7 +164,7 @@ def kill_both(field: Field, step: Step) -> Hit:
 
 
 def kill_all(field: Field, step: Step) -> Hit:
-    """Every command and every process of every job, as a loss of power would."""
+    """Kill every command and every process of every job, as a power failure would."""
     commands = field.project.running(*RUNNERS)
     processes = jobs_of(field.project.folder)
     for command in commands:
@@ -197,7 +197,7 @@ def disk_full(field: Field, step: Step) -> Hit:
 
 
 def supervisors(field: Field) -> Iterator[Process]:
-    """The processes of SLURM's array elements that watch over jobs."""
+    """Return the supervisors of jobs in SLURM array elements."""
     found = (p for p in all_processes() if ELEMENT in p.words and in_folder(p, field.project.folder))
     return (p for p in found if "python" in Path(p.words[0]).name)
 
@@ -208,7 +208,7 @@ def _mark(field: Field, pid: int) -> None:
 
 
 def give(field: Field, step: Step) -> Hit:
-    """Start the command of the step, unless too many are under way."""
+    """Start the command of the step, unless too many are running."""
     project, alive = field.project, field.project.running()
     too_many = len(alive) >= field.most_commands
     if step.kind in (*RUNNERS, "run-wait"):

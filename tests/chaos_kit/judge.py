@@ -1,4 +1,4 @@
-"""The invariants of a chaos run: what was seen -> what was violated. Nothing here reads a file or asks a process."""
+"""The invariants of a chaos run: observations -> violations. Nothing here reads files or looks at processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from chaos_kit.records import DECISIVE, Attempt, Place
 
 UNDECIDED = ("missing", "interrupted", "failed", "cancelled")
 ALIVE = ("queued", "running")
-SAMPLED = 1.0  # seconds between two samples above which the time between them counts as unseen
-# What a storm may do to a cell until it waits for `gpas retry`.
+SAMPLED = 1.0  # gaps between samples longer than this count as unobserved (seconds)
+# Reasons for which a cell may end up waiting for `gpas retry`, given the faults of a storm.
 EXCUSES = re.compile(r"came no further|No space left|disk|could not be started", re.IGNORECASE)
-# A command that is told to leave says so with one of these, beside the documented 0, 2, 3 and 4.
+# Besides the documented 0, 2, 3 and 4, the exit codes of a command that was asked to exit.
 EXIT_CODES = (0, 2, 3, 4, 130, 143)
 
 
@@ -36,7 +36,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Shown:
-    """One cell in one answer of `gpas status --json`; `key` is that of the stage it speaks of."""
+    """One cell in one answer of `gpas status --json`; `key` is the key of the stage shown."""
 
     cell: str
     key: str
@@ -47,9 +47,9 @@ class Shown:
 
 @dataclass(frozen=True)
 class Poll:
-    """One answer of `gpas status --json`, asked at `began` and given by `ended` (unix time).
+    """One answer of `gpas status --json`, requested at `began` and received by `ended` (unix time).
 
-    `waiting` are the stages whose job was in squeue as pending or running, the same one before and after.
+    `waiting` are the stages whose job squeue listed as pending or running, identically before and after.
     """
 
     began: float
@@ -61,7 +61,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; `code` is None where it was still running."""
+    """How a command ended; `code` is None if it was still running."""
 
     words: str
     code: int | None
@@ -70,7 +70,7 @@ class Ended:
 
 
 def each_cell_once(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
-    """Every stage has exactly one outcome that decides."""
+    """Every stage has exactly one deciding outcome."""
     for key, name in names.items():
         decided = [attempt for attempt in attempts if attempt.key == key and attempt.decided()]
         told = ", ".join(f"{attempt.directory}: {attempt.decided()}" for attempt in decided)
@@ -84,12 +84,12 @@ def each_cell_once(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Ite
 def same_bits(
     names: Mapping[str, str], found: Iterable[tuple[Place, Any, str]], reference: Mapping[Place, Any]
 ) -> Iterator[Violation]:
-    """Every value is that of the reference, to the bit; of each stage and kind, the first that differs is told."""
+    """Every value equals the reference bit for bit. Only the first difference per stage and kind is reported."""
     told = set[tuple[str, str]]()
     for place, value, directory in sorted(found, key=lambda item: item[0]):
         key, kind, step, name = place
         ours, theirs = repr(value), repr(reference.get(place))
-        # Statistics of layers are also made at the first update after a resumption.
+        # Layer statistics are also recorded at the first update after a resumption.
         if ours == theirs or (kind == "layers" and place not in reference) or (key, kind) in told:
             continue
         told.add((key, kind))
@@ -101,7 +101,7 @@ def same_bits(
 def same_weights(
     names: Mapping[str, str], found: Mapping[str, str], reference: Mapping[str, str]
 ) -> Iterator[Violation]:
-    """The last checkpoint of every stage has the tensors of the reference."""
+    """The last checkpoint of every stage equals the reference."""
     for key, digest in reference.items():
         if found.get(key) != digest:
             evidence = f"{found.get(key, 'no checkpoint')[:16]}, in the reference {digest[:16]}"
@@ -109,7 +109,7 @@ def same_weights(
 
 
 def one_at_a_time(names: Mapping[str, str], attempts: Sequence[Attempt], lives: Iterable[Life]) -> Iterator[Violation]:
-    """No two attempts at a stage lived at once, as processes or as their journals tell."""
+    """No two attempts at a stage overlapped in time, according to processes and journals."""
     by_key: dict[str, list[Life]] = {}
     for life in lives:
         by_key.setdefault(life.key, []).append(life)
@@ -124,7 +124,7 @@ def one_at_a_time(names: Mapping[str, str], attempts: Sequence[Attempt], lives: 
 
 
 def locked_once(names: Mapping[str, str], locked: Iterable[tuple[float, str, Sequence[int]]]) -> Iterator[Violation]:
-    """No two attempts at a stage held their locks at once. `locked`: when, stage key, numbers of those that did."""
+    """No two attempts at a stage held their locks at once. `locked`: time, stage key, numbers of the attempts."""
     for moment, key, numbers in locked:
         evidence = f"attempts {', '.join(map(str, numbers))} at {moment:.2f}"
         yield Violation("doubled", "two attempts held their locks at the same time", names.get(key, key), evidence)
@@ -151,10 +151,10 @@ def shown_truly(
     commands: Sequence[tuple[float, float]] | None = None,
     samples: Sequence[float] = (),
 ) -> Iterator[Violation]:
-    """No status said what was not so, from its question to its answer; each falsehood about a cell is told once.
+    """No status was false during the whole poll; each false statement about a cell is reported once.
 
-    `commands` are the times over which `gpas run` and `gpas retry` processes lived, `samples` those of the samples
-    they were seen in. Where they are given, a stage that nobody has must not be shown as queued or running.
+    `commands` are the lifetimes of `gpas run` and `gpas retry` processes, `samples` the times at which processes were
+    sampled. If they are given, a stage that no process works on must not be shown as queued or running.
     """
     told = set[tuple[str, str]]()
     for poll in polls:
@@ -172,7 +172,7 @@ def shown_truly(
 
 
 def _untrue(poll: Poll, cell: Shown, attempts: Sequence[Attempt], lives: Sequence[Life]) -> str:
-    """What is false about a cell in one answer, "" when nothing is known to be."""
+    """Return why the cell's state in this answer is false, or "" if nothing contradicts it."""
     before = next((word for a in attempts if (word := a.decided(poll.began))), "")
     after = next((word for a in attempts if (word := a.decided(poll.ended))), "")
     if cell.state in DECISIVE:
@@ -193,13 +193,13 @@ def _untrue(poll: Poll, cell: Shown, attempts: Sequence[Attempt], lives: Sequenc
 
 
 def _told(attempts: Sequence[Attempt], life: Life, until: float) -> bool:
-    """Whether the attempt that the process worked at had an outcome of whatever kind by then."""
+    """Return whether the process's attempt had any outcome by then."""
     mine = [attempt for attempt in attempts if attempt.number == life.attempt]
     return any(event["kind"] == "outcome" and event["t"] <= until for a in mine for event in a.events)
 
 
 def _watched(poll: Poll, samples: Sequence[float]) -> bool:
-    """Whether processes were sampled often enough around the poll to say that none lived."""
+    """Return whether processes were sampled often enough around the poll to prove that none was alive."""
     first = max(0, bisect_left(samples, poll.began) - 1)
     near = [*samples[first : bisect_left(samples, poll.ended) + 1]]
     bounded = bool(near) and near[0] <= poll.began and near[-1] >= poll.ended
@@ -212,7 +212,7 @@ def _somebody(poll: Poll, cell: Shown, lives: Sequence[Life], commands: Sequence
 
 
 def failures_excused(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
-    """No attempt failed for a reason of its own: nothing is wrong with any cell."""
+    """No attempt failed for a reason of its own, because every cell is valid."""
     for attempt in attempts:
         told = attempt.outcome
         if told and told["outcome"] in ("failed", "diverged") and not EXCUSES.search(str(told.get("cause"))):
@@ -221,7 +221,7 @@ def failures_excused(names: Mapping[str, str], attempts: Sequence[Attempt]) -> I
 
 
 def nothing_erased(seen: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Violation]:
-    """Every file of an attempt that was seen is still there and begins as it did then. Path -> digest."""
+    """Every file of an attempt that was seen still exists and begins as it did then. Path -> digest."""
     for path, digest in seen.items():
         if path not in now:
             yield Violation("lost", "a file of an attempt was removed", path, "it was there during the storm")
@@ -238,7 +238,7 @@ def numbered_without_gaps(names: Mapping[str, str], attempts: Sequence[Attempt])
 
 
 def commands_behaved(commands: Iterable[Ended]) -> Iterator[Violation]:
-    """No command ended with a traceback, hung, or left with an exit code that is not documented."""
+    """No command ended with a traceback, hung, or returned an undocumented exit code."""
     for command in commands:
         end = command.output.strip()[-1500:]
         if "Traceback (most recent call last)" in command.output and not _before_main(command):
@@ -250,21 +250,21 @@ def commands_behaved(commands: Iterable[Ended]) -> Iterator[Violation]:
 
 
 def _before_main(command: Ended) -> bool:
-    """Whether Ctrl-C came as Python was starting, before the program had a say."""
+    """Return whether Ctrl-C came while Python was starting, before the program could handle it."""
     return (
         command.killed and command.output.rstrip().endswith("KeyboardInterrupt") and "in main\n" not in command.output
     )
 
 
 def database_agrees(before: Any, after: Any, what: str) -> Iterator[Violation]:
-    """The same from the database that grew during the storm and from the one rebuilt after it."""
+    """The database that grew during the storm and the one rebuilt afterwards give the same result."""
     if before != after:
         evidence = f"{_difference(before, after)}"
         yield Violation("wrong", f"{what} after `gpas db rebuild` differs", "the database", evidence)
 
 
 def _difference(before: Any, after: Any) -> str:
-    """The first place in which two values of JSON differ."""
+    """Return the first place where two JSON values differ."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         key = next(k for k in [*before, *after] if before.get(k) != after.get(k))
         return f"{key}: {_difference(before.get(key), after.get(key))}"
@@ -276,5 +276,5 @@ def _difference(before: Any, after: Any) -> str:
 
 
 def of(attempts: Sequence[Attempt], key: str) -> list[Attempt]:
-    """The attempts at a stage, in the order they were made."""
+    """Return the attempts at a stage, oldest first."""
     return sorted((attempt for attempt in attempts if attempt.key == key), key=lambda attempt: attempt.number)

@@ -1,4 +1,4 @@
-"""The plan of a chaos run: which faults and commands come when. It depends on nothing but its arguments."""
+"""The plan of a chaos run: faults and commands with their times, determined by the arguments alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-# How often each comes, in relation to the others.
+# Relative frequencies.
 COMMANDS = {"run": 22, "status": 3, "table": 4, "sync": 4, "top": 3, "db-check": 4, "cancel": 5, "retry": 6}
 PROCESS_FAULTS = {
     "kill-job": 14, "kill-child": 5, "kill-command": 8, "kill-both": 6, "kill-all": 2, "term-job": 7,
@@ -19,16 +19,16 @@ SLURM_FAULTS = {
     "controller-kill": 3, "node-daemon-kill": 2, "node-off": 2,
 }  # fmt: skip
 SLURM_COMMANDS = {"run-wait": 5}
-SHIFTS = (-3600.0, -90.0, -5.0, 5.0, 90.0, 3600.0)  # seconds by which the clock of a command is wrong
-SHIFTED = 0.15  # share of the commands whose clock is wrong
+SHIFTS = (-3600.0, -90.0, -5.0, 5.0, 90.0, 3600.0)  # errors of a command's clock, in seconds
+SHIFTED = 0.15  # fraction of commands with a wrong clock
 DRAWS = 4
 
 
 @dataclass(frozen=True)
 class Step:
-    """One fault or command. `at` is in seconds since the first; each of `draws`, in [0, 1), settles one choice.
+    """One fault or command, `at` seconds after the first. Each of `draws`, in [0, 1), decides one choice.
 
-    `target` is the name of what was hit, which a replay prefers; `shift` is added to the clock of a command.
+    `target` is the name of the original target, which a replay prefers; `shift` is added to the clock of a command.
     """
 
     at: float
@@ -39,21 +39,21 @@ class Step:
 
 
 def weights(executor: str, without: Collection[str] = ()) -> dict[str, int]:
-    """Kind -> weight, of all that can be thrown at the executor (local or slurm)."""
+    """Return kind -> weight for everything that applies to the executor (local or slurm)."""
     more = {**SLURM_FAULTS, **SLURM_COMMANDS} if executor == "slurm" else {}
     known = {**COMMANDS, **PROCESS_FAULTS, **more}
     return {kind: weight for kind, weight in known.items() if kind not in without}
 
 
 def is_fault(kind: str) -> bool:
-    """Whether the kind is a fault, not a command."""
+    """Return whether the kind is a fault rather than a command."""
     return kind in PROCESS_FAULTS or kind in SLURM_FAULTS
 
 
 def make_plan(
     seed: str, seconds: float, executor: str, *, pace: float = 2.0, without: Collection[str] = ()
 ) -> list[Step]:
-    """The steps of `seconds` seconds, the first at 0, on average `pace` seconds apart."""
+    """Return the steps for `seconds` seconds, the first at 0, on average `pace` seconds apart."""
     chooser = random.Random(seed)
     table = weights(executor, without)
     steps, at = list[Step](), 0.0
@@ -67,12 +67,12 @@ def make_plan(
 
 
 def append(path: Path, step: Step, at: float, target: str) -> None:
-    """Add a step, as it was carried out, to a file that `read` understands."""
+    """Append a step, as it was carried out, to a file for `read`."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(replace(step, at=round(at, 2), target=target))) + "\n")
 
 
 def read(path: Path) -> list[Step]:
-    """The steps of a file written by `append`."""
+    """Return the steps of a file written by `append`."""
     found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [Step(**{**step, "draws": tuple(step["draws"])}) for step in found]

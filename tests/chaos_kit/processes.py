@@ -1,4 +1,4 @@
-"""Which processes of a project live, and when: sampled from /proc, several times a second."""
+"""The processes of a project and their lifetimes, sampled from /proc several times a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELEMENT = "gpas_cli.schedule.slurm.supervisor"
 
 @dataclass(frozen=True)
 class Process:
-    """A living process. `start` is its start time in clock ticks, which tells it from a later one with the same id."""
+    """A live process. `start` is its start time in clock ticks; it distinguishes processes that reuse an id."""
 
     pid: int
     start: int
@@ -27,7 +27,7 @@ class Process:
         return found is not None and found.start == self.start
 
     def send(self, number: int) -> bool:
-        """Signal the process; False when it is gone."""
+        """Send the process a signal; return False if it is gone."""
         if not self.lives():
             return False
         try:
@@ -41,7 +41,7 @@ class Process:
 
     @property
     def directory(self) -> str:
-        """The attempt directory that a process of a job works in, "" for any other process."""
+        """Return the attempt directory of a job's process, or "" for any other process."""
         for module, word in zip(self.words, self.words[1:], strict=False):
             if module == JOB:
                 return word
@@ -50,7 +50,7 @@ class Process:
 
 @dataclass
 class Life:
-    """The time over which a process of an attempt was seen: it lived from `first` to `last`, in unix time, at least."""
+    """The observed lifetime of an attempt's process: alive at least from `first` to `last` (unix time)."""
 
     process: Process
     key: str
@@ -61,12 +61,12 @@ class Life:
 
 @dataclass
 class Census:
-    """All that `sample` has seen of the processes below one folder."""
+    """Everything that `sample` has seen of the processes below one folder."""
 
     folder: Path
     lives: dict[tuple[int, int], Life] = field(default_factory=dict)
     commands: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    times: list[float] = field(default_factory=list)  # when samples were begun
+    times: list[float] = field(default_factory=list)  # start times of the samples
 
     def sample(self) -> None:
         """Look at every process once."""
@@ -88,14 +88,14 @@ class Census:
 
 
 def all_processes() -> Iterator[Process]:
-    """Every process of this machine that has a command line; kernel threads and zombies have none."""
+    """Return every process of this machine with a command line; kernel threads and zombies have none."""
     for path in Path("/proc").iterdir():
         if path.name.isdecimal() and (found := look_at(int(path.name))) is not None:
             yield found
 
 
 def look_at(pid: int) -> Process | None:
-    """The process with that id, None when there is none or it is dead and not yet waited for."""
+    """Return the process with that id, or None if there is none or it is a zombie."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -107,13 +107,13 @@ def look_at(pid: int) -> Process | None:
 
 
 def is_command(process: Process) -> bool:
-    """Whether the process is a `gpas` command that starts or follows jobs."""
+    """Return whether the process is a `gpas` command that starts or follows jobs."""
     words = process.words
     return "gpas_cli" in words and any(word in words for word in ("run", "retry"))
 
 
 def in_folder(process: Process, folder: Path) -> bool:
-    """Whether the process works in the folder or names something in it."""
+    """Return whether the process runs in the folder or names something in it."""
     try:
         where = str(Path(f"/proc/{process.pid}/cwd").readlink())
     except OSError:
@@ -123,7 +123,7 @@ def in_folder(process: Process, folder: Path) -> bool:
 
 
 def of_folder(folder: Path) -> list[Process]:
-    """The processes of gpas in the folder and whatever names something in it, this one and its ancestors excepted."""
+    """Return the gpas processes in the folder and all that name something in it, except this one and its ancestors."""
     spared, pid = set[int](), os.getpid()
     while pid and (found := look_at(pid)) is not None:
         spared.add(pid)
@@ -133,11 +133,11 @@ def of_folder(folder: Path) -> list[Process]:
 
 
 def _is_ours(process: Process, folder: Path) -> bool:
-    """Whether it is not just a shell of someone who looks into the folder."""
+    """Return whether it belongs to gpas or works on files in the folder, unlike a shell that was opened in it."""
     return any(word.startswith("gpas_cli") or f"{folder}/" in word for word in process.words)
 
 
 def jobs_of(folder: Path) -> list[Process]:
-    """The processes of the jobs of a project, by attempt directory: first the one that began each."""
+    """Return the processes of a project's jobs by attempt directory, the top process of each first."""
     found = [process for process in all_processes() if process.directory.startswith(f"{folder}/")]
     return sorted(found, key=lambda process: (process.directory, process.start, process.pid))

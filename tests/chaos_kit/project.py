@@ -1,4 +1,4 @@
-"""The toy project of a chaos run: its grids, the commands given in it, and a reference that nothing disturbs."""
+"""The toy project of a chaos run: its grids, the commands run in it, and an undisturbed reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KIT = Path(__file__).parent
 GRIDS = ("chaos", "layers", "pair")
-# Every update is logged, so that each can be compared. `layers` shares a training with `chaos` and has a second stage;
+# Every update is logged, so that all can be compared. `layers` shares a training with `chaos` and has a second stage;
 # the jobs of `pair` have two processes.
 DECLARED = (
     TOY
@@ -48,12 +48,12 @@ grids:
 """
 )
 ON_SLURM = "mem: 1000M, time: '0:10:00', notice: 20"
-KEPT_OUTPUT = 20_000  # characters of what a command printed
+KEPT_OUTPUT = 20_000  # characters kept of a command's output
 
 
 @dataclass
 class Command:
-    """A `gpas` command that was started; `killed` when a fault hit it."""
+    """A running `gpas` command; `killed` is set when a fault kills it."""
 
     words: tuple[str, ...]
     process: subprocess.Popen[bytes]
@@ -67,12 +67,12 @@ class Command:
         return self.process.poll() is None
 
     def output(self) -> str:
-        """The end of what it printed."""
+        """Return the end of its output."""
         return self.log.read_text(errors="replace")[-KEPT_OUTPUT:]
 
 
 class Project(Toy):
-    """A project folder in `folder`, with the text of `text`; its commands see `cluster` if there is one."""
+    """A project in `folder` with the text of `text`; its commands see `cluster`, if there is one."""
 
     def __init__(self, folder: Path, text: Path, logs: Path, *, steps: int, cluster: Cluster | None = None):
         self.folder = folder
@@ -88,12 +88,12 @@ class Project(Toy):
         self._starting = threading.Lock()
 
     def environment(self) -> dict[str, str]:
-        """What commands see: this checkout, one thread, the cluster."""
+        """Return the environment of commands: this checkout, one thread, the cluster."""
         here = {**super().environment(), "PYTHONPATH": f"{KIT / 'shifted'}:{KIT.parents[1]}"}
         return {**here, **self.cluster.environment} if self.cluster else here
 
     def give(self, *words: str, shift: float = 0.0) -> Command:
-        """Start a command and leave it running; its clock is `shift` seconds wrong."""
+        """Start a command in the background; its clock is off by `shift` seconds."""
         with self._starting:
             log = self._logs / f"{len(self.commands):04d}-{words[0]}.txt"
             environment = {**self.environment(), **({"CHAOS_SHIFT": str(shift)} if shift else {})}
@@ -107,15 +107,15 @@ class Project(Toy):
             return command
 
     def running(self, *names: str) -> list[Command]:
-        """The living commands of these names, all living ones without names."""
+        """Return the live commands with these names, or all of them."""
         return [command for command in self.commands if (not names or command.words[0] in names) and command.alive]
 
     def run_words(self, *, wait: bool = False) -> tuple[str, ...]:
-        """The command that runs every grid."""
+        """Return the words of the command that runs every grid."""
         return ("run", "grid", *GRIDS, "--yes", "--executor", self.executor, *(["--wait"] if wait else []))
 
     def retry_words(self) -> tuple[str, ...]:
-        """The command that runs again what failed or was cancelled."""
+        """Return the words of the command that retries failed and cancelled cells."""
         return ("retry", "--yes", "--executor", self.executor)
 
     @property
@@ -123,30 +123,30 @@ class Project(Toy):
         return "slurm" if self.cluster else "local"
 
     def states(self) -> dict[str, str]:
-        """Cell -> state, as `gpas status` says it."""
+        """Return cell -> state from `gpas status`."""
         cells = json.loads(self.gpas("status", "--json", *GRIDS).stdout)["cells"]
         return {f"{cell['grid']}/{cell['name']}": cell["state"] for cell in cells}
 
     def tokenise(self) -> None:
-        """Begin with the text tokenised; on SLURM that is else a job which all others wait for."""
+        """Tokenise the text first; on SLURM this would otherwise be a job that all others wait for."""
         for entry in expand(load(self.folder / "experiments.yaml"), list(GRIDS)):
             prepare(entry.cell.data, entry.cell.model.size.vocab, self.folder / "cache", root=self.folder)
 
     def stages(self) -> dict[str, dict[str, str]]:
-        """Cell -> kind of stage -> key, of every cell declared."""
+        """Return cell -> kind of stage -> key for every declared cell."""
         entries = expand(load(self.folder / "experiments.yaml"), list(GRIDS))
         return {entry.id: {stage.kind: stage.key for stage in entry.cell.stages} for entry in entries}
 
 
 def write_text(folder: Path) -> Path:
-    """The text of all projects of a chaos run, old enough to be tokenised once for all."""
+    """Write the text of all projects of a chaos run, backdated so that it is tokenised only once."""
     Toy(folder, steps=1)
     time.sleep(UNSETTLED_SECONDS)
     return folder / "text"
 
 
 def names_of(stages: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Stage key -> what to call it."""
+    """Return stage key -> display name."""
     named: dict[str, str] = {}
     for cell, kinds in stages.items():
         for kind, key in kinds.items():

@@ -1,4 +1,4 @@
-"""What the run directories say: the events of every attempt, and the values in them that a fault must not change."""
+"""Contents of the run directories: the events of every attempt, and the values that no fault may change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpas_cli.store.rundir import AttemptDir, all_attempts, checkpoints_of, read
 
 DECISIVE = ("done", "diverged")
 TOKENISE = "tokenise"
-# Per kind of event, the fields that are the same in every run of a cell; of the other kinds none is compared.
+# Per kind of event, the fields that are equal in every run of a cell. Other kinds are not compared.
 EXACT = {
     "step": ("loss", "lr", "grad_norm", "tokens"),
     "layers": ("values",),
@@ -29,7 +29,7 @@ Place = tuple[str, str, int, str]  # stage key, kind of event, update, field
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt as its directory describes it. `ended` is exit.json, None where nobody saw the end."""
+    """One attempt as its directory describes it. `ended` is exit.json, or None if nothing recorded the end."""
 
     key: str
     number: int
@@ -40,22 +40,22 @@ class Attempt:
 
     @property
     def outcome(self) -> Mapping[str, Any] | None:
-        """The last outcome event."""
+        """Return the last outcome event."""
         return next((event for event in reversed(self.events) if event["kind"] == "outcome"), None)
 
     @property
     def is_text(self) -> bool:
-        """Whether it tokenised text; that is no cell's result."""
+        """Return whether the attempt tokenised text, which is no result of a cell."""
         return bool(self.facts.get("stage") == TOKENISE)
 
     def decided(self, until: float = float("inf")) -> str:
-        """done or diverged if the journal says so before `until`, else ""."""
+        """Return done or diverged if the journal recorded it before `until`, else ""."""
         told = [event for event in self.events if event["kind"] == "outcome" and event["t"] <= until]
         return next((str(event["outcome"]) for event in told if event["outcome"] in DECISIVE), "")
 
 
 def read_attempts(runs: Path) -> list[Attempt]:
-    """Every attempt under `runs`, by key and number."""
+    """Return every attempt under `runs`, by key and number."""
     return [_read(directory) for directory in all_attempts(runs)]
 
 
@@ -70,7 +70,7 @@ def _read(directory: AttemptDir) -> Attempt:
 
 
 def values(attempts: Sequence[Attempt]) -> list[tuple[Place, Any, str]]:
-    """Every value that must not depend on faults: where it belongs, itself, and the directory that has it."""
+    """Return every value that must not depend on faults: its place, the value, and the directory that contains it."""
     found: list[tuple[Place, Any, str]] = []
     for attempt in attempts:
         if attempt.is_text:
@@ -87,7 +87,7 @@ def values(attempts: Sequence[Attempt]) -> list[tuple[Place, Any, str]]:
 
 
 def weights(runs: Path, keys: Sequence[str]) -> dict[str, str]:
-    """Stage key -> digest of the tensors of its newest checkpoint, of those that have one."""
+    """Return stage key -> digest of the tensors in its newest checkpoint, for stages that have one."""
     found = {}
     for key in keys:
         for folder in checkpoints_of(runs, key)[:1]:

@@ -1,4 +1,4 @@
-"""The faults of a SLURM cluster that belongs to the chaos run alone."""
+"""Faults of a SLURM cluster that is used by the chaos run alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cluster import NODES, Cluster
 from chaos_kit.faults import NOTHING, Fault, Field, Hit, aim, choose, delay, supervisors
 from chaos_kit.plan import Step
 
-PATIENCE = 600.0  # seconds for a cluster on a busy machine to come up again
-CLUSTER = "cluster"  # the name under which faults of daemons last
-URGENT = "chaos-urgent"  # the name of the jobs that push others aside
+PATIENCE = 600.0  # seconds for a cluster to come up again on a busy machine
+CLUSTER = "cluster"  # the name of lasting faults of daemons
+URGENT = "chaos-urgent"  # the name of the jobs that preempt others
 
 
 def cluster_of(field: Field) -> Cluster:
@@ -23,7 +23,7 @@ def cluster_of(field: Field) -> Cluster:
 
 
 def repair(cluster: Cluster) -> None:
-    """Start every daemon that has died, and wait for the nodes. Raises TimeoutError when they do not come."""
+    """Start every dead daemon and wait for the nodes. Raise TimeoutError if they do not come up."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -35,7 +35,7 @@ def repair(cluster: Cluster) -> None:
 
 
 def release_held(cluster: Cluster) -> int:
-    """Release the jobs that SLURM holds as a node failed to launch them; how many there were."""
+    """Release the jobs that SLURM holds because a node failed to launch them; return their number."""
     told = [line.split("|") for line in _ask(cluster, "squeue", "-h", "-r", "-o", "%i|%r").splitlines()]
     held = [words[0] for words in told if "held" in words[-1].lower()]
     for job in held:
@@ -44,7 +44,7 @@ def release_held(cluster: Cluster) -> int:
 
 
 def _ask(cluster: Cluster, *words: str) -> str:
-    """What a SLURM command prints, "" where the controller does not answer."""
+    """Return the output of a SLURM command, or "" if the controller does not answer."""
     try:
         return cluster.run(*words, check=False)
     except subprocess.TimeoutExpired:
@@ -78,7 +78,7 @@ def kill_supervisor(field: Field, step: Step) -> Hit:
 
 
 def preempt(field: Field, step: Step) -> Hit:
-    """An urgent job that takes one to all nodes for a second."""
+    """Submit an urgent job that takes one or more nodes for a second."""
     nodes = str(1 + int(step.draws[0] * NODES))
     words = ("-p", "high", "-N", nodes, "--exclusive", "-t", "1", "-J", URGENT, "-o", "/dev/null", "--wrap", "sleep 1")
     if URGENT in _ask(cluster_of(field), "squeue", "-h", "-o", "%j"):
@@ -112,7 +112,7 @@ def kill_node_daemon(field: Field, step: Step) -> Hit:
 
 def power_off(field: Field, step: Step) -> Hit:
     cluster, node, seconds = cluster_of(field), _node(step), 6 * step.draws[1]
-    with suppress(RuntimeError, subprocess.TimeoutExpired):  # a busy controller learns of it by itself
+    with suppress(RuntimeError, subprocess.TimeoutExpired):  # a busy controller notices by itself
         cluster.power_off(node)
     field.lasting(seconds, CLUSTER).callback(repair, cluster)
     return node, f"{node} loses its power; back in {seconds:.1f} s"
@@ -123,7 +123,7 @@ def _node(step: Step) -> str:
 
 
 def _alone(fault: Fault) -> Fault:
-    """One fault of the daemons at a time: while one is stopped, the others could not be started again."""
+    """Allow one daemon fault at a time: while one daemon is stopped, the others could not be restarted."""
 
     def alone(field: Field, step: Step) -> Hit:
         return NOTHING if field.lasts(CLUSTER) else fault(field, step)

@@ -1,4 +1,4 @@
-"""One round: a storm over a project until its grids are done or time is up, then calm, then judgement."""
+"""One round: a storm of faults until the grids are done or time is up, then calm, then judgement."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from chaos_kit.project import GRIDS, Command, Project, names_of
 from chaos_kit.witness import Witness
 from gpas_cli.store import session
 
-STUCK = 600.0  # seconds without an event, an attempt or a change of the queue after which nothing more is expected
-ENDING = 120.0  # seconds in which processes that have nothing left to do end
-GOES = 12  # times that everything is run again before a cell that is not done counts as lost
+STUCK = 600.0  # seconds without an event, an attempt or a queue change after which the round counts as stuck
+ENDING = 120.0  # seconds for processes without further work to exit
+GOES = 12  # repetitions of all commands before an unfinished cell counts as lost
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed run of the same cells gave."""
+    """The results of an undisturbed run of the same cells."""
 
     values: Mapping[records.Place, Any]
     weights: Mapping[str, str]
 
 
 def make_reference(project: Project) -> Reference:
-    """Run every grid undisturbed. Raises AssertionError when that fails."""
+    """Run every grid undisturbed. Raise AssertionError if that fails."""
     command = project.give(*project.run_words())
     assert command.process.wait() == 0, command.output()
     attempts, keys = records.read_attempts(project.runs), list(names_of(project.stages()))
@@ -47,7 +47,7 @@ def make_reference(project: Project) -> Reference:
 
 
 class Round:
-    """One project in a storm. `done` counts what was thrown, by kind."""
+    """One project in a storm. `done` counts the steps carried out, by kind."""
 
     def __init__(self, project: Project, reference: Reference, seed: str, say: Say, log: Path):
         self.project, self.reference, self.say, self.log = project, reference, say, log
@@ -58,7 +58,7 @@ class Round:
         self._hung: list[Command] = []
 
     def storm(self, steps: Sequence[Step], seconds: float) -> float:
-        """Carry out the steps until they or the seconds are over, or every cell is done; the seconds it took."""
+        """Carry out the steps until all are done, time is up or every cell is done; return the seconds it took."""
         self.witness.start()
         began, over = time.monotonic(), threading.Event()
         ticking = threading.Thread(target=self._tick, args=(over,), daemon=True)
@@ -73,16 +73,16 @@ class Round:
         finally:
             over.set()
             ticking.join()
-            self.field.calm()  # raises what ended the thread
+            self.field.calm()  # raises the exception that ended the thread
         return time.monotonic() - began
 
     def _tick(self, over: threading.Event) -> None:
-        """Undo faults in time, whatever the next ones wait for."""
+        """Undo expired faults on time, even while the next fault waits for its target."""
         while not over.wait(0.1):
             self.field.tick()
 
     def _complete(self) -> bool:
-        """Whether the last answer of `gpas status` was that every cell is done."""
+        """Return whether the last `gpas status` showed every cell as done."""
         polls = self.witness.polls
         return bool(polls) and all(cell.state == "done" for cell in polls[-1].shown)
 
@@ -104,7 +104,7 @@ class Round:
         return ON_SLURM[step.kind](self.field, step)
 
     def calm(self) -> None:
-        """Let everything finish: run the grids again, and retry what was cancelled, until all cells are done."""
+        """Let everything finish: run the grids again and retry cancelled cells until all cells are done."""
         if self.project.cluster:
             from chaos_kit.slurm_faults import repair
 
@@ -124,7 +124,7 @@ class Round:
         self.witness.stop()
 
     def _wait_for(self, commands: Sequence[Command]) -> None:
-        """Until the commands have ended; those that are stuck are killed and remembered."""
+        """Wait until the commands have ended; kill and record those that are stuck."""
         if not self._until(lambda: not any(command.alive for command in commands), STUCK):
             self._hung += [command for command in commands if command.alive]
             for command in self._hung:
@@ -144,7 +144,7 @@ class Round:
         self._until(empty, STUCK)
 
     def _until(self, condition: Callable[[], bool], patience: float) -> bool:
-        """Wait for `condition` while something moves; False after `patience` seconds without any movement."""
+        """Wait for `condition` while there is activity; return False after `patience` seconds without any."""
         moved, last = time.monotonic(), ()
         while not condition():
             now = self._movement()
@@ -156,20 +156,20 @@ class Round:
         return True
 
     def _movement(self) -> tuple[Any, ...]:
-        """What changes as long as something is done: attempts, journals, commands, the queue."""
+        """Return values that change whenever work is done: attempts, journals, commands, the queue."""
         runs = self.project.runs
         sizes = sorted((str(path), path.stat().st_size) for path in runs.glob("??/*/*/journal.jsonl"))
         queue = self.project.cluster.run("squeue", "-h", "-r", check=False) if self.project.cluster else ""
         return (sizes, len(self.project.attempts()), len(self.project.running()), queue)
 
     def _left(self) -> list[str]:
-        """The processes of this project, those of its witness excepted."""
+        """Return the remaining processes of this project, except those of its witness."""
         asking = " ".join(self.project.command("status", "--json", *GRIDS))
         found = [(process.pid, " ".join(process.words)) for process in of_folder(self.project.folder)]
         return [f"{pid}: {words}" for pid, words in found if words != asking]
 
     def end(self) -> None:
-        """Leave no process behind, whatever happened."""
+        """End every process, whatever happened."""
         self.field.calm()
         self.witness.stop()
         if self.project.cluster:
@@ -178,7 +178,7 @@ class Round:
             process.kill()
 
     def verdict(self) -> list[Violation]:
-        """Everything that was violated."""
+        """Return all violations."""
         return list(self._violations())
 
     def _violations(self) -> Iterator[Violation]:
@@ -204,7 +204,7 @@ class Round:
         return Ended(f"gpas {' '.join(command.words)} ({command.log})", code, command.output(), command.killed)
 
     def _database(self) -> Iterator[Violation]:
-        """Compare what the database has come to with the run directories, and with one rebuilt from them."""
+        """Compare the database with the run directories, and with a database rebuilt from them."""
         project = self.project
         project.gpas("sync")
         checked = project.gpas("db", "check", expect=None)

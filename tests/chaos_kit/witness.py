@@ -1,4 +1,4 @@
-"""What could be seen while the faults came: processes, files, and what `gpas status` and squeue said."""
+"""Observations during the faults: processes, files, and the answers of `gpas status` and squeue."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from chaos_kit.processes import Census
 from chaos_kit.project import GRIDS, Project
 from gpas_cli.state.locks import Lock, probe
 
-SAMPLE, PAUSE, LOOK = 0.2, 1.0, 2.0  # seconds between two samples of processes, two polls, two looks at the files
+SAMPLE, PAUSE, LOOK = 0.2, 1.0, 2.0  # seconds between process samples, between polls, and between looks at the files
 LIVE = ("PENDING", "RUNNING")
 
 
 class Witness:
-    """Watches a project from `start` to `stop`, in threads. A mistake of its own is raised by `stop`."""
+    """Observes a project from `start` to `stop`, in threads. `stop` raises any exception of theirs."""
 
     def __init__(self, project: Project, seed: str):
         self.project = project
         self.census = Census(project.folder)
         self.polls: list[Poll] = []
-        self.refused: list[Ended] = []  # polls that gave no answer
-        self.files: dict[str, tuple[int, int]] = {}  # file of an attempt -> size and checksum when it was last seen
-        self.locked: list[tuple[float, str, list[int]]] = []  # when two attempts at a stage held their locks
+        self.refused: list[Ended] = []  # polls without an answer
+        self.files: dict[str, tuple[int, int]] = {}  # file of an attempt -> size and checksum when last seen
+        self.locked: list[tuple[float, str, list[int]]] = []  # times at which two attempts at a stage held their locks
         self._stages = project.stages()
         self._chooser = random.Random(seed)
         self._over = threading.Event()
@@ -65,7 +65,7 @@ class Witness:
                 return
 
     def _poll(self) -> None:
-        """Ask `gpas status --json`, now and then with a wrong clock, and squeue before and after."""
+        """Run `gpas status --json`, occasionally with a wrong clock, with squeue before and after."""
         shift = self._chooser.choice(SHIFTS) if self._chooser.random() < SHIFTED else 0.0
         environment = {**self.project.environment(), **({"CHAOS_SHIFT": str(shift)} if shift else {})}
         before, began = self._squeue(), time.time()
@@ -85,7 +85,7 @@ class Witness:
         return Shown(name, key, cell["state"], str(cell["evidence"]), str(cell["cause"] or ""))
 
     def _squeue(self) -> dict[str, tuple[str, str]]:
-        """Stage key -> (job, state) of what SLURM has pending or running; nothing where it does not answer."""
+        """Return stage key -> (job, state) of SLURM's pending and running jobs, or {} if it does not answer."""
         if self.project.cluster is None:
             return {}
         try:
@@ -105,7 +105,7 @@ class Witness:
         return []
 
     def _look(self) -> None:
-        """Note how far every journal and attempt.json has grown, and where two attempts at a stage hold their locks."""
+        """Record the size of every journal and attempt.json, and stages with two attempts holding their locks."""
         for stage in self.project.runs.glob("??/*"):
             self._look_at_locks(stage)
         for path in [*self.project.runs.glob("??/*/*/journal.jsonl"), *self.project.runs.glob("??/*/*/attempt.json")]:
@@ -118,17 +118,17 @@ class Witness:
     def _look_at_locks(self, stage: Path) -> None:
         locks = sorted(stage.glob("*/alive.lock"))
         held = [path for path in locks if probe(path) is Lock.HELD]
-        # The first ones may have been let go before the last was taken.
+        # The first locks may have been released before the last was checked.
         held = [path for path in held if probe(path) is Lock.HELD] if len(held) > 1 else []
         if len(held) > 1:
             self.locked.append((time.time(), stage.name, [int(path.parent.name) for path in held]))
 
     def seen(self) -> dict[str, str]:
-        """File -> digest of what was seen of it."""
+        """Return file -> digest of the bytes seen."""
         return {path: f"{size} bytes, {checksum:08x}" for path, (size, checksum) in self.files.items()}
 
     def now(self) -> dict[str, str]:
-        """File -> digest of as many bytes as were seen of it, of the files that are still there."""
+        """Return file -> digest of the same number of bytes now, for files that still exist."""
         found = {}
         for path, (size, _) in self.files.items():
             with suppress(FileNotFoundError):

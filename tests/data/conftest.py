@@ -1,4 +1,4 @@
-"""A small corpus on disk, and the caches made from it."""
+"""A small corpus on disk, and token caches of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project folder with 120 documents in corpus/a.jsonl and corpus/b.jsonl."""
+    """Return a project folder with 120 documents in corpus/a.jsonl and corpus/b.jsonl."""
     folder = tmp_path / "project"
     write_jsonl(folder / "corpus" / "a.jsonl", sentences(80))
     write_jsonl(folder / "corpus" / "b.jsonl", sentences(40, seed=1))
@@ -35,7 +35,7 @@ def tokenizer(source: Files, tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 def make_cache(source: Files, tokenizer: Tokenizer, tmp_path: Path):
-    """`make_cache(limit=None, folder="cache", shard_documents=10)` -> TokenCache with shards of ten documents."""
+    """Return `make_cache(limit=None, folder="cache", shard_documents=10)` -> TokenCache, ten documents a shard."""
 
     def make(limit: int | None = None, folder: str = "cache", shard_documents: int = 10) -> TokenCache:
         return TokenCache(source, source.survey(), tokenizer, limit, tmp_path / folder, shard_documents)

@@ -1,4 +1,4 @@
-"""Texts for the tests of the data room."""
+"""Texts for the tests of gpas_cli.data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORDS = "gate norm layer scale token loss épsilon 数 variance depth residual h
 
 
 def sentences(number: int, seed: int = 0) -> list[str]:
-    """Texts of 3 to 40 words, some of them with the words of special tokens and letters of several bytes."""
+    """Return texts of 3 to 40 words, some of them containing the words of special tokens and multi-byte letters."""
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=draw.randint(3, 40))) for _ in range(number)]
 

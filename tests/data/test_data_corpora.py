@@ -1,4 +1,4 @@
-"""Sources: order, ids, the split, fingerprints, and what is said when text cannot be had."""
+"""Sources: order, ids, the split, fingerprints, and the messages when text is unavailable."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_stdlib_normalises_and_drops_short_and_doubled_text(tmp_path: Path, monk
     monkeypatch.setattr(stdlib, "MIN_BYTES", 1)
     body = "x = 1  # a line to fill\n" * 30
     (tmp_path / "a.py").write_bytes(b"\n\n\tif:\r\n" + body.encode() + b"\n\n")
-    (tmp_path / "b.py").write_text("    if:\n\n" + body)  # differs in blanks only
+    (tmp_path / "b.py").write_text("    if:\n\n" + body)  # differs only in whitespace
     (tmp_path / "c.py").write_text("short\n")
     (tmp_path / "d.py").write_text("long\n" * 100_000)
     documents = [d for part in both(Stdlib(tmp_path, topics={"topic": "words " * 100})) for d in part]
@@ -278,7 +278,7 @@ def test_one_large_text_is_divided_at_blank_lines(tmp_path: Path):
     assert all(d.text.rstrip(" \t").endswith("\n") for d in numbered[:-1])
     (tmp_path / "more.txt").write_text("beside it")
     assert {d.id for part in both(Files("*.txt", "text", tmp_path)) for d in part} == {"book.txt", "more.txt"}
-    (tmp_path / "book.txt").write_text(book(1_100_000), newline="")  # large enough beside others as well
+    (tmp_path / "book.txt").write_text(book(1_100_000), newline="")  # large enough even beside others
     assert len([d for part in both(Files("*.txt", "text", tmp_path)) for d in part]) > 60
 
 
@@ -294,7 +294,7 @@ def test_pieces_do_not_depend_on_how_a_text_is_read(between: str, chunk: int):
 
 
 def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source: Files, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)  # trust files however young
+    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)  # trust files of any age
     cache = tmp_path / "cache"
     first = cached_survey(source, cache)
     monkeypatch.setattr(Files, "survey", lambda self: pytest.fail("read again"))
@@ -304,7 +304,7 @@ def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source
     path = root / "corpus" / "a.jsonl"
     facts = path.stat()
     path.write_text(path.read_text().replace("gate", "gait"))
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))  # same size, same time of modification
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))  # same size, same modification time
     assert path.stat().st_size == facts.st_size
     assert cached_survey(source, cache) != first
 
@@ -316,4 +316,4 @@ def test_files_just_written_are_not_trusted(source: Files, tmp_path: Path):
     old = time.time() - 100
     for path in source.files()["train"].values():
         os.utime(path, (old, old))
-    assert source.stamp() is None  # the inode itself was changed just now
+    assert source.stamp() is None  # the inode itself was changed a moment ago

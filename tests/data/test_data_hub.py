@@ -1,4 +1,4 @@
-"""`datasets` and C4 without a network: local files of the same form, and what is said when the hub is out of reach."""
+"""`datasets` and C4 without a network: local files of the same form, and messages when the hub is unreachable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _own_datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def c4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A hub cache with four files of C4's form, of 30 documents each; the names of those that were opened."""
+    """Return the names of the files opened in a hub cache with four files of C4's form, of 30 documents each."""
     folder = tmp_path / "hub" / "snapshots" / COMMIT / "en"
     folder.mkdir(parents=True)
     opened: list[str] = []
@@ -178,7 +178,7 @@ def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypat
         cache = tmp_path / f"cache{number}"
         tokens = token_cache(data, 320, cache, root=tmp_path, notify=lambda message: None)
         shards = build(tokens, data, 70, notify=lambda message: None, workers=number)
-        assert 70 <= sum(s.totals.documents for s in shards["train"]) < 90  # grown as far as needed, not further
+        assert 70 <= sum(s.totals.documents for s in shards["train"]) < 90  # grown only as far as needed
         made.append({p.name: p.read_bytes() for p in tokens.folder.glob("train/0*")})
     assert made[0] == made[1]
 

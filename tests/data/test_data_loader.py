@@ -1,4 +1,4 @@
-"""Batches: pure in (seed, step), the same when they are made ahead, targets shifted and masked."""
+"""Batches: pure in (seed, step), identical with prefetching, with shifted and masked targets."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_they_are_a_bounded_number_ahead(rows: Rows):
         while counted.reads < PREFETCHED_BATCHES + 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert counted.reads == PREFETCHED_BATCHES + 2  # the one taken, those waiting, the one in the thread's hand
+        assert counted.reads == PREFETCHED_BATCHES + 2  # one taken, those queued, one held by the thread
 
 
 def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: Rows):

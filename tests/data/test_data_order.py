@@ -39,7 +39,7 @@ def test_seeds_and_epochs_have_orders_of_their_own():
 
 
 def test_it_looks_shuffled():
-    """Neighbours land far apart, and every part of the order draws evenly on all rows."""
+    """Neighbours are far apart, and every part of the order draws evenly from all rows."""
     size = 3_000_000
     found = KeyedOrder(5, 0, size)[np.arange(100_000)]
     counts = np.bincount(found * 50 // size, minlength=50)

@@ -1,4 +1,4 @@
-"""The whole way from `Data` to batches, in one process and in several."""
+"""The whole path from `Data` to batches, in one process and in several."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monk
         return present(data, 320, tmp_path / "cache", root=root, rows=10)
 
     monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", 1e9)
-    assert there() is None  # files so young may be others tomorrow
+    assert there() is None  # files this young may still change
     monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", -1e9)
     assert there() is False
     assert not (tmp_path / "cache").exists()

@@ -1,4 +1,4 @@
-"""Rows against the naive construction: join everything in a list and slice it."""
+"""Rows compared with the naive construction: join everything in a list and slice it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_padded_rows_refuse_documents_longer_than_a_row(make_cache: Make):
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle of a file; its size stays."""
+    """Flip one bit in the middle of a file without changing its size."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The token cache: content-addressed, whole or absent, the same bytes whoever builds it and whatever is killed."""
+"""The token cache: content-addressed, whole or absent, with the same bytes whoever builds it and whatever is killed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_building_grows_only_as_far_as_asked(make_cache: Make):
     more = cache.ensure("train", lambda t: t.documents >= 35, print)
     assert len(more) == 4
     again = cache.ensure("train", lambda t: t.documents >= 15, lambda message: pytest.fail(message))
-    assert [s.stem for s in again] == [s.stem for s in some]  # what others cached beyond the need is not seen
+    assert [s.stem for s in again] == [s.stem for s in some]  # shards cached beyond what is needed are ignored
     cache.ensure("train", everything, print)
     assert content(cache.folder / "train") == content(build(make_cache(folder="fresh")).folder / "train")
 
@@ -231,7 +231,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("halt", ["reading", "writing"])
 def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_cache: Make, halt: str):
-    """The victim holds the lock in the middle of its third shard; the others wait, and go on from where it was."""
+    """The victim holds the lock in the middle of its third shard; the others wait, and continue from there."""
     shared = tmp_path / "shared"
     environment = {**os.environ, "PYTHONPATH": str(Path(shards.__file__).parents[2]), "TOKENIZERS_PARALLELISM": "false"}
 
@@ -249,7 +249,7 @@ def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_c
         assert [p.name for p in markers] == ["00000.json", "00001.json"]
         inode = markers[0].stat().st_ino
         time.sleep(0.5)
-        assert [p.poll() for p in others] == [None] * 3  # without the lock they would be done by now
+        assert [p.poll() for p in others] == [None] * 3  # without the lock they would have finished by now
         victim.send_signal(signal.SIGKILL)
         ends = [p.communicate(timeout=60) for p in others]
     finally:
@@ -261,7 +261,7 @@ def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_c
     fresh = build(make_cache(folder="fresh"))
     assert {out.strip() for out, _ in ends} == {str(shared / "tokens" / fresh.folder.name)}
     assert content(shared / "tokens" / fresh.folder.name) == content(fresh.folder)
-    assert markers[0].stat().st_ino == inode  # whole shards of the victim were kept
+    assert markers[0].stat().st_ino == inode  # the victim's complete shards were kept
     assert not list(shared.rglob(f"{disk.TEMPORARY_PREFIX}*"))
 
 

@@ -1,4 +1,4 @@
-"""What a run makes of its text: repeated, cut off, too little to evaluate on; and text that is not there."""
+"""How a run uses its text: repeated, cut off, too little for evaluation; and missing text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB = 300
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """100 documents of 400 words each."""
+    """Return a folder with 100 documents of 400 words each."""
     write_jsonl(tmp_path / "text/a.jsonl", [f"{number} " + "gate norm " * 200 for number in range(100)])
     return tmp_path
 
@@ -63,7 +63,7 @@ def test_it_is_foreseen_before_anything_is_tokenised(root: Path):
     assert estimate_usage(data(layout="pad"), VOCAB, root / "cache", root, 300) in (
         known,
         estimated,
-    )  # files this young
+    )  # which of the two depends on the age of the files
 
 
 def test_the_cut_of_an_older_cache_is_unknown():

@@ -1,4 +1,4 @@
-"""Tokenizers: deterministic, lossless, never an id the model has no row for, never a special token from text."""
+"""Tokenizers: deterministic, lossless, without ids beyond the model's rows, and without special tokens from text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bpe(vocab: int = 320) -> Tokenizer:
 
 
 def words(tokens: list[str]) -> Backend:
-    """A backend whose vocabulary is these words."""
+    """Return a backend whose vocabulary is these words."""
     backend = Backend(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token=tokens[0]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
@@ -74,7 +74,7 @@ def test_limited_documents_are_the_head_of_whole_ones(limit: int):
         if len(whole) < limit:
             assert size == len(text.encode())
         else:
-            # A letter of several bytes may be cut in half; its bytes are then counted whole.
+            # A multi-byte letter may be cut in half; its bytes are then counted whole.
             assert 0 <= size - len(tokenizer.decode(ids[:-1]).rstrip("�").encode()) <= 3
 
 

@@ -1,4 +1,4 @@
-"""Many processes give the bytes of one, whatever is killed, and end with their owner."""
+"""Several processes produce the same bytes as one, whatever is killed, and exit with their owner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def everything(totals: Totals) -> bool:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """The files by name. What a killed writer had begun is swept after a day; until then nobody reads it."""
+    """Return the files by name, without those a killed writer left unfinished, which are swept after a day."""
     files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "made_by.json" and p.name[0] != ".")
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
@@ -58,7 +58,7 @@ def test_progress_counts_up_to_what_is_there(make_cache: Make):
     assert documents[0] == 0
     assert documents == sorted(documents)
     assert documents[-1] == sum(shard.totals.documents for shard in shards)
-    assert len(set(documents)) > len(shards)  # finer than shards
+    assert len(set(documents)) > len(shards)  # updates are finer than shards
 
 
 def test_growing_with_workers_continues_where_one_process_stopped(make_cache: Make):
@@ -103,7 +103,7 @@ def test_an_error_comes_in_its_turn_and_leaves_no_process(root: Path, make_cache
     (root / "corpus" / "b.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=r"b\.jsonl:31: the field 'text' is not text but 7"):
         cache.ensure("train", everything, lambda message: None, workers=2)
-    assert len(list((cache.folder / "train").glob("*.json"))) >= 8  # the shards before it were written
+    assert len(list((cache.folder / "train").glob("*.json"))) >= 8  # the shards before the error were written
     assert not multiprocessing.active_children()
 
 
@@ -141,7 +141,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_killed_command_leaves_whole_shards_and_no_workers_and_is_resumed(root: Path, tmp_path: Path):
-    """Twice killed at different places; a second command waits meanwhile; the bytes are those of one process."""
+    """Two runs are killed at different places while a second command waits; the bytes equal those of one process."""
     write_jsonl(root / "corpus" / "c.jsonl", sentences(1500, seed=5))
     shared, commands = tmp_path / "shared", list[subprocess.Popen[str]]()
     try:
@@ -169,7 +169,7 @@ def test_a_killed_command_leaves_whole_shards_and_no_workers_and_is_resumed(root
     build(alone, 1)
     assert content(shared / "tokens" / name) == content(alone.folder)
     now = {p.name: p.stat().st_ino for p in (shared / "tokens" / name / "train").glob("*.bin")}
-    assert kept.items() <= now.items()  # what the killed ones had finished was not done again
+    assert kept.items() <= now.items()  # the shards that the killed ones had finished were not built again
 
 
 def ingredients(root: Path, cache: Path):
@@ -181,7 +181,7 @@ def ingredients(root: Path, cache: Path):
 
 
 def test_a_process_waiting_for_a_builder_continues_once_its_part_exists(make_cache: Make, monkeypatch):
-    """The lock is held by somebody who never lets go; the shards that are enough appear meanwhile."""
+    """The lock is held by a process that never releases it; meanwhile the shards needed appear."""
     import threading
 
     from gpas_cli.data import disk
@@ -205,4 +205,4 @@ def test_a_process_waiting_for_a_builder_continues_once_its_part_exists(make_cac
         thread.join(timeout=20)
         assert found == [2]
     assert said == ["waiting for another process that is tokenising files train"]
-    assert seen[-1].documents == 20  # it saw the other's progress
+    assert seen[-1].documents == 20  # it saw the other process's progress

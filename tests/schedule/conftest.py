@@ -1,4 +1,4 @@
-"""Fixtures of tests that start fake jobs."""
+"""Fixtures for tests that start fake jobs."""
 
 from projects import _quick, project
 

@@ -1,7 +1,7 @@
-"""A scheduler that needs no edit of the package: jobs run one after the other, even after `gpas run` has exited.
+"""A scheduler from outside the package: jobs run one after the other, even after `gpas run` has exited.
 
-runs/.line/<name>/   jobs.json: attempt.json of each job, without its number;  current: the index of the job that runs;
-                     worker.lock: held while the process lives that runs them;  log.txt: what that process printed
+runs/.line/<name>/   jobs.json: attempt.json of each job, without its number;  current: the index of the running job;
+                     worker.lock: held by the process that runs the jobs;  log.txt: the output of that process
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMAND: Sequence[str] = JOB
 
 @dataclass(frozen=True)
 class LineJob:
-    """Job `id`, behind `place` others."""
+    """Job `id`, behind `place` others in the line."""
 
     id: str
     place: int
@@ -177,7 +177,7 @@ def _submission(directory: Path) -> str:
 
 
 def work(place: Path) -> None:
-    """Run the jobs of a line, one after the other."""
+    """Run the jobs of a line one after the other."""
     runs, line = place.parents[1], json.loads((place / "jobs.json").read_text())
     for index, job in enumerate(line["jobs"]):
         (place / "current").write_text(str(index))
@@ -198,6 +198,6 @@ def work(place: Path) -> None:
         claim_path(runs, job["key"]).unlink(missing_ok=True)
 
 
-if __name__ == "__main__" and os.fork() == 0:  # the process that submits waits for the parent only
+if __name__ == "__main__" and os.fork() == 0:  # the submitting process waits only for the parent
     os.setsid()
     work(Path(sys.argv[1]))

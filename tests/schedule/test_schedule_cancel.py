@@ -1,4 +1,4 @@
-"""Cancelling queued and running stages, and whom a signal may be sent to."""
+"""Cancelling queued and running stages, and the processes that may be signalled."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
     assert states(summaries[0]) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
     assert summaries[0].cancelled[1].reason == "cancelled before it started"
     assert sorted(ran(project)) == ["wait-1 1", "wait-3 1"]
-    # Only a retry runs them again, whether they had started or not.
+    # Only a retry runs them again, even those that had not started.
     assert states(run(project, *cells)) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
     assert [state.state for state in look(project.runs, cells)] == ["cancelled", "cancelled", "done"]
     assert states(run(project, *cells, retry=["cancelled"])) == {"done": ["wait-1", "wait-2", "wait-3"]}
@@ -81,7 +81,7 @@ def test_the_clock_of_the_host_that_cancels_does_not_matter(project: Project, mo
 
 
 def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(project: Project) -> None:
-    """The first run has it in its queue and has not noticed yet: the retry takes it over."""
+    """The first run has it in its queue and has not yet noticed the cancellation; the retry takes it over."""
     cells = [entry("wait", 1), entry("done", 2)]
     first = scheduler(project, *cells, at_once=1)
     assert first.submit() == {"waiting": 2}
@@ -130,7 +130,7 @@ def test_one_request_for_a_shared_stage(project: Project) -> None:
 
 
 def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Project) -> None:
-    """The id in process.json is given to a stranger: the request is left to the scheduler, which knows its child."""
+    """The id in process.json belongs to an unrelated process, so the scheduler, which knows its child, must act."""
     cell = entry("wait", 1)
     stranger = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE)
     with other_run(project, "wait:1"):
@@ -182,7 +182,7 @@ def test_a_token_names_one_process() -> None:
 
 @pytest.fixture
 def sbatch(tmp_path: Path) -> dict[str, str]:
-    """A PATH with an sbatch."""
+    """Return an environment whose PATH has an sbatch."""
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What every process of a job is given, on this machine and on a cluster."""
+"""The environment and settings of every process of a job, on this machine and on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A third scheduler, brought by an installed package, behind every command: nothing in gpas_cli knows it."""
+"""A third scheduler, installed as a separate package: every command works with it, and gpas_cli does not know it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ grids:
 
 @pytest.fixture
 def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Face:
-    """A project where a package is installed whose entry point is the scheduler `line`."""
+    """Return a project and an installed package whose entry point is the scheduler `line`."""
     about = tmp_path / "site/line-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: line\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""The files that jobs and their schedulers exchange have the fields that version 1 of them had."""
+"""The files exchanged by jobs and schedulers have the fields of version 1."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CELL = entry()
 
 
 def keys(value: Any) -> Any:
-    """The names of an object's fields, nested ones included. The settings of a cell are another format."""
+    """Return an object's field names, including nested ones. The settings of a cell are a separate format."""
     if isinstance(value, list):
         return [keys(item) for item in value[:1]]
     if not isinstance(value, dict):
@@ -56,7 +56,7 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
         assert same_fields(made.folder / name, old / name)
     write_claim(project.runs, JOB.key, submitter, "slurm", submission=made.name, index=0, after=[])
     claim = read_json(claim_path(project.runs, JOB.key))
-    assert claim.pop("scheduler") == "slurm"  # which version 1 did not write
+    assert claim.pop("scheduler") == "slurm"  # version 1 did not write it
     assert list(claim) == list(read_json(claim_path(OLD, KILLED)))
     start = Start(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
     (job,) = start.jobs

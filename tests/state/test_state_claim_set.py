@@ -1,4 +1,4 @@
-"""ClaimSet, submitters and the locks under them, with rivals in other processes."""
+"""ClaimSet, submitters and their locks, with rivals in other processes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_claims_of_the_living_stand_and_those_of_the_dead_are_taken_over(runs: P
         end(rival)
         claims.take(KEYS[:3])
         assert claims.held == set(KEYS[:3])
-        assert len(list(submitters.folder(runs).glob("*.lock"))) == 1  # what the dead one left is gone
+        assert len(list(submitters.folder(runs).glob("*.lock"))) == 1  # the file of the dead submitter is gone
 
 
 def test_leaving_gives_everything_back(runs: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome:
             assert claim_path(runs, KEYS[0]).exists() == (not submission or outcome != "done")
     with ClaimSet(runs) as later:
         later.take(KEYS[:1])
-        # What SLURM is to run stands until there is a result; a running stage keeps its claim.
+        # A SLURM claim lasts until there is a result; a running stage keeps its claim.
         assert claim_path(runs, KEYS[0]).exists() == (not outcome or (submission != "" and outcome == "failed"))
     if not outcome:
         os.close(alive)
@@ -176,7 +176,7 @@ def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypa
     os.utime(path, (time.time(), time.time() - SILENCE_SECONDS - 1))
     assert not SchedulerView(runs).lives(claim)
     submitters.sweep(runs)
-    assert path.exists()  # not ours to judge
+    assert path.exists()  # another host's file is not swept
     assert not SchedulerView(runs).lives(Claim("far-2-cd", "far", 2, time.time()))
 
 

@@ -1,4 +1,4 @@
-"""Evidence -> state, on directories made by hand: each kind of evidence, and what wins over what."""
+"""Evidence -> state, on hand-made directories: each kind of evidence, and which takes precedence."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_held_lock_is_running(runs: Path) -> None:
 
 
 def test_an_outcome_told_between_two_looks_is_not_missed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job ends after its journal was read and before its lock was: reading it as interrupted would run it twice."""
+    """The job ends between the reads of its journal and its lock; calling it interrupted would run it twice."""
     made = attempt(runs, step(10))
     alive_path(made).touch()
     probe = locks.probe
@@ -189,7 +189,7 @@ def test_exit_json_tells_how_a_process_without_outcome_ended(
 
 @pytest.mark.parametrize("word", ["interrupted", "failed", "cancelled"])
 def test_a_process_that_is_ending_is_running_until_it_has_gone(runs: Path, word: str) -> None:
-    """It may take seconds to leave memory, and a device, to the next attempt."""
+    """The process may take seconds to free memory, or a device, for the next attempt."""
     made = attempt(runs, step(10), ended(word))
     fd = locks.hold(alive_path(made))
     seen = observe(runs, KEY)
@@ -225,7 +225,7 @@ def test_killed_after_a_request_to_cancel_is_cancelled(runs: Path) -> None:
 @pytest.mark.parametrize(("silence", "state"), [(10, "running"), (500, "unknown")])
 def test_another_host_goes_by_the_last_event(runs: Path, silence: float, state: str) -> None:
     made = attempt(runs, host="elsewhere")
-    alive_path(made).touch()  # free as seen from here, which says nothing of there
+    alive_path(made).touch()  # unlocked as seen from this host, which proves nothing about the other
     write_at(made, silence)
     seen = observe(runs, KEY)
     assert seen.state == state

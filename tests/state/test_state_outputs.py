@@ -1,4 +1,4 @@
-"""What earlier attempts left behind."""
+"""The outputs of earlier attempts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "0123456789abcdef"
 
 
 def interrupted(runs: Path, code: str = "c0de") -> AttemptDir:
-    """An attempt that was killed while it wrote its second checkpoint."""
+    """Return an attempt that was killed while it wrote its second checkpoint."""
     attempt = make_attempt(runs, KEY, {"code": code})
     (attempt.checkpoints / "step-00000005").mkdir(parents=True)
     (attempt.checkpoints / ".writing-step-00000010").mkdir()

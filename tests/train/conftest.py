@@ -1,4 +1,4 @@
-"""Small networks run fastest on one thread."""
+"""One torch thread for all tests, since small networks run fastest on one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Kills a training with SIGKILL at random moments, over and over: `python kill_often.py FOLDER CELL KILLS`.
+"""Repeated SIGKILLs of a training at random moments: `python kill_often.py FOLDER CELL KILLS`.
 
-torch is loaded once, and every trial is a fork of this process: a fresh start would take most of the time.
+torch is loaded once and every trial is a fork of this process; a fresh start would take most of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_ever
 
 
 def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
-    """Train in this process as attempt `number`, after all earlier ones; every update's number goes into `pipe`."""
+    """Train in this process as attempt `number`, after all earlier ones; write the number of every update to `pipe`."""
 
     def emit(kind: str, **fields: Any) -> None:
         if kind in ("step", "outcome"):
@@ -40,7 +40,7 @@ def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
 
 
 def start(root: Path, cell: dict[str, Any], number: int) -> tuple[int, Any]:
-    """A fork that trains, and the numbers of the updates it does."""
+    """Start a fork that trains; return its process id and the stream of its update numbers."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -57,7 +57,7 @@ def main(root: Path, cell: dict[str, Any], kills: int) -> None:
     steps = cell["optim"]["steps"]
     for number in range(kills):
         child, told = start(root, cell, number)
-        # A little further every time, so that the last trial is killed near the end.
+        # Let every trial run a little further, so that the last one is killed near the end.
         at = max(at, round(steps * (number + chooser.random()) / kills))
         for line in told:
             if int(line) >= min(at, steps - 1):

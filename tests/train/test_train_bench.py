@@ -1,4 +1,4 @@
-"""Made-up text has the shape that benchmarks say it has."""
+"""Synthetic text has the shape that benchmarks report."""
 
 from __future__ import annotations
 

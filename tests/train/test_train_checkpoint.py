@@ -1,4 +1,4 @@
-"""Checkpoints: exact round trip, checksum, rotation, a disk that is full."""
+"""Checkpoints: exact round trip, checksum, rotation, and a full disk."""
 
 from __future__ import annotations
 

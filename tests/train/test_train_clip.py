@@ -1,4 +1,4 @@
-"""The order of clipping: all gradients together, the gates' included, then the gates'; or gates and others apart."""
+"""The order of clipping: all gradients together and then the gates' alone, or gates and other parameters separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 40}
 
 @pytest.fixture
 def network() -> Llama:
-    """A network whose gates' gradients have the joint norm 6 and all others' 8: together 10."""
+    """Return a network whose gates' gradients have norm 6 and all others' norm 8, together 10."""
     made = build(parse_model({"size": SIZE, "gate": "gpas"}), seed=1)
     gates = [gate.alpha for gate in made.gates()]
     others = [p for p in made.parameters() if all(p is not gate for gate in gates)]
@@ -36,7 +36,7 @@ def norm(parameters: list[torch.nn.Parameter]) -> float:
 
 
 def norms(network: Llama) -> tuple[float, float]:
-    """Of the gates' gradients and of the others'."""
+    """Return the gradient norms of the gates and of the other parameters."""
     gates = [gate.alpha for gate in network.gates()]
     return norm(gates), norm([p for p in network.parameters() if all(p is not gate for gate in gates)])
 
@@ -45,16 +45,16 @@ def norms(network: Llama) -> tuple[float, float]:
     ("settings", "gates", "others"),
     [
         ({}, 6.0, 8.0),
-        ({"clip": 1.0}, 0.6, 0.8),  # the gates are among all
+        ({"clip": 1.0}, 0.6, 0.8),  # the gates are included
         ({"clip_gates": 0.01}, 0.01, 8.0),  # Sandwich-LN + GPAS at 1B
-        ({"clip": 1.0, "clip_gates": 0.01}, 0.01, 0.8),  # 7B, as the code does
-        ({"clip": 1.0, "clip_gates": 0.01, "clip_over": "others"}, 0.01, 1.0),  # 7B, as the paper says
-        ({"clip": 1.0, "clip_gates": 0.7}, 0.6, 0.8),  # global first: the gates are within their bound by then
+        ({"clip": 1.0, "clip_gates": 0.01}, 0.01, 0.8),  # 7B, as in the code
+        ({"clip": 1.0, "clip_gates": 0.01, "clip_over": "others"}, 0.01, 1.0),  # 7B, as in the paper
+        ({"clip": 1.0, "clip_gates": 0.7}, 0.6, 0.8),  # after global clipping the gates are already within their bound
         ({"clip": 20.0, "clip_gates": 7.0}, 6.0, 8.0),
     ],
 )
 def test_norms_after_clipping(network: Llama, settings: dict[str, object], gates: float, others: float) -> None:
     told = clip(network, Optim(lr=1e-3, warmup=1, steps=2, **settings))  # type: ignore[arg-type]
     assert told.item() == pytest.approx(10.0, rel=1e-5)  # the norm before clipping
-    # torch divides by the norm + 1e-6
+    # torch divides by the norm plus 1e-6.
     assert norms(network) == pytest.approx((gates, others), rel=2e-4)

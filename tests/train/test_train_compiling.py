@@ -1,4 +1,4 @@
-"""Layers compile without a graph break, whatever the scheme and the gate's place."""
+"""Layers compile without a graph break, for every scheme and every position of the gate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import ParallelLayout
 
-# Raised and handled inside torch.compile itself.
+# raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 6, "vocab": 50}
@@ -41,7 +41,7 @@ TOKENS = np.random.default_rng(1).integers(0, 50, (4, 9))
 
 def network(norm: str, site: str = "home") -> Llama:
     made = build(parse_model({"size": SIZE, "norm": norm, "gate": {"site": site, "init": 0.2}}))
-    with suppress(NotDetermined):  # then its gates stay in the graph, which has to compile as well
+    with suppress(NotDetermined):  # then its gates stay in the graph, which must compile as well
         GateGradients(made)
     return made
 
@@ -79,7 +79,7 @@ def test_batches_of_other_shapes_compile_once_more_at_most() -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_all_shapes_of_a_training_compile_for_layers_of_two_kinds(dynamic: bool | None) -> None:
-    """Padded rows, full ones, another number of them and one alone; with gradients and, in evaluations, without."""
+    """Padded and full rows, fewer rows, and a single row; with gradients and, as in evaluations, without."""
     torch._dynamo.reset()
     counter, made = CompileCounter(), network("mix")
     compile_layers(made, counter, dynamic=dynamic)
@@ -96,7 +96,7 @@ def test_all_shapes_of_a_training_compile_for_layers_of_two_kinds(dynamic: bool 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    # The graph without the code generator, which needs a compiler and a minute.
+    # aot_eager captures the graph without code generation, which needs a compiler and a minute.
     monkeypatch.setattr(
         strategy, "compile_layers", lambda made, dynamic: compile_layers(made, "aot_eager", dynamic=dynamic)
     )

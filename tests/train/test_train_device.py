@@ -1,4 +1,4 @@
-"""An update is the device's: nothing in it needs numbers on the host, or tensors that live there."""
+"""An update runs on the device: nothing in it needs numbers on the host, or host tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COPIES = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
 
 
 class Operations(TorchDispatchMode):
-    """Collects the operations that a host waits for, but for those on numbers that it has: `on_host`."""
+    """Collects the operations that make the host wait, except those on numbers already `on_host`."""
 
     def __init__(self, found: list[str], on_host: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Operations(TorchDispatchMode):
 
 
 class Copies(TorchFunctionMode):
-    """Collects the methods that copy numbers to the host without an operation."""
+    """Collects the methods that copy numbers to the host without dispatching an operation."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def test_an_update_and_what_observes_it(
     made = cell(precision=precision, gate=gate, norm=norm)
     loop = synthetic_loop(made, padded=padded)
     observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)
-    loop.update()  # the first one makes Adam's states
+    loop.update()  # the first update creates Adam's states
     fused = loop.optimizer.defaults["fused"]
     counts = [] if fused else [state["step"] for state in loop.optimizer.state.values()]
     with reads(counts) as found:
@@ -90,10 +90,10 @@ def test_an_update_and_what_observes_it(
 
 @pytest.mark.parametrize(("norm", "family"), [*((norm, "llama") for norm in SCHEMES), ("pre", "gpt")])
 def test_all_of_it_is_on_the_device(norm: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device that has shapes but no numbers, every operation with a tensor of the host fails."""
+    """On the meta device, which has shapes but no numbers, every operation with a host tensor fails."""
     monkeypatch.setattr(assemble, "choose_device", lambda: torch.device("meta"))
     monkeypatch.setattr(assemble, "worth_compiling", lambda *_: False)
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unknown to this device, as is fused Adam
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unsupported here, as is fused Adam
     monkeypatch.setattr(torch.optim, "AdamW", partial(without_fused, torch.optim.AdamW))
     loop = synthetic_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
     done = loop.update(observe=True)

@@ -1,4 +1,4 @@
-"""Averages of a validation: over tokens, over batches, and as the published code reports it."""
+"""Averages of a validation: over tokens, over batches, and as reported by the published code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_batches_are_as_many_as_the_references() -> None:
 
 
 def test_the_three_averages(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = {8: 16.0, 2: 1.0}  # summed, by the targets that count
+    losses = {8: 16.0, 2: 1.0}  # summed loss by number of targets that count
     monkeypatch.setattr(
         room, "summed_loss", lambda network, rows, precision, weight: torch.tensor(losses[weight] / weight)
     )

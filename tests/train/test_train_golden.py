@@ -1,4 +1,4 @@
-"""Nine Adam updates of the reference, number by number, through our own update: schedule, means, clipping."""
+"""Nine Adam updates of the reference, compared number by number with our update: schedule, means, clipping."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FP32 = Precision("fp32", torch.device("cpu"))
 
 @dataclass
 class GoldenBatches:
-    """Two micro-batches of two rows to an update; every second one has padding."""
+    """Two micro-batches of two rows per update; every second one has padding."""
 
     def at(self, step: int) -> Batch:
         ids = np.concatenate([train_batch(2 * step), train_batch(2 * step + 1)])
@@ -68,7 +68,7 @@ def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypat
 
     monkeypatch.setattr(loop_module, "clip", watched_clip)
     run = training(name, dtype, micro_batch=2)
-    # Adam divides by the root of a gradient: where that is next to nothing, float32 has no digits of it left.
+    # Adam divides by the root of a mean squared gradient: where that is nearly zero, float32 has no digits left.
     loose, looser = (tolerance, tolerance) if dtype == torch.float64 else (1e-3, 1e-2)
     for told in golden["updates"]:
         done = run.update()
@@ -109,7 +109,7 @@ def test_the_mean_is_of_declared_rows_whatever_fits_at_once(micro_batch: int) ->
 def test_by_default_every_token_weighs_the_same() -> None:
     targets = torch.tensor([[1, 2, 3], [1, 2, 3], [1, IGNORED, IGNORED], [1, 2, IGNORED]])
     assert list(micro_batches(targets, 3)) == [(slice(0, 3, 1), 9), (slice(3, 4, 1), 9)]
-    # Means of 6 and of 3 targets, and then the mean of the two.
+    # The means of 6 and of 3 targets, and then the mean of the two.
     assert list(micro_batches(targets, 3, 2)) == [(slice(0, 2, 1), 12), (slice(2, 4, 1), 6)]
 
 
@@ -134,7 +134,7 @@ def _norm(parameters: list[torch.Tensor]) -> float:
 
 
 def test_bfloat16_weights_get_the_reference_adam() -> None:
-    """The one that rounds after every operation: second moments of the fused one end elsewhere."""
+    """The reference Adam rounds after every operation; the fused one ends with different second moments."""
     values = {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 4}
     size = {"hidden": 8, "ffn": 8, "heads": 2, "layers": 1, "vocab": 300}
     made = cell_from({"size": size, "precision": "pure_bf16", "data": "quickstart", "optim": values})

@@ -1,4 +1,4 @@
-"""Spikes and divergence as functions of the series: what is told, what is not, and that a resume changes nothing."""
+"""Spikes and divergence as functions of the series: what is reported, and equality after a resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCAB = 512
 
 
 def healthy(updates: int = 600, seed: int = 1) -> list[tuple[float, float]]:
-    """Loss and gradient norm as a small run has them: falling, noisy."""
+    """Return loss and gradient norm as in a small run: falling, noisy."""
     chooser = random.Random(seed)
     losses = (3.5 + 2.7 * math.exp(-t / 120) + chooser.gauss(0, 0.03) for t in range(updates))
     return [(loss, 0.4 * math.exp(chooser.gauss(0, 0.15))) for loss in losses]
@@ -122,9 +122,9 @@ def test_a_loss_above_guessing_for_long_has_diverged() -> None:
 @pytest.mark.parametrize(
     "losses",
     [
-        [math.log(VOCAB) + 0.4] * 3000,  # learns nothing: a Post-LN plateau at the loss of its start
-        [30.0] * 3000,  # a start far above guessing, at which it stays
-        [*[9.0] * 499, 6.0, *[9.0] * 499],  # comes back, if only for a moment
+        [math.log(VOCAB) + 0.4] * 3000,  # no learning: a Post-LN plateau at the initial loss
+        [30.0] * 3000,  # starts far above the loss of guessing and stays there
+        [*[9.0] * 499, 6.0, *[9.0] * 499],  # recovers, if only for a moment
         [6.0, 6.5] * 1500,
     ],
 )

@@ -1,4 +1,4 @@
-"""SIGKILL at twenty random moments, in real processes, and the same bits in the end."""
+"""SIGKILL at twenty random moments, in real processes, with identical bits at the end."""
 
 from __future__ import annotations
 

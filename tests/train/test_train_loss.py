@@ -1,4 +1,4 @@
-"""The loss never holds all logits and computes no padding: equal to the plain one, forward and backward."""
+"""The loss never holds all logits and skips padding: equal to the plain loss, forward and backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def network(dtype: torch.dtype = torch.float64, **model: object) -> Llama:
 
 
 def padded(hole: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of 12 with these many targets each; with `hole`, one in the middle does not count."""
+    """Return rows of 12 tokens with LENGTHS targets each; with `hole`, one in the middle does not count."""
     generator = np.random.default_rng(3)
     inputs, targets = generator.integers(0, 50, (2, len(LENGTHS), 12))
     targets[np.arange(12) >= np.array(LENGTHS)[:, None]] = IGNORED

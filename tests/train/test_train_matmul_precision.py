@@ -1,4 +1,4 @@
-"""The float32 matrix product: taken when it is faster and exact, and kept by a resumed run."""
+"""The float32 matrix product: chosen if faster and exact, and kept by a resumed run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def restored() -> Iterator[None]:
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], noise: dict[str, float] | None = None) -> None:
-    """Let every path take so long, and be off by this share of its largest element."""
+    """Fix the seconds that each path takes, and its error as a fraction of its largest element."""
 
     def product(path: str, x: torch.Tensor, weight: torch.Tensor) -> tuple[float, torch.Tensor]:
         exact = x @ weight.t()
@@ -59,7 +59,7 @@ def test_a_resumed_run_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_runs_of_a_machine_take_one_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever later probes measure, the first choice stands; a checkpoint's own comes before it."""
+    """The first choice stands whatever later probes measure, but a checkpoint's own choice takes precedence."""
     timed(monkeypatch, {"highest": 2.0, "medium": 1.0})
     first = choose_matmul(SIZE, CPU, record=tmp_path)
     timed(monkeypatch, {"highest": 1.0, "medium": 2.0})

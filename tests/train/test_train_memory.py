@@ -1,4 +1,4 @@
-"""Rows at once: bounded by memory, halved when that was wrong, and never a part of the result."""
+"""Rows per micro-batch: bounded by memory, halved if they do not fit, and without effect on the result."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
     size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
     model, precision = parse_model({"size": size, "norm": scheme}), Precision(name, CPU)
     network, tokens = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32), (2, 48)
-    sizes = {parameter.numel() for parameter in network.parameters()}  # no activation has one of them
-    kept: dict[int, torch.Tensor] = {}  # a storage counts once, and stays its owner's while it is looked at
+    sizes = {parameter.numel() for parameter in network.parameters()}  # no activation has one of these sizes
+    kept: dict[int, torch.Tensor] = {}  # storages count once; the reference prevents reuse
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.numel() >= 96 * 64 and tensor.numel() not in sizes:

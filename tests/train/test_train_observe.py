@@ -1,4 +1,4 @@
-"""What observation measures, on networks whose norms can be computed by hand; speed, memory and MFU."""
+"""Measurements of a training, on networks whose norms can be computed by hand; speed, memory and MFU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cell(**values: object) -> Cell:
 
 
 def trained(**values: object) -> Llama:
-    """A network with gradients."""
+    """Return a network with gradients."""
     return with_gradients(build(cell(**values).model, seed=1))
 
 
@@ -83,7 +83,7 @@ def test_two_gates_in_a_layer_follow_each_other() -> None:
 
 
 def sharded(rank: int, ranks: int, folder: str) -> None:
-    """One process of a network sharded by FSDP: its series must be those of the whole network."""
+    """Run one process of a network sharded by FSDP, and check that its series equal those of the whole network."""
     torch.set_num_threads(1)
     with joined(World(rank, ranks, rank), f"file://{folder}/meet"):
         network = build(cell().model, seed=1)
@@ -96,7 +96,7 @@ def sharded(rank: int, ranks: int, folder: str) -> None:
     assert ours.keys() == whole.keys()
     assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
     (Path(folder) / f"told-{rank}").touch()
-    os._exit(0)  # a thread of gloo's that outlives Python may abort the process
+    os._exit(0)  # a gloo thread that outlives Python may abort the process
 
 
 def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_without_pending_updates_nothing_is_reported() -> None:
 
 
 def test_flops_are_those_of_the_convention() -> None:
-    """6 (N - V d) + 6 L T d, norms and gates apart."""
+    """The convention is 6 (N - V d) + 6 L T d, without norms and gates."""
     what = cell(gate=None)
     with torch.device("meta"):
         network = Llama(what.model)

@@ -36,7 +36,7 @@ MOMENTUM = OptimizerKind(
 
 
 def make_momentum(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum `beta1`: one state tensor per parameter and no counter."""
+    """Return stochastic gradient descent with momentum `beta1`: one state tensor per parameter and no counter."""
     trainable = [p for p in network.parameters() if p.requires_grad]
     return torch.optim.SGD(trainable, lr=0.0, momentum=spec.beta1, weight_decay=spec.weight_decay)
 

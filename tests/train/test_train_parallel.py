@@ -1,4 +1,4 @@
-"""Two processes compute what one does: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
+"""Two processes compute the same as one: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every cell trained by one process and by two; and runs that change hands after three updates."""
+    """Train every cell with one process and with two, and some runs that switch between them after three updates."""
     root = tmp_path_factory.mktemp("together")
     text(root)
     make_deterministic(1)
@@ -74,7 +74,7 @@ def told(root: Path, name: str) -> dict[str, Any]:
 
 
 def weights(root: Path, name: str, cell: dict[str, Any]) -> dict[str, Tensor]:
-    """The final network of a run, read by one process."""
+    """Return the final network of a run, read by one process."""
     parsed = cell_from(cell)
     dtype = Precision(parsed.precision, torch.device("cpu")).weights
     network = build(parsed.model, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Training in this process: what is emitted, resume bit for bit, divergence, a disk that fills up."""
+"""Training in this process: events, bit-exact resumption, divergence, and a disk that fills up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7
 
 
 class Recorder:
-    """Keeps the events of a run."""
+    """A journal that keeps the events of a run."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict]] = []
@@ -61,7 +61,7 @@ def cell(**values: object) -> Cell:
 def go(
     paths: RunPaths, folder: Path, what: Cell, stop_at: int | None = None, **kwargs: object
 ) -> tuple[Outcome, Recorder]:
-    """Train into `folder`; with `stop_at`, be asked to leave after that many updates."""
+    """Train into `folder`; if `stop_at` is given, request a stop after that many updates."""
     recorder, asked = Recorder(), iter(range(10**6))
     stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
     where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root, kwargs.pop("teacher", None))
@@ -87,7 +87,7 @@ def test_a_run_reports_every_event(paths: RunPaths, tmp_path: Path) -> None:
     assert lengths["grad_norm"] == lengths["gate"] == lengths["weight_norm"] == lengths["weight_norm_q"] == 3
     assert lengths["weight_norm_embedding"] == lengths["weight_norm_head"] == lengths["grad_norm_head"] == 1
     assert {"seconds_per_step", "flops_per_second", "memory"} <= steps[-1].keys()
-    assert "mfu" not in steps[-1]  # of a CPU the peak is not known, and nothing is guessed
+    assert "mfu" not in steps[-1]  # the peak of a CPU is unknown and not guessed
     assert [event["step"] for event in recorder.of("evaluation")] == [10, 20, 24]
     assert outcome.metrics["perplexity"] == pytest.approx(math.exp(outcome.metrics["loss"]))
     assert outcome.metrics["loss_reference"] < outcome.metrics["loss_batch_mean"]
@@ -100,7 +100,7 @@ def test_a_run_reports_every_event(paths: RunPaths, tmp_path: Path) -> None:
 def test_a_run_that_is_killed_before_its_first_checkpoint_takes_the_same_product_again(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe of the second attempt would take another one."""
+    """The probe of the second attempt would choose another one."""
     paths = replace(paths, cache=tmp_path / "cache")
     products = []
     for times in ({"highest": 2.0, "medium": 1.0}, {"highest": 1.0, "medium": 2.0}):
@@ -122,7 +122,7 @@ def test_damaged_tokens_end_a_run_and_verified_ones_are_recorded(paths: RunPaths
     for split in ("validation", "train"):
         ids = markers[split].with_suffix(".bin")
         content = bytearray(ids.read_bytes())
-        content[10] ^= 1  # still the id of a token
+        content[10] ^= 1  # still a valid token id
         ids.write_bytes(content)
         with pytest.raises(DataError, match=f"{split}/00000: the tokens on disk .* `gpas data prepare`"):
             go(here, tmp_path / split, cell())
@@ -180,7 +180,7 @@ def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
     outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 13)
     assert outcome.cause == "the gradient norm of update 13 is inf"
-    assert recorder.of("checkpoint")[-1]["step"] == 7  # the one of update 14 would have held the damage
+    assert recorder.of("checkpoint")[-1]["step"] == 7  # the checkpoint of update 14 would have contained the damage
 
 
 def test_a_loss_that_stays_high_is_a_divergence(
@@ -262,7 +262,7 @@ def test_a_run_too_short_for_a_profile_warns(paths: RunPaths, tmp_path: Path) ->
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_not_the_run(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the last one: it is written after the evaluation, when the disk has room again."""
+    """The last checkpoint is not lost either: it is written after the evaluation, when the disk has room again."""
     refused = iter(range(-(-STEPS // CADENCE.checkpoint_every)))
     write = dcp_storage.save_file
 
@@ -282,7 +282,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_not_the_run(
 def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_in_the_same_bits(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its result would be one without weights, on which no later stage could be run."""
+    """Its result would have no weights, so that no later stage could run on it."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

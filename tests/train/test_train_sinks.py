@@ -1,4 +1,4 @@
-"""TensorBoard and W&B receive the events of a run, and their failures cost a warning and nothing else."""
+"""TensorBoard and W&B receive the events of a run, and their failures only cause a warning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def subject(tmp_path: Path) -> Subject:
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """A stand-in for the library: records the arguments of its functions, and raises `fail` if set."""
+    """Return a stand-in for the library that records the arguments of its functions, and raises `fail` if set."""
     told = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None, answers=threading.Event())
     told.answers.set()
 

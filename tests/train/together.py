@@ -1,7 +1,7 @@
 """Processes that train small cells together, started by tests: `python together.py RANK SIZE MEETING CASES`.
 
-CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process leaves NAME.json.
-With [rank, rows] as `room` among the resources, that process runs out of memory with more rows at once.
+CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process writes NAME.json.
+If the resources contain `room` as [rank, rows], that process runs out of memory with more than so many rows at once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def text(folder: Path) -> None:
-    """Documents of very different lengths."""
+    """Write documents of very different lengths."""
     words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
     for i in range(80):
         (folder / f"{i:02d}.txt").write_text(" ".join(words[(i * j * j + 3 * j) % 10] for j in range(2 + i % 23)))
 
 
 def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
-    """Train one case into root/NAME; its events by kind, and its outcome."""
+    """Train one case into root/NAME; return its events by kind, and its outcome."""
     from gpas_cli.spec.cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
     from gpas_cli.train import loop
@@ -41,7 +41,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
         cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
         lambda kind, **fields: told.setdefault(kind, []).append(fields),
         cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2), resources=Resources(**resources),
-        # Only one of the processes wishes to stop.
+        # Only one of the processes asks to stop.
         stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
     )  # fmt: skip
     loop.summed_loss = healthy
@@ -49,7 +49,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
 
 
 def limited(healthy: Any, most: int) -> Any:
-    """`summed_loss` on a device that has room for so many rows."""
+    """Return `summed_loss` for a device with memory for at most `most` rows."""
     import torch
 
     def loss(network: Any, rows: Any, *more: Any) -> Any:
@@ -61,7 +61,7 @@ def limited(healthy: Any, most: int) -> Any:
 
 
 def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 120) -> None:
-    """Run the cases, one after the other, in `size` processes; fails with what they print unless all succeed."""
+    """Run the cases one after the other in `size` processes; fail with their output unless all succeed."""
     (root / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-P", "-W", "error", __file__]
     words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]

@@ -1,7 +1,7 @@
-"""A stand-in for one of a job's processes, without torch: does what the file `acts` says for its rank.
+"""A stand-in for one process of a job, without torch: acts as the file `acts` says for its rank.
 
-done, fail (says why), crash (exit code 3), die (SIGKILL itself), hang (ignores every polite signal), wait (until asked
-to leave, or left alone).
+done, fail (with a reason), crash (exit code 3), die (SIGKILL itself), hang (ignore SIGTERM), wait (until asked to
+exit, or orphaned).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is recorded of the machine and its software, and what never is."""
+"""The recorded facts about the machine and its software, and those that are never recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that asked for GPUs trains on them or not at all."""
+"""A job that requested GPUs trains on them or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpas_cli.train.precision import missing_gpus
         (0, "", 0, ""),
         (1, "0", 1, ""),
         (1, "", 1, ""),
-        (8, "3", 1, ""),  # each process is shown its own
+        (8, "3", 1, ""),  # each process sees only its own
         (2, "MIG-a,MIG-b", 1, ""),
         (1, "", 0, "the job asked for 1 GPU, and none is visible on n1"),
         (2, "0,1", 0, "the job asked for 2 GPUs, and none is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),

@@ -1,4 +1,4 @@
-"""A job of several processes: who is who, exit codes, signals, locks, and nobody left behind."""
+"""A job of several processes: ranks, exit codes, signals, locks, and no process left behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sys.exit(ranks.run(AttemptDir(Path(attempt)), int(size), 1, command, [signal.SIG
 
 
 class Job:
-    """A parent and its fake ranks, holding a lock as jobs do."""
+    """A parent process with fake ranks, holding a lock as jobs do."""
 
     def __init__(self, runs: Path, *acts: str):
         self.attempt = make_attempt(runs, "0123456789abcdef", {"created": time.time(), "submitter": {}})
@@ -59,7 +59,7 @@ class Job:
         return [int((self.attempt.path / f"pid-{rank}").read_text()) for rank in range(self.size)]
 
     def end(self) -> int:
-        """The exit code, negative for a signal; nobody may be left, and exit.json is written as the spawner does."""
+        """Return the exit code, negative for a signal; check that no process is left; write exit.json."""
         code = self.process.wait(20)
         wait(lambda: locks.probe(alive_path(self.attempt)) is locks.Lock.FREE)
         died = {"code": None, "signal": -code} if code < 0 else {"code": code, "signal": None}

@@ -1,7 +1,7 @@
-"""Put the clock of one process wrong: CHAOS_SHIFT seconds are added to time.time(). Its children have the true time.
+"""A wrong clock for one process: adds CHAOS_SHIFT seconds to time.time(). Its children have the correct time.
 
-It is imported by every Python whose PYTHONPATH has this folder. What the kernel stamps files with stays true, as on a
-network file system whose server has another clock.
+Every Python with this folder on its PYTHONPATH imports it. Timestamps set by the kernel stay correct, as on a network
+file system whose server has another clock.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""gpas bench: one real measurement of a shape, on a slot of its own, which plan then estimates from."""
+"""gpas bench: one real measurement of a shape, in its own slot, on which later plans base their estimates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_shape_is_measured_once_and_plan_believes_it(here: Project) -> Non
     facts = found.facts
     assert (found.cells, found.job.id, facts["device"]) == (4, "tiny/s1", "cpu")
     assert facts["steps"] >= 3
-    # Padding is part of a position, not of a token.
+    # Padding counts as part of a position but not as a token.
     assert 0 < facts["tokens_per_second"] < facts["positions_per_second"]
     assert list(measured(here.runs).values()) == [facts["positions_per_second"]]
     estimate = plan(here.runs, chosen(here)).estimate
@@ -99,7 +99,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins
 
 
 def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_cost, "ASSUMED_THREAD_FLOPS", 2e6)  # so slow that two of the eight rows fit the time
+    monkeypatch.setattr(bench_cost, "ASSUMED_THREAD_FLOPS", 2e6)  # so slow that only two of eight rows fit the time
     told: list[str] = []
     (found,) = bench(here, chosen(here), 1, force=True, notify=told.append)
     assert 1 <= found.facts["rows"] < 8

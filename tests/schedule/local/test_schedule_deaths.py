@@ -1,4 +1,4 @@
-"""Jobs and schedulers that are stopped or killed, and two runs at once: nothing is lost and nothing runs twice."""
+"""Stopped and killed jobs and schedulers, and concurrent runs: nothing is lost and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None
 
 
 def test_a_job_that_is_killed_again_and_again_is_interrupted(project: Project) -> None:
-    """As many attempts as `retries` allows, each of which comes no further than the one before."""
+    """`retries` limits the number of attempts in a row without progress."""
     killed = entry("killed", 1)
     cells = [replace(killed, resources=replace(killed.resources, retries=2)), entry("done", 2)]
     summary = run(project, *cells)
@@ -162,7 +162,7 @@ def local_disk(project: Project) -> None:
 
 
 def killed_with_its_run(project: Project, cell: Entry) -> None:
-    """Leave what a container leaves that is killed with a `gpas run` and its job in it."""
+    """Recreate the files left when a container is killed with a `gpas run` and its job in it."""
     with other_run(project, "wait:1") as other:
         status = until(working(project, cell))
         kill(other.pid)
@@ -201,7 +201,7 @@ def test_a_free_lock_proves_nothing_about_another_host(
 
 
 def test_a_queue_whose_owner_dies_is_taken_over(project: Project) -> None:
-    """The other run has one job running and more in its queue; this run follows, and finishes after its death."""
+    """This run follows the other run's job and, after the other run's death, finishes it and the rest of its queue."""
     seeds = (1, 2, 3, 4, 5, 6)
     cells = [entry("wait", seed) for seed in seeds]
     with other_run(project, *[f"wait:{seed}" for seed in seeds]) as other:

@@ -1,4 +1,4 @@
-"""The local scheduler with real processes: outcomes, records, order, slots, and what fails alone."""
+"""The local scheduler with real processes: outcomes, records, order, slots, and isolated failures."""
 
 from __future__ import annotations
 

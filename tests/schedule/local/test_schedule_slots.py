@@ -1,4 +1,4 @@
-"""Slots: what the machine offers, how jobs take it, and that masks compose."""
+"""Slots: the resources of the machine, how jobs take them, and that CPU and GPU masks compose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_is_not_enough_is_left_for_others(tmp_path: Path) -> None:
     assert pool.take(Resources(cpus=3)) is None
     assert pool.free() == 2
     held.close()
-    assert pool.take(Resources(cpus=99)) is not None  # as many threads as there are cores
+    assert pool.take(Resources(cpus=99)) is not None  # capped at the number of cores
 
 
 def test_gpus_are_taken_by_name_whatever_the_mask(tmp_path: Path) -> None:

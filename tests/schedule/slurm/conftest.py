@@ -1,4 +1,4 @@
-"""A real SLURM cluster for the tests of this folder; they are skipped, with the reason, where it cannot be had."""
+"""Fixtures for tests on a real SLURM cluster, which are skipped with the reason if none can be started."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slurm_toy import SlurmToy
 def _cluster(kind: str) -> Iterator[Cluster]:
     if reason := lacking(kind):
         pytest.skip(f"needs a {kind} SLURM cluster: {reason}")
-    folder = Path(tempfile.mkdtemp(prefix="gpas-slurm-", dir="/tmp"))  # pytest's own are too long for unix sockets
-    folder.chmod(0o755)  # munged wants its socket where everyone can reach it
+    folder = Path(tempfile.mkdtemp(prefix="gpas-slurm-", dir="/tmp"))  # pytest's paths are too long for unix sockets
+    folder.chmod(0o755)  # munged needs its socket in a folder that every user can enter
     made = Cluster(folder / kind, kind, max_array=51, min_job_age=300 if kind == "light" else 5)
     try:
         made.up()
@@ -40,7 +40,7 @@ def full_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(light_cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster without accounting, every daemon up and its queue empty; repaired and emptied afterwards."""
+    """Yield a cluster without accounting, with every daemon up and an empty queue; repair and empty it afterwards."""
     light_cluster.up()
     yield light_cluster
     light_cluster.tidy()
@@ -48,7 +48,7 @@ def cluster(light_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def accounted(full_cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster with accounting, every daemon up and its queue empty."""
+    """Yield a cluster with accounting, with every daemon up and an empty queue."""
     full_cluster.up()
     yield full_cluster
     full_cluster.tidy()
@@ -56,18 +56,18 @@ def accounted(full_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def toy(cluster: Cluster, tmp_path: Path) -> SlurmToy:
-    """A project of two short cells on the cluster, in a folder with an awkward name."""
+    """Return a project of two short cells on the cluster, in a folder with an awkward name."""
     return SlurmToy(tmp_path / "50%j of 'a' project", cluster)
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """SLURM's programs to be made up, and none else on the PATH."""
+    """Return a PATH with fake SLURM programs and no real ones."""
     return programs_alone(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
-    """A project, the `gpas` command in it, and a cluster that takes every job and starts none."""
+    """Return a project with the `gpas` command, and a fake cluster that accepts every job and starts none."""
     face = Face(tmp_path / "project", monkeypatch, capsys)
     return Site(face, programs_alone(tmp_path, monkeypatch))

@@ -19,7 +19,7 @@ def die() -> None:
 
 
 def around(module: Any, name: str, before: Callable[..., bool], after: Callable[..., bool]) -> None:
-    """Die before or after a call of `module.name`, where told so for its arguments."""
+    """Die before or after a call of `module.name` if the condition holds for the arguments of the call."""
     real = getattr(module, name)
 
     def wrapped(*words: Any, **more: Any) -> Any:
@@ -48,7 +48,7 @@ def sbatch(wanted: str) -> Callable[..., bool]:
 
 
 def sbatch_left_running(*words: Any) -> bool:
-    """sbatch itself outlives its killed parent, and is answered when nobody listens."""
+    """Let sbatch outlive its killed parent, so that no process reads its answer."""
     if instant == "sbatch-running" and words[0] == "sbatch":
         subprocess.Popen(["sh", "-c", f"sleep 2; sbatch '{words[-1]}'"], stdout=subprocess.DEVNULL)
         return True

@@ -1,4 +1,4 @@
-"""SLURM's programs as small scripts on the PATH, for what needs no cluster."""
+"""Fake SLURM programs as small scripts on the PATH, for tests without a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "gpas-many-0123456789ab"
 
 @dataclass
 class Programs:
-    """SLURM programs on the PATH that print what they are given and count their calls."""
+    """SLURM programs on the PATH that print prepared text and count their calls."""
 
     folder: Path
 
@@ -26,7 +26,7 @@ class Programs:
         self.script(program, f"cat $0.says >&{1 if code == 0 else 2}\nexit {code}")
 
     def script(self, program: str, text: str) -> None:
-        """A program that does what `text` says in shell."""
+        """Add a program that runs the shell script `text`."""
         path = self.folder / program
         path.write_text(f"#!/bin/sh\necho $@ >> $0.calls\n{text}\n")
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
@@ -37,7 +37,7 @@ class Programs:
 
 
 def programs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """No program on the PATH but those that are put there, and the few that their scripts need."""
+    """Limit the PATH to programs added by the test and the few that their scripts need."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("cat", "env", "sed", "sleep"):
@@ -48,7 +48,7 @@ def programs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 @dataclass
 class Site:
-    """A project and a cluster that is made up: sbatch hands out the job ids 7, 8, ... and nothing ever starts."""
+    """A project and a fake cluster: sbatch returns the job ids 7, 8, ... and no job ever starts."""
 
     gpas: Face
     programs: Programs
@@ -59,9 +59,9 @@ class Site:
         self.sbatch("echo $id")
 
     def sbatch(self, text: str) -> None:
-        """What sbatch does with its $n-th job, in shell: $id is the id that is due, $name what the job is called.
+        """Set what sbatch does for its $n-th job, in shell: $id is the next job id, $name the name of the job.
 
-        Its environment is kept.
+        The environment of each call is recorded.
         """
         count = "n=1; while [ -e $0.env.$n ]; do n=$((n + 1)); done; env > $0.env.$n; id=$((n + 6))"
         version = '[ "$1" = --version ] && echo slurm 22.05.8 && exit 0'
@@ -69,7 +69,7 @@ class Site:
         self.programs.script("sbatch", "\n".join((version, count, name, text)))
 
     def environment(self, call: int) -> dict[str, str]:
-        """The environment of a call of sbatch, the first being 1."""
+        """Return the environment of a call of sbatch, counted from 1."""
         lines = (self.programs.folder / f"sbatch.env.{call}").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
@@ -77,13 +77,13 @@ class Site:
         return self.gpas("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect)
 
     def names(self) -> list[str]:
-        """The names of all submissions, oldest first."""
+        """Return the names of all submissions, oldest first."""
         found = sorted(self.gpas.runs.glob(".slurm/gpas-*/submission.sh"), key=lambda path: path.stat().st_mtime_ns)
         return [path.parent.name for path in found]
 
 
 def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
-    """A line of squeue's."""
+    """Return one line of squeue output."""
     usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
              "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
              "RestartCnt": "0"}  # fmt: skip

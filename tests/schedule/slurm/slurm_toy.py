@@ -1,4 +1,4 @@
-"""A small project on a real cluster: `end_to_end.Toy` with resources, and what tests ask of it."""
+"""A small project on a real cluster: `end_to_end.Toy` with resources, and queries for tests."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 
-BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails at once
-PATIENCE = 400.0  # seconds: waiting long costs nothing where all is well, and busy machines are slow
-LONG = 600  # updates: seconds, in which a test can get at the job; see `paused` for what takes longer
+BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails immediately
+PATIENCE = 400.0  # seconds: a long timeout costs nothing unless a test fails, and busy machines are slow
+LONG = 600  # updates: enough seconds for a test to reach the job; see `paused` for slower actions
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
 
 @cache
 def settled_text() -> Path:
-    """A folder with the text of a toy, some seconds old."""
+    """Return a folder with the text of a toy, some seconds old."""
     folder = Path(tempfile.mkdtemp(prefix="gpas-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Toy(folder / "toy")
@@ -41,9 +41,9 @@ def settled_text() -> Path:
 
 
 class SlurmToy(Toy):
-    """A toy whose commands see the cluster. `resources` is added to what every job asks for, as YAML.
+    """A toy whose commands see the cluster. `resources` is YAML that is added to the resources of every job.
 
-    Its text is tokenised already, unless `tokenised` is false.
+    Its text is already tokenised, unless `tokenised` is false.
     """
 
     def __init__(self, folder: Path, cluster: Cluster, *, resources: str = "", tokenised: bool = True, **more: Any):
@@ -57,14 +57,14 @@ class SlurmToy(Toy):
             self._tokenise()
 
     def _tokenise(self) -> None:
-        for path in settled_text().iterdir():  # files so young that they might change are not taken for tokenised
+        for path in settled_text().iterdir():  # younger files might still change and would not count as tokenised
             (self.folder / "text" / path.name).unlink()
             (self.folder / "text" / path.name).symlink_to(path)
         data = Data(source="files", path="text/*.txt", tokenizer="bpe", layout="pack", length=16, eval_tokens=500)
         prepare(data, 280, self.folder / "cache", root=self.folder)
 
     def edit(self, old: str, new: str) -> None:
-        """Change experiments.yaml."""
+        """Edit experiments.yaml."""
         path = self.folder / "experiments.yaml"
         text = path.read_text()
         assert old in text
@@ -74,22 +74,22 @@ class SlurmToy(Toy):
         return {**super().environment(), **self.cluster.environment}
 
     def submit(self, *words: str, expect: int | None = 0) -> str:
-        """`gpas run grid --executor slurm`; what it said."""
+        """Run `gpas run grid --executor slurm` and return its output."""
         return self.gpas("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect).stdout
 
     def queue(self) -> dict[str, str]:
-        """array_index -> state of everything that SLURM has not finished."""
+        """Return array_index -> state of everything SLURM has not finished."""
         told = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
         return dict(zip(told[::2], told[1::2], strict=True))
 
     def finish(self, timeout: float = PATIENCE) -> None:
-        """Until every cell is done, each of which must be said to be under way until then."""
+        """Wait until every cell is done; until then each must be shown as running or queued."""
         self.until(lambda states: set(states.values()) == {"done"}, timeout, ("queued", "running", "done"))
 
     def until(
         self, condition: Callable[[dict[str, str]], bool], timeout: float = PATIENCE, allowed: tuple[str, ...] = ()
     ) -> dict[str, str]:
-        """Until the states of the cells are as wanted; no other state than those `allowed` may be seen meanwhile."""
+        """Wait until the states of the cells satisfy `wanted`; meanwhile no state outside `allowed` may appear."""
         deadline = time.monotonic() + timeout
         while True:
             cells = self.status()
@@ -102,32 +102,32 @@ class SlurmToy(Toy):
             time.sleep(1)
 
     def said(self) -> str:
-        """What SLURM and the supervisors printed."""
+        """Return the output of SLURM and the supervisors."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.runs.glob(".slurm/*/*.out")))
 
     def recorded(self) -> list[dict[str, Any]]:
-        """What every element of every submission was to run."""
+        """Return the recorded jobs of all elements of all submissions."""
         files = self.runs.glob(".slurm/gpas-*/elements.jsonl")
         return [job for path in files for line in path.read_text().splitlines() for job in json.loads(line)]
 
     def facts(self) -> list[dict[str, Any]]:
-        """attempt.json of every attempt."""
+        """Return attempt.json of every attempt."""
         return [json.loads((path / "attempt.json").read_text()) for path in self.attempts()]
 
     def events(self) -> list[dict[str, Any]]:
-        """The events of every journal."""
+        """Return the events of every journal."""
         lines = (line for path in self.attempts() for line in _lines(path / "journal.jsonl"))
         return [json.loads(line[9:]) for line in lines if line.endswith("}")]
 
     def training(self) -> bool:
-        """Whether every cell has trained beyond its first update in its newest attempt."""
+        """Return whether the newest attempt of every cell has trained beyond its first update."""
         newest = {path.parent: path for path in self.attempts()}
         return bool(newest) and all(
             '"kind":"step"' in "\n".join(_lines(path / "journal.jsonl")[3:]) for path in newest.values()
         )
 
     def losses(self) -> dict[tuple[str, int], float]:
-        """(cell, update) -> training loss, over all attempts; a later attempt must repeat an earlier one's exactly."""
+        """Return (cell, update) -> training loss; check that later attempts repeat earlier losses exactly."""
         found: dict[tuple[str, int], float] = {}
         for path in self.attempts():
             name = json.loads((path / "attempt.json").read_text())["name"]
@@ -138,18 +138,18 @@ class SlurmToy(Toy):
         return found
 
     def supervisors(self) -> list[int]:
-        """The process ids of the supervisors of running attempts."""
+        """Return the process ids of the supervisors of running attempts."""
         pids = {json.loads((path / "attempt.json").read_text())["submitter"]["pid"] for path in self.attempts()}
         return sorted(pid for pid in pids if Path(f"/proc/{pid}").exists())
 
     def trained_once(self, texts: int = 0) -> None:
-        """Each cell has exactly one `done`, and so have so many texts."""
+        """Check that each cell has exactly one `done`, and that `texts` texts do."""
         done = [event for event in self.events() if event["kind"] == "outcome" and event["outcome"] == "done"]
         assert len(done) == len(self.states()) + texts, self.said()
 
 
 def one_cell(cluster: Cluster, folder: Path, *, resources: str = "", **more: Any) -> SlurmToy:
-    """A project of a single cell, pre-gpas-s1."""
+    """Return a project of a single cell, pre-gpas-s1."""
     toy = SlurmToy(folder, cluster, resources=resources, **{"steps": LONG, "checkpoint_every": 100, **more})
     toy.edit("gate: [none, gpas]", "gate: [gpas]")
     toy.edit("against: {gate: none}", "against: {gate: gpas}")
@@ -157,7 +157,7 @@ def one_cell(cluster: Cluster, folder: Path, *, resources: str = "", **more: Any
 
 
 def started(cluster: Cluster, folder: Path, **more: Any) -> SlurmToy:
-    """A project of a single cell whose job is training."""
+    """Return a project of a single cell whose job is training."""
     toy = one_cell(cluster, folder, **more)
     toy.submit()
     wait(toy.training)
@@ -166,7 +166,7 @@ def started(cluster: Cluster, folder: Path, **more: Any) -> SlurmToy:
 
 @contextmanager
 def paused(toy: SlurmToy) -> Iterator[int]:
-    """The process that trains, stopped: it is still there when the block has been through, however fast it is."""
+    """Stop the training process during the block, so that it cannot finish before the block ends."""
     pid = int(next(event["pid"] for event in reversed(toy.events()) if event["kind"] == "start"))
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
@@ -178,12 +178,12 @@ def paused(toy: SlurmToy) -> Iterator[int]:
 
 
 def job_of(toy: SlurmToy) -> str:
-    """The SLURM job of a project of one cell."""
+    """Return the SLURM job of a project of one cell."""
     return next(iter(toy.queue()))
 
 
 def node_of(cluster: Cluster) -> str:
-    """Where the only job runs."""
+    """Return the node of the only job."""
     return cluster.run("squeue", "-h", "-o", "%N").strip()
 
 
@@ -192,7 +192,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def wait(condition: Callable[[], object], timeout: float = PATIENCE) -> None:
-    """Until `condition` holds."""
+    """Wait until `condition` holds."""
     until(condition, timeout, "what the test waits for")
 
 
@@ -207,7 +207,7 @@ INSTANTS = (
 
 
 def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
-    """A submitter that is killed at that instant of its work."""
+    """Run a submitter that is killed at the named instant."""
     driver = [sys.executable, str(Path(__file__).with_name("dying_submitter.py")), instant]
     command = [*driver, "run", "grid", "--executor", "slurm", "--yes", *where]
     died = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)

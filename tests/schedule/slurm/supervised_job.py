@@ -1,4 +1,4 @@
-"""A stand-in for the job that a supervisor starts: it ends as the label `act` of its cell says, needing no torch.
+"""A stand-in for the job under a supervisor, without torch: ends according to the label `act` of its cell.
 
 killed (SIGKILL in the first attempt, then done), always-killed, no-gpus (as on a node without the GPUs asked for).
 """

@@ -1,4 +1,4 @@
-"""A cluster with accounting: what it adds to the queue, what it limits, and what is missing while it is down."""
+"""A cluster with accounting: additions to the queue, limits, and the effects of an outage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 
 
 def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Path) -> None:
-    """F12: slurmdbd, and then its database."""
+    """F12: first slurmdbd is down, then its database as well."""
     toy = started(accounted, tmp_path / "toy")
     accounted.kill("slurmdbd")
     assert toy.states() == {"pre-gpas-s1": "running"}

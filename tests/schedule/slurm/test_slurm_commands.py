@@ -1,4 +1,4 @@
-"""What `gpas` says and does about jobs that users, SLURM or other people have treated unusually; SLURM is made up."""
+"""`gpas` commands on jobs that users, SLURM or others have handled in unusual ways, with fake SLURM programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def states_of(site: Site) -> dict[str, str]:
 
 
 def trainings(site: Site, state: str, **more: str) -> str:
-    """squeue's lines for the array of the trainings, of which there are eight, and the job that tokenises."""
+    """Return squeue lines for the array of the eight trainings and for the job that tokenises."""
     text, array = site.names()
     lines = (row(array, state, ArrayJobID="8", ArrayTaskID=str(i), **more) for i in range(8))
     return row(text, "RUNNING") + "".join(lines)
@@ -40,7 +40,7 @@ def test_jobs_of_another_user_that_slurm_hides_are_not_submitted_again(
 def test_jobs_are_asked_about_by_name_and_each_user_for_himself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING"))
-    # However long a command takes on a busy machine, the last answer is recent.
+    # Even if a command takes long on a busy machine, the last answer counts as recent.
     monkeypatch.setattr(queue, "_within", lambda moment, seconds: moment > 0)
     site.gpas("status")
     before = len(site.programs.calls("squeue"))

@@ -1,4 +1,4 @@
-"""A controller that hangs, dies, forgets: nothing is lost or doubled, and status says nothing false."""
+"""A controller that hangs, dies or loses jobs: nothing is lost or doubled, and status stays true."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 @contextmanager
 def forgotten(cluster: Cluster, aside: Path) -> Iterator[None]:
-    """What the controller accepts inside the block is lost: it crashes at its end, before having saved any of it."""
+    """Lose the jobs accepted inside the block: at its end the controller crashes before saving any of them."""
     cluster.kill("slurmctld")
     shutil.copytree(cluster.folder / "state", aside)
     cluster.up()
@@ -30,14 +30,14 @@ def forgotten(cluster: Cluster, aside: Path) -> Iterator[None]:
 
 
 def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: Cluster, tmp_path: Path) -> None:
-    """F10; and F8 in short: where SLURM cannot be asked, nothing is submitted."""
+    """F10, and F8 in short: while SLURM does not answer, nothing is submitted."""
     toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
     toy.edit("seed: [1]", "seed: [1, 2]")
     with paused(toy):
         cluster.run("scontrol", "update", "partitionname=low", "state=down")
         toy.submit()
         assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
-        saved = cluster.folder / "state/job_state"  # what a controller has not saved when it dies never was: F9
+        saved = cluster.folder / "state/job_state"  # jobs that a dying controller has not saved never existed: F9
         (name,) = cluster.run("squeue", "-h", "-t", "PD", "-o", "%j").split()
         until(lambda: name.encode() in saved.read_bytes(), 60, "the controller to save the queue")
         cluster.kill("slurmctld")
@@ -59,7 +59,7 @@ def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: C
 
 
 def test_jobs_that_the_controller_forgot_are_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
-    """F9: a controller that crashed has lost what it accepted, and hands its job ids out to others."""
+    """F9: a crashed controller has lost the jobs it accepted, and reuses their ids for other jobs."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     with forgotten(cluster, tmp_path / "state"):
         toy.submit()
@@ -68,19 +68,19 @@ def test_jobs_that_the_controller_forgot_are_submitted_again(cluster: Cluster, t
     words = ("--array=0", "-H", "-J", "gpas-other", "-o", "/dev/null", "--wrap", "true")
     other = [cluster.run("sbatch", "--parsable", *words).strip() for _ in range(3)]
     assert lost in other, "the id was handed out again"
-    # The answer of before serves for some seconds.
+    # The previous answer is cached for some seconds.
     toy.until(lambda states: states == {"pre-gpas-s1": "missing"}, allowed=("queued", "missing"))
     assert "does not know" in toy.status()["pre-gpas-s1"]["cause"]
     toy.edit(", sbatch: [--hold]", "")
     assert "1 job submitted" in toy.submit()
     wait(lambda: toy.states() == {"pre-gpas-s1": "done"})
     assert len(toy.attempts()) == 1
-    wait(lambda: list(toy.queue().values()) == ["PENDING"] * 3)  # the others are left alone
+    wait(lambda: list(toy.queue().values()) == ["PENDING"] * 3)  # the others are not submitted again
     toy.trained_once()
 
 
 def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    """F9: its processes are ended when their node reports them, and the id goes to another job."""
+    """F9: the job's processes are killed when their node reports them, and its id is given to another job."""
     toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=20)
     with ExitStack() as afterwards:
         with forgotten(cluster, tmp_path / "state"):
@@ -94,7 +94,7 @@ def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster,
         cell = toy.status()["pre-gpas-s1"]
         assert cell["state"] in ("queued", "running", "done"), cell
         if "scontrol release" in cell["evidence"]:
-            # A node that has not cleared the first job of that id away refuses the second, and is drained for it.
+            # A node that has not cleaned up the first job of that id refuses the second, and is drained.
             cluster.run("scontrol", "update", "nodename=ALL", "state=resume", check=False)
             cluster.run("scontrol", "release", job_of(toy), check=False)
         return cell["state"] == "done"
@@ -105,7 +105,7 @@ def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster,
 
 
 def test_an_sbatch_whose_answer_is_lost_is_found_by_name(cluster: Cluster, tmp_path: Path) -> None:
-    """F8: the controller hangs as sbatch asks; sbatch fails, the array exists all the same."""
+    """F8: the controller hangs during sbatch, which fails although the array exists."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
     hook = tmp_path / "bin"
     hook.mkdir()

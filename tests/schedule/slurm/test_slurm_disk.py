@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Nothing in `folder` can be changed, not even by root or by who has a file open already."""
+    """Make everything in `folder` immutable, even for root and for processes with open files."""
     if os.geteuid() != 0 or subprocess.run(["chattr", "-R", "+i", str(folder)], capture_output=True).returncode:
         pytest.skip("making a folder immutable needs root and a file system with chattr")
     try:
@@ -29,7 +29,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def complete(toy: SlurmToy) -> None:
-    """One further `gpas run grid` leads to a complete table, and to nothing done twice."""
+    """Check that one more `gpas run grid` completes the table, with nothing done twice."""
     toy.submit()
     toy.finish()
     assert "GPAS" in toy.gpas("table", "--format", "markdown").stdout
@@ -50,7 +50,7 @@ def test_a_folder_made_read_only_under_a_running_job_costs_an_attempt(cluster: C
 def test_a_folder_made_read_only_before_a_job_starts_costs_its_place_in_the_queue(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """F18: SLURM cannot even open the job's log, and ends it without a word."""
+    """F18: SLURM cannot open the job's log, and ends the job without a message."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()
     with read_only(toy.runs):
@@ -63,7 +63,7 @@ def test_a_folder_made_read_only_before_a_job_starts_costs_its_place_in_the_queu
 
 
 def test_only_the_cells_read_only_the_job_says_so_and_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    """The log can be written, and no attempt made."""
+    """The log can be written, but no attempt can be created."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()
     (stage,) = (path.parent for path in toy.runs.glob("??/*/claim.json"))
@@ -110,7 +110,7 @@ def test_a_disk_that_is_full_when_jobs_start_costs_their_places_in_the_queue(
 
 
 def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
-    """F14: of everything that is written aside and renamed, the file aside; and torn files from a power cut."""
+    """F14: stale temporary files of every file that is replaced by renaming, and files torn by a power failure."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
     wait(lambda: bool(list(toy.attempts()[0].glob("checkpoints/step-*"))))
     kill(toy.supervisors()[0])
@@ -139,7 +139,7 @@ def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluste
 
 
 def test_a_submission_folder_that_is_removed_gives_its_cells_back(cluster: Cluster, tmp_path: Path) -> None:
-    """F18: the folder of the job's log is gone when the job starts, and the record of what it was to do with it."""
+    """F18: when the job starts, the folder of its log is gone, and with it the record of its work."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()
     (place,) = (path for path in toy.runs.glob(".slurm/gpas-*") if path.is_dir())

@@ -1,4 +1,4 @@
-"""What a cluster does to jobs, done to a real one: each time the grid completes, and status says nothing false.
+"""Cluster faults injected into a real cluster: each time the grid completes, and status stays true.
 
 F1   a time limit                  test_a_time_limit_shorter_than_the_run_takes_several_requeues
 F2   preemption                    test_slurm_preemption.py
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.long
 
 
 def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_path: Path) -> None:
-    """F1, F2, F3: a warning signal as before a time limit, then a requeue without any; the curve is unbroken."""
+    """F1, F2, F3: a warning signal as before a time limit, then a requeue without warning; the curve is unbroken."""
     straight = one_cell(cluster, tmp_path / "straight")
     straight_run = Toy.start(straight, "run", "grid", "--executor", "local", "--yes")
     toy = started(cluster, tmp_path / "toy")
@@ -79,7 +79,7 @@ def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Clust
 def test_what_others_requeue_or_hold_is_waited_for_and_what_is_done_stays_done(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """F3: held by an administrator, with nobody warned; and run once more after its end."""
+    """F3: an administrator holds jobs without any warning, and requeues one that has ended."""
     toy = started(cluster, tmp_path / "toy")
     job = job_of(toy)
     cluster.run("scontrol", "requeuehold", job)
@@ -101,7 +101,7 @@ def test_what_others_requeue_or_hold_is_waited_for_and_what_is_done_stays_done(
 
 
 def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """F13: the warning comes while Python is still starting."""
+    """F13: the warning arrives while Python is still starting."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
     toy.submit()
     until(lambda: "RUNNING" in toy.queue().values(), 60, "the job")
@@ -113,7 +113,7 @@ def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_a_job_that_was_killed_runs_again_as_it_was(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: SIGKILL alone does not show that memory ran out."""
+    """F15: SIGKILL alone is no evidence of exhausted memory."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 4")
     (job,) = toy.queue()
     kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGKILL)
@@ -131,7 +131,7 @@ def test_a_job_that_was_killed_runs_again_as_it_was(cluster: Cluster, tmp_path: 
 def test_a_killed_process_is_interrupted_and_goes_on(
     cluster: Cluster, tmp_path: Path, victim: str, number: int
 ) -> None:
-    """F15: the end of the training, or of everything that could have told of it."""
+    """F15: the training process is killed, or every process that could have reported its end."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
     (supervisor,) = toy.supervisors()
     if victim == "supervisor":
@@ -147,7 +147,7 @@ def test_a_killed_process_is_interrupted_and_goes_on(
 
 
 def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: what the user took away with SLURM's own command is not run again until `gpas retry`."""
+    """F15: a job cancelled with SLURM's own scancel runs again only after `gpas retry`."""
     toy = started(cluster, tmp_path / "toy")
     cluster.run("scancel", job_of(toy))
     toy.until(lambda states: states["pre-gpas-s1"] == "cancelled", allowed=("running", "cancelled"))
@@ -183,7 +183,7 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
 
 
 def waits_for(pid: int, number: int) -> bool:
-    """Whether a signal has been sent to a stopped process, which does not know yet; or it has left before that."""
+    """Return whether the signal is pending for the stopped process, or the process has already exited."""
     try:
         told = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def waits_for(pid: int, number: int) -> bool:
 
 
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
-    """F1, with SLURM's own clock: warned a minute before the end, or when it looks at the limit before that."""
+    """F1, with SLURM's own clock: SLURM warns a minute before the limit, or earlier if it checks the limit earlier."""
     toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=10**6)
     toy.edit("'0:10:00', notice: 20", "'0:02:00', notice: 60")
     straight = one_cell(cluster, tmp_path / "straight")
@@ -207,7 +207,7 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
 
 
 def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: SLURM kills the step; the next command submits it with half the micro-batch, and says why."""
+    """F15: SLURM kills the step; the next command submits the cell with half the micro-batch and states the reason."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="micro_batch: 4")
     toy.edit("mem: 1000M", "mem: 200M")
     toy.submit()
@@ -222,7 +222,7 @@ def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path:
 
 
 def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Cluster, tmp_path: Path) -> None:
-    """Both stages are submitted at once; a child of a stage that failed does not run, and retry brings both back."""
+    """Both stages are submitted at once; a stage whose parent failed does not run, and retry runs both again."""
     toy = SlurmToy(tmp_path / "toy", cluster, resources=BROKEN)
     toy.edit("base: {size: toy, data: notes}", "base: {size: toy, data: notes, importance: {eval_tokens: 200}}")
     said = toy.submit()

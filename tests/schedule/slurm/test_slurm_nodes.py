@@ -1,4 +1,4 @@
-"""What happens to nodes, done to real jobs: each time the grid completes, and status says nothing false."""
+"""Node failures under real jobs: each time the grid completes, and status stays true."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ pytestmark = pytest.mark.long
 
 
 def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
-    """F4: SLURM starts the job elsewhere while the first goes on; that one notices, saves and leaves."""
+    """F4: SLURM starts the job elsewhere while the first copy still runs; the first copy notices, saves and exits."""
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
-    with paused(toy):  # or it might be done before its rival has started
+    with paused(toy):  # otherwise it might finish before its rival has started
         cluster.kill(f"slurmd.{node}")
         cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
         wait(lambda: len(toy.attempts()) == 2)
@@ -32,7 +32,7 @@ def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path
 
 
 def test_a_result_from_a_node_taken_for_dead_counts(cluster: Cluster, tmp_path: Path) -> None:
-    """F5: the orphan ends well while SLURM has its job waiting, which then finds nothing left to do."""
+    """F5: the orphan finishes while SLURM has its job pending, which then finds nothing left to do."""
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
     others = ",".join(f"n{i}" for i in range(1, NODES + 1) if f"n{i}" != node)
@@ -52,7 +52,7 @@ def test_a_result_from_a_node_taken_for_dead_counts(cluster: Cluster, tmp_path: 
 
 
 def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
-    """F6: the job's processes are gone with their node; SLURM runs it again, and nobody submits it once more."""
+    """F6: the job's processes die with their node; SLURM requeues the job, and no command submits it again."""
     toy = started(cluster, tmp_path / "toy")
     cluster.power_off(node_of(cluster))
     assert "0 jobs submitted, 1 already" in toy.submit()
@@ -62,7 +62,7 @@ def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Pa
 
 
 def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
-    """F7: the node does not answer for longer than SlurmdTimeout; its job and the one that replaces it agree."""
+    """F7: the node is silent for longer than SlurmdTimeout; its job and the replacement agree."""
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
     cluster.kill(f"slurmd.{node}", signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path
 
 
 def test_a_suspended_job_is_alive_and_drained_nodes_only_delay(cluster: Cluster, tmp_path: Path) -> None:
-    """F16, F17."""
+    """F16 and F17."""
     toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
     job = job_of(toy)
     nodes = ",".join(f"n{i}" for i in range(1, NODES + 1))

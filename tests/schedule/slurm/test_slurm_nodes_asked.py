@@ -1,4 +1,4 @@
-"""`gpas doctor --nodes`: each profile of resources is tried, and nothing is left in the queue; SLURM is made up."""
+"""`gpas doctor --nodes` with fake SLURM programs: each resource profile is tried, and the queue is left empty."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROFILES = """\
 
 @pytest.fixture
 def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A project of two profiles; the job of the first, which is small's, is the first that sbatch sees."""
+    """Return a project with two profiles; the first job that sbatch sees is that of the first profile, of small."""
     text = (site.gpas.folder / "experiments.yaml").read_text()
     site.gpas.declare(text.replace("    title: Small\n", f"    title: Small\n{PROFILES}"))
     monkeypatch.setattr(nodes, "POLL_SECONDS", 0.05)
@@ -29,7 +29,7 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def findings(site: Site) -> dict[str, str]:
-    """What each finding says of nodes, problems and notes with a mark."""
+    """Return the findings about nodes by name; problems and notes are marked."""
     found = site.gpas("doctor", "--nodes", "--json", expect=None).json["findings"]
     return {
         f"{each['what']}": f"{each['status']}: {each['detail']}"
@@ -39,7 +39,7 @@ def findings(site: Site) -> dict[str, str]:
 
 
 def keep(site: Site, then: str) -> None:
-    """Let sbatch keep a copy of the script as script.N, and do `then`, with the log's path in $log."""
+    """Let sbatch save a copy of the script as script.N and then run `then`, with the log's path in $log."""
     site.sbatch(
         'for path in "$@"; do :; done; cat "$path" > $0.script.$n; log="${path%.sh}.out"\n' + then + "\necho $id"
     )

@@ -1,4 +1,4 @@
-"""How long jobs have to save, by what a site says of itself; needs no cluster."""
+"""The time that jobs have to save, from the configuration of a site; needs no cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(runs: Path, seconds: float) -> None:
-    """An attempt that wrote a checkpoint in so many seconds, after updates of half a second."""
+    """Record an attempt that took `seconds` to write a checkpoint, with updates of half a second."""
     journal = Journal(make_attempt(runs, "0123456789abcdef", {}).journal_path)
     journal("step", step=1, seconds_per_step=0.5)
     journal("checkpoint", step=1, seconds=seconds)

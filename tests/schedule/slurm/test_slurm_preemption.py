@@ -1,4 +1,4 @@
-"""Jobs that more urgent ones push aside: warned or only told to end, they save and go on; and how long they have."""
+"""Preempted jobs, warned or merely terminated, save and resume; and the time they have to do so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_toy import SlurmToy, started, wait
 pytestmark = pytest.mark.long
 
 URGENT = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
-# A job that hears every warning, says when, and stays until it is killed.
+# A job that records every signal with its time and runs until it is killed.
 STUBBORN = """\
 import signal, sys, time
 said = open(sys.argv[1], "a", buffering=1)
@@ -28,7 +28,7 @@ while True:
 
 @pytest.mark.parametrize("told", ["warned", "ended"])
 def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
-    """F2: warned by USR2 at once because of preempt_send_user_signal, or only told to end by TERM, SLURM's default."""
+    """F2: USR2 arrives at once because of preempt_send_user_signal, or only TERM does, which is SLURM's default."""
     if told == "ended":
         cluster.configure("SlurmctldParameters=", "#SlurmctldParameters=")
     toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
@@ -42,7 +42,7 @@ def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, 
 
 
 def test_a_preempted_job_has_the_time_that_doctor_says(cluster: Cluster, tmp_path: Path) -> None:
-    """From the warning to the kill: GraceTime and KillWait, never less."""
+    """The time from the warning to the kill is GraceTime plus KillWait, never less."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=20)
     toy.gpas("run", "grid", "--executor", "local", "--yes")
     told = json.loads(toy.gpas("doctor", "--json", expect=None).stdout)["findings"]

@@ -1,4 +1,4 @@
-"""The parts of submitting that need no cluster: sbatch text, arrays, SLURM's words, and the judgement over them."""
+"""The parts of submission that need no cluster: sbatch scripts, arrays, SLURM output, and the resulting states."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_what_was_not_answered_is_not_a_refusal() -> None:
 
 
 class Asked(SlurmView):
-    """A scheduler that has given one answer, and a submitter that is dead."""
+    """A scheduler with one fixed answer, and a dead submitter."""
 
     def queue_after(self, claim: Claim) -> Queue:
         return self.queue
@@ -309,7 +309,7 @@ def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
         raise client.SlurmError("down", answered=False)
 
     monkeypatch.setattr(client, "run", down)
-    monkeypatch.setattr(client, "present", lambda _name: True)  # also where SLURM is not installed
+    monkeypatch.setattr(client, "present", lambda _name: True)  # even if SLURM is not installed
     assert queue.current(tmp_path).error == "down"
     assert queue.current(tmp_path).error == "down"
     assert asked == ["squeue"]
@@ -321,7 +321,7 @@ def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
 
 
 def test_the_newest_submitit_renders_our_script(tmp_path: Path) -> None:
-    """Pins the one method of submitit that is not public, and what we expect of it."""
+    """Pin the one non-public method of submitit that is used, and the expected output."""
     from submitit.slurm.slurm import SlurmExecutor
 
     signature = inspect.signature(SlurmExecutor._make_submission_file_text)

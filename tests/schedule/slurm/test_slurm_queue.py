@@ -1,4 +1,4 @@
-"""Asking the scheduler: once for everybody's jobs, from the next source where the first is missing, held jobs named."""
+"""Querying the queue: one query for all jobs, fallback to the next source, and names of held jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpas_cli.store.rundir import write_json
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A submission of three elements."""
+    """Return a runs folder with a submission of three elements."""
     (tmp_path / "runs/.slurm" / NAME).mkdir(parents=True)
     write_json(tmp_path / "runs/.slurm" / NAME / "submission.json", submission_facts(keys=[["a"], ["b"], ["c"]]))
     return tmp_path / "runs"
@@ -51,7 +51,7 @@ def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, mo
         assert states[-1].job is not None
         assert states[-1].job.id == "7_999"
     assert states[-1].job.in_line == "1000th of 1000 in low"
-    assert len(programs.calls("squeue")) == 2  # one for each look; the second wanted places in line
+    assert len(programs.calls("squeue")) == 2  # one query per look; only the second needs places in line
     assert f"--name={NAME}" in programs.calls("squeue")[0]
     assert f"--name={NAME}" not in programs.calls("squeue")[1]
     assert not programs.calls("sacct")
@@ -75,7 +75,7 @@ def test_places_count_everybody_who_waits_for_a_machine(programs: Programs, runs
     assert places == [(2, 4), (3, 4), (0, 0)]
     assert str(found.find(NAME, 2)) == "SLURM 7_2 PENDING (held; `scontrol release 7_2` lets it go)"
     assert list(found.jobs) == [NAME]
-    assert queue.current(runs, 100).find(NAME, 0) == found.find(NAME, 0)  # what is kept is what was told
+    assert queue.current(runs, 100).find(NAME, 0) == found.find(NAME, 0)  # the cached answer equals the reported one
 
 
 @pytest.mark.parametrize("squeue", ["missing", "refused"])
@@ -149,7 +149,7 @@ def test_answers_are_kept_as_json_that_older_versions_of_the_file_do_not_break(r
 
 @pytest.mark.parametrize("ahead", [2.0, 3600.0])
 def test_an_answer_kept_by_a_clock_that_is_ahead_hides_no_job(programs: Programs, runs: Path, ahead: float) -> None:
-    """Another host, or the same one before its clock was put right, has kept an answer from before the submission."""
+    """The cached answer predates the submission: another host wrote it, or this one before a clock correction."""
     key = "a" * 16
     submitter = Submitter(runs)
     write_claim(runs, key, submitter, "slurm", submission=NAME, index=0)

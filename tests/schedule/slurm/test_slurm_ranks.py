@@ -1,4 +1,4 @@
-"""A cell that several tasks of a job train together: one of them dies, or has no room. What do the others do?"""
+"""A cell trained by several tasks of one job: what the others do when one dies or runs out of memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slurm_toy import LONG, SlurmToy, kill, one_cell, wait
 
 pytestmark = pytest.mark.long
 
-# The nodes of this cluster have names that nobody resolves.
+# The names of this cluster's nodes do not resolve.
 JOB, SUPERVISOR = "worker.job", "schedule.slurm.supervisor"
 TOGETHER = "ranks: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
 
 
 def processes(toy: SlurmToy, module: str, rank: int) -> list[psutil.Process]:
-    """The living processes of that rank that run `module` for the toy."""
+    """Return the live processes of that rank that run `module` for the toy."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -37,7 +37,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def together(cluster: Cluster, folder: Path, more: str, nodes: int = 1) -> SlurmToy:
-    """A cell that two tasks are training."""
+    """Return a project with a cell that two tasks are training."""
     toy = one_cell(cluster, folder, resources=f"{TOGETHER}, nodes: {nodes}, {more}", steps=LONG // 2)
     toy.submit()
     wait(toy.training)
@@ -54,7 +54,7 @@ def together(cluster: Cluster, folder: Path, more: str, nodes: int = 1) -> Slurm
     ],
 )
 def test_a_task_that_dies_ends_the_others(cluster: Cluster, tmp_path: Path, victim: str, rank: int, nodes: int) -> None:
-    """F16: nobody waits for a dead process until the time limit; the cell goes on, if need be with one more command."""
+    """F16: no task waits for a dead process until the time limit; the cell resumes, perhaps after another command."""
     toy = together(cluster, tmp_path / "toy", "micro_batch: 1", nodes)
     everybody = [process for module in (JOB, SUPERVISOR) for r in (0, 1) for process in processes(toy, module, r)]
     kill(processes(toy, victim, rank)[0].pid)
@@ -69,7 +69,7 @@ def test_a_task_that_dies_ends_the_others(cluster: Cluster, tmp_path: Path, vict
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_tasks_of_which_one_is_killed_go_on_at_once(cluster: Cluster, tmp_path: Path, rank: int) -> None:
-    """F15: all start again in the same job, and nothing shows that memory ran out: the micro-batch stays."""
+    """F15: all tasks restart in the same job; without evidence of exhausted memory, the micro-batch stays."""
     toy = together(cluster, tmp_path / "toy", "micro_batch: 2")
     (job,) = toy.queue()
     processes(toy, JOB, rank)[0].send_signal(signal.SIGKILL)

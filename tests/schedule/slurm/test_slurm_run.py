@@ -1,4 +1,4 @@
-"""A grid on a real SLURM controller: submitted once, whoever submits and dies, and told truly meanwhile."""
+"""A grid on a real SLURM controller: submitted once, whichever submitter dies, with a true status throughout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_toy import INSTANTS, PATIENCE, SlurmToy, die_at, wait
 
 @contextmanager
 def closed(cluster: Cluster) -> Iterator[None]:
-    """Jobs are accepted, and none starts."""
+    """Accept jobs inside the block, but start none."""
     cluster.run("scontrol", "update", "PartitionName=low", "State=DOWN")
     try:
         yield
@@ -32,7 +32,7 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
         assert "2 jobs submitted" in toy.submit()
         again = toy.submit()
     assert "0 jobs submitted, 2 already queued or running" in again
-    toy.edit("A toy grid", "Another title")  # what is edited now reaches no job
+    toy.edit("A toy grid", "Another title")  # edits after submission do not affect the jobs
     toy.finish()
     assert "no job to start" in toy.submit()
     assert len(toy.attempts()) == 2
@@ -44,8 +44,8 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("nodes", "pack"), [(1, 2), (2, 1)])
 def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Path, nodes: int, pack: int) -> None:
-    """And so do the two cells that share a job."""
-    # The nodes of this cluster have names that nobody resolves.
+    """Two cells that share a job do so as well."""
+    # The names of this cluster's nodes do not resolve.
     together = f"ranks: 2, nodes: {nodes}, pack: {pack}, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
     toy, alone = SlurmToy(tmp_path / "toy", cluster, resources=together), SlurmToy(tmp_path / "alone", cluster)
     toy.edit("mem: 1000M", "mem: 2000M")
@@ -70,7 +70,7 @@ def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path
 
 @pytest.mark.long
 def test_submitters_killed_at_any_instant_cost_and_double_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """Each submits cells of its own; one further command completes them all."""
+    """Each submitter has its own cells; one more command completes all of them."""
     toy = SlurmToy(tmp_path / "toy", cluster, seeds=", ".join(map(str, range(1, len(INSTANTS) + 3))))
     toy.edit("gate: [none, gpas]", "gate: [gpas]")
     toy.edit("against: {gate: none}", "against: {gate: gpas}")

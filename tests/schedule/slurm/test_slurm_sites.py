@@ -1,4 +1,4 @@
-"""What sites and users set up in other ways than the test cluster does, and nodes that are not what they should be."""
+"""Sites and users with a different setup from the test cluster's, and nodes that differ from their description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 def test_a_cell_that_asked_for_gpus_leaves_nodes_without_them_and_trains_nowhere_else(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The GPUs of this cluster are in its books only."""
+    """The GPUs of this cluster exist only in its configuration."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="gpus: 1, retries: 2")
     toy.submit()
     toy.until(lambda states: states["pre-gpas-s1"] == "failed", allowed=("queued", "running", "failed"))
@@ -55,7 +55,7 @@ def test_defaults_of_sites_and_users_for_slurms_programs_change_nothing(
 
 
 def asked(toy: SlurmToy) -> dict[str, str]:
-    """What `gpas doctor --nodes` finds: detail by name."""
+    """Return the findings of `gpas doctor --nodes`: name -> detail."""
     found = json.loads(toy.gpas("doctor", "--nodes", "--json", expect=4).stdout)["findings"]
     return {each["what"]: each["detail"] for each in found}
 
@@ -78,7 +78,7 @@ def test_doctor_asks_a_node_as_the_cells_would_and_leaves_nothing_in_the_queue(
 
 @pytest.fixture
 def private(cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster that shows users only jobs of their own."""
+    """Yield a cluster that shows users only their own jobs."""
     cluster.configure("MaxJobCount=", "PrivateData=jobs\nMaxJobCount=")
     yield cluster
     cluster.configure("PrivateData=jobs\n", "")
@@ -92,7 +92,7 @@ def test_two_users_of_one_folder_submit_nothing_twice(private: Cluster, tmp_path
     before = toy.queue()
 
     def other(*words: str) -> str:
-        # Another user to SLURM, who may read this Python and the folder wherever they are.
+        # A different user to SLURM, who may still read this Python and the folder wherever they are.
         user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",
                 "--ambient-caps=+dac_override"]  # fmt: skip
         env = {**toy.environment(), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -105,7 +105,7 @@ def test_two_users_of_one_folder_submit_nothing_twice(private: Cluster, tmp_path
     assert {cell["state"] for cell in cells} == {"unknown"}, cells
     assert "root submitted it" in cells[0]["evidence"]
     assert "0 jobs submitted" in other("run", "grid", "--executor", "slurm", "--yes")
-    assert set(toy.states().values()) == {"queued"}  # the other user's answers are his own
+    assert set(toy.states().values()) == {"queued"}  # the other user's cached answers affect only that user
     assert toy.queue() == before
     private.run("scontrol", "update", "partitionname=low", "state=up")
     toy.finish()
@@ -123,7 +123,7 @@ def test_a_python_that_nodes_do_not_have_is_named(cluster: Cluster, tmp_path: Pa
 def test_a_cell_cancelled_with_scancel_while_it_waits_for_another_stays_cancelled(
     accounted: Cluster, tmp_path: Path
 ) -> None:
-    """Also after the controller has forgotten the job, and accounting alone remembers it."""
+    """This also holds when the controller has forgotten the job and only accounting remembers it."""
     toy = one_cell(accounted, tmp_path / "toy", tokenised=False)
     accounted.run("scontrol", "update", "partitionname=low", "state=down")
     toy.submit()

@@ -1,4 +1,4 @@
-"""Jobs that wait for other jobs, on a real controller: the text before the training, later stages after it."""
+"""Jobs with dependencies on a real controller: text before training, later stages after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpas_cli.state.observe import observe
 
 
 def names(toy: SlurmToy) -> dict[str, str]:
-    """Kind of stage -> SLURM's dependency of each array that is queued."""
+    """Return kind of stage -> SLURM dependency, for each queued array."""
     found = {}
     for path in toy.runs.glob(".slurm/gpas-*/elements.jsonl"):
         kind = json.loads(path.read_text().splitlines()[0])[0]["stage"]
@@ -40,7 +40,7 @@ def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp
     trained = [path for path in toy.attempts() if "pretrain" in (path / "attempt.json").read_text()]
     log = toy.gpas("logs", "pre-s1").stdout
     assert log.index("==> tokenise ") < log.index("==> pretrain "), "the text's log comes first"
-    assert not any('"detail"' in (path / "journal.jsonl").read_text() for path in trained)  # nobody else tokenised
+    assert not any('"detail"' in (path / "journal.jsonl").read_text() for path in trained)  # only one job tokenised
     assert "no job to start" in toy.submit()
 
 
@@ -147,7 +147,7 @@ STAGE_KINDS = {
 def test_stages_of_a_plugin_wait_for_the_stages_they_build_on(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two kinds of stage from a plugin file: a training after the first, and a stage that builds on it."""
+    """A plugin file adds two kinds of stage: a training after the first one, and a stage that builds on it."""
     toy = SlurmToy(tmp_path / "toy", cluster)
     (toy.folder / "stages.py").write_text(STAGES)
     toy.edit("version: 1\n", "version: 1\nplugins: [stages.py]\n")
@@ -160,7 +160,7 @@ def test_stages_of_a_plugin_wait_for_the_stages_they_build_on(
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     for fact in [fact for fact in toy.recorded() if fact["stage"] == "scoring"]:
-        # What SLURM answered is used for some seconds.
+        # SLURM's answer is cached for some seconds.
         until(lambda key=fact["key"]: observe(toy.runs, key).state == "cancelled", 30, "a new answer of SLURM")
         seen = observe(toy.runs, fact["key"])
         assert seen.cause == f"its tuning of {fact['grid']}/{fact['name']} failed (as asked)"
@@ -173,7 +173,7 @@ def test_stages_of_a_plugin_wait_for_the_stages_they_build_on(
 
 @pytest.mark.long
 def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluster, tmp_path: Path) -> None:
-    # The nodes of this cluster have names that nobody resolves.
+    # The names of this cluster's nodes do not resolve.
     two = SlurmToy(
         tmp_path / "two", cluster, resources="ranks: 2, nodes: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
     )
@@ -193,7 +193,7 @@ def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluste
 
 @pytest.mark.long
 def test_what_waits_goes_on_waiting_for_a_job_that_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
-    """A parent that is warned, saves and is requeued has not failed: its child stays, and is submitted once."""
+    """A parent that is warned, saves and is requeued has not failed: its child stays queued, and is submitted once."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=800, checkpoint_every=10**6)
     toy.edit("gate: [none, gpas]", "gate: [gpas]")
     toy.edit("against: {gate: none}", "against: {gate: gpas}")

@@ -1,4 +1,4 @@
-"""Submitting where a site has wrappers, filters and users with defaults of their own; sbatch is made up."""
+"""Submission at sites with wrappers, filters and user defaults of their own, with a fake sbatch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_job_id_is_found_among_what_a_wrapper_prints(site: Site, says: str) 
     site.sbatch(says)
     said = site.submit().out
     assert "as SLURM job 7:" in said
-    assert "as SLURM job 8:" in said  # the trainings wait for the text, whose job id was understood
+    assert "as SLURM job 8:" in said  # the trainings depend on the text, whose job id was parsed
     (script,) = [path for path in site.gpas.runs.glob(".slurm/*/submission.sh") if "--dependency" in path.read_text()]
     assert "#SBATCH --dependency=afterok:7_0\n" in script.read_text()
 

@@ -1,4 +1,4 @@
-"""What the supervisor of an array element does when its job ends: real processes, and SLURM's programs made up."""
+"""The supervisor of an array element at the end of its job, with real processes and fake SLURM programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sys.exit(supervisor.main(Path(sys.argv[1])))
 
 
 def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subprocess.CompletedProcess[str]:
-    """Run the only element of a submission on the node n1, as SLURM would."""
+    """Run the only element of a submission on node n1, as SLURM would."""
     runs = tmp_path / "runs"
     place = runs / ".slurm" / NAME
     place.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_memory_that_was_nearly_all_taken_is_evidence(monkeypatch: pytest.Monkey
     watch.look([1])
     assert watch.evidence() == ""
     watch.look([1, 2])
-    watch.look([3])  # both have ended
+    watch.look([3])  # both jobs have ended
     assert watch.evidence() == "it took 92 MiB of 100 MiB"
     watch.begin()
     assert watch.evidence() == ""
