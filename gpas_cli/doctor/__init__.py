@@ -3,6 +3,6 @@
 examine      every finding, cheapest first
 slurm        the configuration of a cluster
 preemption   how long jobs have to save before they are killed
-nodes        what compute nodes see, from short jobs on them
+nodes        short jobs that report what compute nodes see
 probe        the script of such a job; needs only Python
 """

@@ -36,7 +36,7 @@ PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a UR
 
 
 def examine(project: Project, *, nodes: bool = False, check: Check | None = None) -> Iterator[Finding]:
-    """Yield every finding, cheapest first; with `nodes`, also what compute nodes of the cluster see.
+    """Yield every finding, cheapest first; with `nodes`, also findings about the compute nodes of the cluster.
 
     `check` returns further problems of the experiments file.
     """
@@ -113,7 +113,7 @@ def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
 
     try:
         version = client.run("sbatch", "--version").strip()
-    except client.SlurmError as error:  # the programs are installed, and no cluster is configured
+    except client.SlurmError as error:  # the programs are installed, but no cluster is configured
         yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
         return
     resources = _resources(project)
@@ -143,7 +143,7 @@ def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
 
 
 def _declared(project: Project, check: Check | None = None) -> tuple[int, list[Entry]]:
-    """Return the number of declared grids and the cells of all. Raises GpasError if the file is invalid."""
+    """Return the number of declared grids and all their cells. Raises GpasError if the file is invalid."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
 
@@ -186,7 +186,7 @@ def _database(project: Project) -> Finding:
 
 
 def _secrets(project: Project) -> Iterator[Finding]:
-    """Look for passwords that earlier versions wrote into the records of submissions, which others may read."""
+    """Yield a finding if an earlier version wrote the database's password into submissions, which others may read."""
     exposed = []
     for record in project.runs.glob(".slurm/*/submission.json"):
         with suppress(OSError):

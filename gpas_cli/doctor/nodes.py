@@ -36,7 +36,7 @@ PERMANENT_REASONS = (
 
 @dataclass
 class Probe:
-    """One probe: the cells it stands for, the name and log of its job, and its answer or what went wrong."""
+    """A probe: the cells whose resources it has, the name and log of its job, and its answer or its problem."""
 
     label: str
     name: str

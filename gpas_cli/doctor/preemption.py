@@ -1,7 +1,8 @@
 """The time between SLURM's warning and the end of a job, and whether a checkpoint can be saved in it.
 
-A preempted job is warned at once: with its own signal if SlurmctldParameters has preempt_send_user_signal, or with
-TERM. It is killed KillWait seconds after GraceTime. Before a time limit, the warning comes `notice` seconds ahead.
+A preempted job is warned at once: with the signal that it asked for if SlurmctldParameters has
+preempt_send_user_signal, else with TERM. It is killed KillWait seconds after GraceTime. Before its time limit, a job is
+warned `notice` seconds ahead.
 https://slurm.schedmd.com/preempt.html
 """
 
@@ -20,11 +21,14 @@ from gpas_cli.state.progress import number
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import all_attempts
 
-SLACK_SECONDS = 2.0  # until a job handles its warning, and until SLURM notices its end
+SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
 
 
 def findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
-    """Compare the time that the site gives jobs with the time a checkpoint takes. `notices` are those of the cells."""
+    """Yield findings that compare the time jobs have after a warning with the time a checkpoint takes.
+
+    `notices` has the values of `resources.notice` among the cells, in seconds.
+    """
     save = slowest_save(runs)
     took = "no checkpoint measured yet" if save is None else f"an update and a checkpoint took up to {save:.1f} s here"
     need = 0.0 if save is None else save + SLACK_SECONDS
@@ -59,7 +63,10 @@ def _preemption(config: Mapping[str, str], took: str, need: float) -> Finding:
 
 
 def slowest_save(runs: Path) -> float | None:
-    """Return the most seconds that an update and a checkpoint took, by the ends of all journals; None without any."""
+    """Return the longest time that an update and a checkpoint took together, in seconds; None if none is recorded.
+
+    Reads only the end of each journal.
+    """
     found = list[float]()
     for attempt in all_attempts(runs):
         with suppress(OSError):
@@ -83,7 +90,7 @@ def _of_partitions() -> dict[str, float]:
 
 
 def _of_qos() -> dict[str, float]:
-    """Return the GraceTime of each quality of service that another can preempt."""
+    """Return the GraceTime of each quality of service that another one can preempt."""
     lines = client.run("sacctmgr", "-n", "-P", "show", "qos", "format=name,gracetime,preempt").splitlines()
     told = [line.split("|") for line in lines if line.count("|") >= 2]
     victims = {name for _, _, others, *_ in told for name in others.split(",")}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def lock_of(path: Path) -> str:
-    """Return whether this node sees the lock that the submitting host holds: "held", "free", or an error."""
+    """Return "held" if this node sees the lock that the submitting host holds, "free" if it does not, or the error."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

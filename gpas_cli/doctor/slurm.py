@@ -19,11 +19,11 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.words import listed
 
-MAX_SKEW_SECONDS = 5.0  # between clocks, before ages in `gpas status` mislead
+MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
 
 
 def configuration(version: str, runs: Path, notices: Collection[int]) -> Iterator[Finding]:
-    """Yield the findings about the controller's configuration. `notices` are those that the cells ask for."""
+    """Yield findings about the controller's configuration. `notices` has the values of `resources.notice`."""
     try:
         config = client.configuration()
     except SlurmError as error:
@@ -61,9 +61,9 @@ def _accounting(config: Mapping[str, str]) -> Finding:
 
 
 def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
-    """Yield what compute nodes see, from one short job per set of resources among the cells.
+    """Yield findings about compute nodes, from one short job per set of resources among the cells.
 
-    `resources` are those of the cells, by name. Waits for nodes, for a limited time.
+    `resources` has the resources of each cell by its name. Waits for nodes for a limited time.
     """
     project.runs.mkdir(parents=True, exist_ok=True)
     profiles = _different(resources) or {"": Resources()}
@@ -85,7 +85,7 @@ def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Find
 
 
 def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
-    """Return the resources that lead to different nodes or another Python, named after the cells that have them."""
+    """Return one of each set of resources that select the same nodes and Python, named after the cells that have it."""
     found: dict[str, list[str]] = {}
     for name, asked in resources.items():
         where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)

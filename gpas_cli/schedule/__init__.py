@@ -1,9 +1,9 @@
-"""Who runs the jobs: a `Scheduler`, chosen once.
+"""Schedulers: where jobs run, and how they are submitted, followed and cancelled.
 
 scheduler    the protocol, and the choice between schedulers
 summary      how a run reports its progress, and how it ended
-process      what every scheduler needs to start and to recognise the process of an attempt
-cancel       cancel stages, wherever they run
+process      the process of an attempt: its identity, its environment, the record of its exit
+cancel       cancel cells, whichever scheduler runs them
 extras       optional libraries that a run needs
 local/       slots and processes of this machine
 slurm/       job arrays of a SLURM cluster

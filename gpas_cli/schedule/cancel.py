@@ -1,4 +1,4 @@
-"""Cancel cells: each one's scheduler removes it from its queue, or asks its job to stop."""
+"""Cancellation of cells: the scheduler of each removes it from the queue, or asks its job to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpas_cli.state.view import SchedulerView
 
 @dataclass(frozen=True)
 class Cancelling:
-    """What was done for one cell. `asked` is False if there was nothing to cancel or nothing could be asked to stop."""
+    """The outcome of cancelling one cell. `asked` is False if there was nothing to cancel, or the request failed."""
 
     state: CellStatus
     asked: bool
@@ -24,7 +24,7 @@ class Cancelling:
 
 
 def cancel(runs: Path, states: Iterable[CellStatus]) -> list[Cancelling]:
-    """Ask that each cell's current stage be cancelled; a stage that several cells share is asked once."""
+    """Cancel the current stage of each cell; a stage that several cells share is cancelled once."""
     done: dict[str, tuple[bool, str]] = {}
     look = SchedulerView(runs, max_age_seconds=0.0)
     result = []

@@ -1,4 +1,4 @@
-"""Libraries that only some runs need: looked for before anything starts, without importing them."""
+"""Optional libraries: a check, before anything starts and without importing them, that those needed are installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpas_cli.errors import GpasError
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.words import listed
 
-OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # setting, module and extra
+OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name of the setting, the module and the extra
 
 
 def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
-    """Raise GpasError that names every library which a job (id -> its watch) asks for and which is not installed."""
+    """Raise GpasError if a job asks for a library that is not installed. `wanted` has each job's `watch` by its id."""
     missing: dict[str, list[str]] = {}
     for who, watch in wanted.items():
         for name in OPTIONAL:

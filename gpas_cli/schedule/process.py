@@ -1,4 +1,4 @@
-"""One attempt: its directory, its process, how it ended."""
+"""The process of an attempt: its identity, its environment, and the record of its exit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, write_record
 
 PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
-JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: the folder it runs in is not searched for modules
+JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: modules are not imported from the working directory
 
 
 def token(pid: int) -> str:
-    """What tells a process from a later one with the same id; "" when there is no such process."""
+    """Return a text that distinguishes a process from a later one with the same id; "" if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        # After the name, which may hold anything and ends with the last bracket, the start time is the 20th word.
+        # The name may contain anything and ends at the last bracket; the start time is the 20th field after it.
         return f"{locks.boot_id()}/{stat.rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         pass
@@ -35,9 +35,9 @@ def token(pid: int) -> str:
 
 
 def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: Any) -> None:
-    """Write exit.json: the exit code or the signal that the process ended with, and further fields of `ExitRecord`."""
+    """Write exit.json: the exit code or the signal that ended the process, and further fields of `ExitRecord`."""
     record = ExitRecord(code=code, signal=number, t=time.time(), **more)
-    with suppress(OSError):  # a full disk: the free lock shows that the process has ended, if not how
+    with suppress(OSError):  # a full disk: the released lock still shows that the process ended, but not how
         write_record(attempt.exit_path, record)
 
 

@@ -1,6 +1,6 @@
-"""Who runs jobs: the protocol of a scheduler, and the choice of one.
+"""The protocol of a scheduler, and the choice of one.
 
-A scheduler is made for one look (`state.view`), so that it may ask its queue once for all claims.
+A scheduler object serves one look (`state.view`), so that it can query its queue once for all claims.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 AUTO = "auto"
-PING_SECONDS = 20.0  # time limit of the question whether a SLURM controller answers
+PING_SECONDS = 20.0  # time limit of `scontrol ping`
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What `gpas run` asks of a scheduler.
+    """The request that `gpas run` makes to a scheduler.
 
-    `retry` has further states from which a stage is run again (failed, cancelled, unknown). `at_once` limits the jobs
-    that run at the same time, None sets no limit. `ingest` is called after jobs have ended and returns what went wrong.
+    `retry` names further states in which a stage is run again (failed, cancelled, unknown). `at_once` limits how many
+    jobs run at the same time; None sets no limit. `ingest` is called after jobs have ended, and returns an error
+    message ("" if there is none).
     """
 
     project: Project
@@ -49,14 +50,14 @@ class RunRequest:
 
 
 class Stoppable(Protocol):
-    """What signals may stop."""
+    """An object that signals can stop."""
 
     def stop(self) -> None:
-        """Called in the signal handler."""
+        """Request a stop. Called in the signal handler."""
 
 
 class Run(Stoppable, Protocol):
-    """What one `gpas run` submitted."""
+    """The jobs submitted by one `gpas run`."""
 
     @property
     def submitted(self) -> Submitted: ...
@@ -65,19 +66,19 @@ class Run(Stoppable, Protocol):
         """Wait until every stage has ended, or until `stop` has been carried out."""
 
     def stop(self) -> None:
-        """Stop waiting. If the jobs are this process's own, ask them to save and exit; the second time, kill them."""
+        """Stop waiting. If this process runs the jobs itself, ask them to save and exit; a second call kills them."""
 
 
 class Scheduler(ClaimScheduler, Protocol):
-    """Who runs jobs. `foreground`: the jobs need the submitting process, so `gpas run` always waits for them."""
+    """A scheduler of jobs. `foreground`: the jobs need the submitting process, so `gpas run` always waits for them."""
 
     foreground: bool
 
     def machine(self) -> Machine:
-        """Return the machine that a plan for this scheduler is made for; `plan.machine.Cluster` if it is not known."""
+        """Return the machine for which to plan; `plan.machine.Cluster` if it is unknown."""
 
     def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
-        """Return `jobs`, and before them the jobs that must run first, such as those that tokenise their text."""
+        """Return `jobs`, preceded by the jobs that must run first, such as those that tokenise their text."""
 
     def submit(self, request: RunRequest) -> Run:
         """Claim every unclaimed stage without a result and submit it, as far as there is room.
@@ -89,15 +90,15 @@ class Scheduler(ClaimScheduler, Protocol):
         """Cancel a queued or running stage. Return whether it was asked to stop, and what was done, for the user."""
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Return what `gpas run --dry-run` prints about `jobs` beside the plan. Changes nothing."""
+        """Return the lines that `gpas run --dry-run` prints about `jobs` in addition to the plan. Changes nothing."""
 
     def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Return what `gpas run --test-only` prints: when `jobs` would start. Raises GpasError if that is not known."""
+        """Return the lines of `gpas run --test-only`: when `jobs` would start. Raises GpasError if that is unknown."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheduler's name, and what the user should know about why it was chosen ("" if nothing)."""
+    """The name of a scheduler, and a note for the user on why it was chosen ("" if none is needed)."""
 
     name: str
     note: str = ""
@@ -114,7 +115,7 @@ def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
 
 
 def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
-    """Return the scheduler that `word` (auto, or a scheduler's name) means here. Raises GpasError if it cannot be used.
+    """Return the scheduler for `word`: auto, or a scheduler's name. Raises GpasError if it is unknown or unusable here.
 
     auto is SLURM if its controller answers and this is not a job of it, else this machine.
     """
@@ -150,7 +151,7 @@ def _cluster_answers(environ: Mapping[str, str]) -> bool:
 
 @contextmanager
 def stop_on_signals(run: Stoppable) -> Iterator[None]:
-    """Call `run.stop` for SIGINT and SIGTERM within the block."""
+    """Call `run.stop` on SIGINT and SIGTERM within the block."""
 
     def handle(_number: int, _frame: object) -> None:
         run.stop()

@@ -19,7 +19,7 @@ ENDINGS = ("done", "diverged", "failed", "interrupted", "cancelled")
 
 @dataclass(frozen=True)
 class Item:
-    """How one entry ended, and why. `status` is that of the stage which decided."""
+    """The ending of one entry, and its reason. `status` is that of the stage that decided it."""
 
     entry: Entry
     reason: str
@@ -28,7 +28,7 @@ class Item:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Every entry of a run in exactly one list, in the order given."""
+    """The outcome of a run: every entry in exactly one list, in the order given."""
 
     done: list[Item] = field(default_factory=list)
     diverged: list[Item] = field(default_factory=list)
@@ -38,7 +38,7 @@ class RunSummary:
     skipped: list[Item] = field(default_factory=list)
 
     def add(self, item: Item, *, skipped: bool = False) -> None:
-        """Add an entry to the list of its state, or to `skipped` if asked to or if the state is not an ending."""
+        """Add an entry to the list of its state, or to `skipped` if requested or if the state is not an ending."""
         state = item.status.state
         into: list[Item] = self.skipped if skipped or state not in ENDINGS else getattr(self, state)
         into.append(item)
@@ -46,7 +46,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a stage ended for this run, and why. `skipped`: the run gave the stage up without trying."""
+    """The ending of a stage in one run, and its reason. `skipped`: the run gave the stage up without starting it."""
 
     status: StageStatus
     reason: str
@@ -59,7 +59,10 @@ def reason_of(status: StageStatus) -> str:
 
 
 def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSummary:
-    """Return the summary of a run from how each stage (by key) ended: its first stage without a result decides."""
+    """Return the summary of a run, given the ending of each stage by its key.
+
+    The first stage of an entry that is not done decides how the entry ended.
+    """
     summary = RunSummary()
     for entry in entries:
         chain = [endings[stage.key] for stage in entry.cell.stages if stage.key in endings]
@@ -72,8 +75,11 @@ def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSum
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs that a scheduler accepted together: its `name` here, the scheduler's id `job` ("" if it is not known), and
-    the stage keys of each job. `text` describes it for people."""
+    """Jobs that a scheduler accepted together.
+
+    `name` is the batch's name here, `job` the scheduler's id ("" if unknown). `keys` has the stage keys of each job,
+    and `text` is a description for the user.
+    """
 
     name: str
     job: str
@@ -87,10 +93,10 @@ class Batch:
 
 @dataclass
 class Submitted:
-    """What a scheduler was given, and what it was not given.
+    """The stages that were submitted to a scheduler, and those that were not.
 
-    `seen` has the status of every stage just before. `left` are stages for which the scheduler has no room yet,
-    `blocked` those with a prerequisite that failed.
+    `seen` has the status of every stage just before submission. `left` has the stages for which the scheduler has no
+    room yet, `blocked` those with a prerequisite that failed.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -119,24 +125,24 @@ class RunSnapshot:
     waiting: tuple[StageJob, ...]
     ended: Mapping[str, int]
     slots: int
-    starved: bool  # a job is ready, and others hold the slots it needs
+    starved: bool  # a job is ready, but the slots it needs are taken
     stopping: bool
 
 
 class Reporter(Protocol):
-    """Receives the progress of a run. Calls come from the run's own thread and should be quick."""
+    """A receiver of a run's progress. Its methods are called in the run's own thread and should return quickly."""
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
-        """Called when a process was started for the next attempt at a stage."""
+        """Called when the process of the next attempt at a stage has started."""
 
     def finished(self, job: StageJob, status: StageStatus) -> None:
-        """Called when a stage ended that this run waited for, here or under another `gpas run`."""
+        """Called when a stage that this run waited for has ended, here or under another `gpas run`."""
 
     def tick(self, board: RunSnapshot) -> None:
         """Called about once a second."""
 
     def notice(self, message: str) -> None:
-        """Called with something that the user should know and that stops nothing."""
+        """Called with a message for the user about something that does not stop the run."""
 
 
 class Silent:

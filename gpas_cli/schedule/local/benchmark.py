@@ -1,6 +1,6 @@
-"""Measuring how fast cells train here, before they are run: one process per shape, on one slot of this machine.
+"""Benchmarks of training speed on this machine, before cells are run: one process per shape, on one slot.
 
-What was measured lies in `runs/.bench/<host>-<shape>.json`; `plan.estimate` reads it for shapes that have not run.
+Results are written to `runs/.bench/<host>-<shape>.json`; `plan.estimate` reads them for shapes that have not run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
 
 @dataclass(frozen=True)
 class Bench:
-    """What one shape's updates cost: `facts` are `train.bench.Speed` and where it was measured."""
+    """The measured cost of one shape's updates. `facts` has `train.bench.Speed` and where it was measured."""
 
     job: StageJob
     cells: int
@@ -52,10 +52,10 @@ def bench(
     force: bool = False,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Bench]:
-    """Measure every shape among the entries' trainings for about so many seconds each, and record it.
+    """Measure each shape among the entries' trainings for about `seconds` seconds; record and yield the results.
 
     On a CPU, only a few rows of each update of a large network are computed. `notify` is called with a line about each
-    step. Raises GpasError if there is nothing to measure, no slot is free, an update fails, or, without `force`, a
+    step. Raises GpasError if no slot is free, an update fails, or, without `force`, a
     measurement would take far longer than `seconds` or more memory than is free.
     """
     slots = Slots(project.runs, machine())
@@ -93,7 +93,7 @@ def _measure(
     lease = slots.take(job.resources)
     if lease is None:
         raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
-    # All the rows that are measured at once, whatever micro-batch a GPU would be asked for.
+    # All measured rows form one micro-batch, whatever the micro-batch on a GPU would be.
     resources = replace(job.resources, micro_batch=rows) if rows else job.resources
     asked = bench_request(
         replace(job.record(), resources=resources),
@@ -113,11 +113,11 @@ def _measure(
 
 
 class _Failed(Exception):
-    """The process that measures did not end well; the text is its last line."""
+    """The measuring process failed; the message is the last line of its errors."""
 
 
 def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[str], None]) -> dict[str, Any]:
-    """What the process that measures found."""
+    """Return the last record that the measuring process printed."""
     environment = job_environment(PACKAGE, lease.variables)
     last: dict[str, Any] = {}
     with (

@@ -1,4 +1,4 @@
-"""Cancel a stage that a process of this machine, or of another one, runs or is going to run."""
+"""Cancellation of stages that run, or will run, as processes of this machine or of another one."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _cancel_queued(runs: Path, status: CellStatus) -> tuple[bool, str]:
 
 
 def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | None) -> tuple[bool, str]:
-    """Signal the process if it certainly is that of the attempt; otherwise leave a request to the run that owns it."""
+    """Signal the attempt's process if it can be verified; otherwise write a request for the run that owns it."""
     pid = _verified(attempt)
-    # Written before the signal: the job looks for it to tell a cancellation from a preemption.
+    # Written before the signal: the job reads it to distinguish a cancellation from a preemption.
     request(attempt.path, signalled=pid is not None)
     if pid is not None:
         try:
@@ -52,7 +52,7 @@ def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | Non
 
 
 def _verified(attempt: AttemptDir) -> int | None:
-    """Return the id of the attempt's process if it runs here, holds alive.lock and is the one that was started."""
+    """Return the id of the attempt's process if it runs here, holds alive.lock and is the one started; else None."""
     try:
         process = read_record(ProcessRecord, process_path(attempt))
     except (OSError, GpasError):
@@ -65,7 +65,7 @@ def _verified(attempt: AttemptDir) -> int | None:
 
 def _terminate(pid: int, attempt: AttemptDir) -> str:
     try:
-        if hasattr(os, "pidfd_open"):  # a handle on this process: its id may be given to another one meanwhile
+        if hasattr(os, "pidfd_open"):  # a handle on this process: its id may be reused meanwhile
             handle = os.pidfd_open(pid)
             try:
                 if _verified(attempt) == pid:

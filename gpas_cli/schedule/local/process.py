@@ -22,7 +22,7 @@ from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
-GRACE_SECONDS = 30.0  # in which the processes of a job whose first one was killed save and leave
+GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after its first one was killed
 
 
 NOT_STARTED = 127  # the shell's exit code for a command that could not be run
@@ -37,9 +37,9 @@ class Process:
     _died: float | None = None
 
     def ended(self) -> bool:
-        """Whether the process has ended; the first time that it has, exit.json is written.
+        """Return whether the process has ended. Write exit.json the first time that it has.
 
-        Where it was killed, the other processes of its job have GRACE_SECONDS seconds to save and leave.
+        If it was killed, the other processes of its job have GRACE_SECONDS to save and exit.
         """
         if self.child.poll() is None or self._others_live():
             return False
@@ -49,7 +49,7 @@ class Process:
         return True
 
     def _others_live(self) -> bool:
-        """Whether processes that the job started still hold its lock. Those that hold it for too long are killed."""
+        """Return whether processes that the job started still hold its lock. Kill them if they hold it for too long."""
         if locks.probe(alive_path(self.attempt)) is not Lock.HELD:
             return False
         self._died = self._died or time.monotonic()
@@ -65,7 +65,7 @@ class Process:
             self.child.terminate()
 
     def kill(self) -> None:
-        """End the job and everything in its session."""
+        """Kill the job and everything in its session."""
         if self.child.poll() is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, signal.SIGKILL)
@@ -73,7 +73,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Spawner:
-    """Starts attempts on this machine. `command` is followed by the attempt directory."""
+    """A launcher of attempts on this machine. The attempt directory is appended to `command`."""
 
     project: Project
     snapshot: Snapshot
@@ -81,9 +81,9 @@ class Spawner:
     command: Sequence[str] = JOB
 
     def start(self, job: StageJob, lease: Lease) -> Process:
-        """Make the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
+        """Create the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
 
-        Raises OSError when that fails; an attempt that was made by then is recorded as failed.
+        Raises OSError if that fails; if the attempt had already been created, it is recorded as failed.
         """
         attempt = create_attempt(self.project.runs, self._record(job, lease))
         alive = locks.hold(alive_path(attempt))
@@ -94,7 +94,7 @@ class Spawner:
             raise
         finally:
             os.close(alive)
-        with suppress(OSError):  # a full disk: the job runs all the same, and this process can still signal it
+        with suppress(OSError):  # a full disk: the job runs nevertheless, and this process can still signal it
             process = ProcessRecord(host=self.submitter.host, pid=child.pid, token=token(child.pid))
             write_record(process_path(attempt), process)
         return Process(attempt, child)
@@ -109,7 +109,7 @@ class Spawner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(alive, *lease.fds),
-                start_new_session=True,  # Ctrl-C in the terminal is for this process, and closing it for no job
+                start_new_session=True,  # Ctrl-C or closing the terminal does not signal the jobs
             )
 
     def _environment(self, lease: Lease) -> dict[str, str]:

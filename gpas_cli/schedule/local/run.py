@@ -1,7 +1,7 @@
 """One `gpas run` on this machine: a queue of stages, the free slots, one process per attempt.
 
-Stages that another living `gpas run` has claimed are followed, and run here if that dies. A failed job affects no
-other. If this process dies, its jobs continue, and the next `gpas run` follows them.
+Stages that another living `gpas run` has claimed are followed, and run here if it dies. A failed job does not affect
+others. If this process dies, its jobs continue, and the next `gpas run` follows them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from gpas_cli.worker.ranks import LOST_PEER
 if TYPE_CHECKING:
     pass
 
-POLL_SECONDS = 0.1  # between two looks at this run's processes
-TICK_SECONDS = 1.0  # between two looks at other runs and at requests
-UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state: a file system may hiccup
+POLL_SECONDS = 0.1  # between two checks of this run's processes
+TICK_SECONDS = 1.0  # between two checks of other runs and of requests
+UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state: file systems fail briefly
 
 
 @dataclass
 class StageRun:
-    """A stage as this run sees it. `phase` is waiting (claimed, to be run here), running, followed or ended."""
+    """One stage in this run. `phase` is waiting (claimed, to be run here), running, followed or ended."""
 
     job: StageJob
     phase: str
@@ -54,7 +54,7 @@ class StageRun:
     attempts: int = 0  # made by this run
     told: bool = False  # its process has been asked to exit
     before: bool = False  # it had ended when this run began
-    skipped: bool = False  # this run gave it up without trying
+    skipped: bool = False  # this run gave it up without starting it
     doubted: float | None = None
 
     @property
@@ -68,7 +68,7 @@ class StageRun:
 
 
 class LocalRun:
-    """Runs the stages of a request on this machine: `submit`, then `follow`; `run` does both.
+    """One run of a request's stages on this machine: `submit`, then `follow`; `run` does both.
 
     Raises GpasError before anything starts if a job can never run here.
     """
@@ -121,12 +121,12 @@ class LocalRun:
 
     @property
     def submitted(self) -> Submitted:
-        """The stages by what `submit` found."""
+        """The numbers of stages submitted, followed and ended, as `submit` found them."""
         phases = Counter(task.phase for task in self._tasks.values())
         return Submitted(jobs=phases["waiting"], followed=phases["followed"], over=phases["ended"])
 
     def follow(self) -> RunSummary:
-        """Run jobs until every stage has ended or `stop` has been carried out. Return how they ended."""
+        """Run jobs until every stage has ended or `stop` has been carried out. Return the summary."""
         try:
             while self._step():
                 time.sleep(POLL_SECONDS)
@@ -137,7 +137,7 @@ class LocalRun:
         return self._summary()
 
     def _step(self) -> bool:
-        """Do what can be done now. Return whether anything is left to wait for."""
+        """Do one round of the loop. Return whether some stages have yet to end."""
         self.claims.submitter.beat()
         self._reap()
         self._obey()
@@ -149,7 +149,7 @@ class LocalRun:
             self._hear_cancels()
             self._watch_others()
             self._report()
-            # However many cells there are, looking at them takes at most a tenth of the time.
+            # Observing the cells takes at most a tenth of the time, however many there are.
             self._next_tick = time.monotonic() + max(TICK_SECONDS, 9 * (time.monotonic() - began))
         return not all(task.settled for task in self._tasks.values())
 
@@ -204,7 +204,7 @@ class LocalRun:
                 task.process.terminate()
 
     def _drop_orphans(self) -> None:
-        """Cancel the waiting stages with a parent that ended without a result."""
+        """Cancel the waiting stages that have a parent without a result."""
         for task in self._in("waiting"):
             for parent in self._parents(task):
                 if parent.settled and parent.status.state != "done":
@@ -227,14 +227,14 @@ class LocalRun:
 
     def _start(self, task: StageRun) -> bool:
         if any(map(lives, attempts(self.project.runs, task.job.key)[-1:])):
-            return False  # the process of the attempt before is ending
+            return False  # the process of the previous attempt is still exiting
         lease = self._slots.take(task.job.resources)
         if lease is None:
             self._starved = True
             return False
         try:
             with self.claims.confirmed(task.job.key) as mine:
-                if not mine:  # it was cancelled: the next look at others settles it
+                if not mine:  # it was cancelled: `_watch_others` settles it
                     task.phase = "followed"
                     return False
                 task.process = self._spawner.start(task.job, lease)
@@ -314,12 +314,12 @@ def _reason(task: StageRun) -> str:
 
 
 def _was_killed(status: StageStatus) -> bool:
-    """Return whether a job was killed rather than exited by itself, so that it may start again at once."""
+    """Return whether a job was killed rather than exiting by itself, so that it may start again at once."""
     return status.state == "interrupted" and (status.signal is not None or status.cause == LOST_PEER)
 
 
 def _asked_to_signal(directory: Path) -> bool:
-    """Return whether the attempt is to be cancelled and its scheduler is to send the signal."""
+    """Return whether the attempt is to be cancelled and its scheduler has to send the signal."""
     try:
         return not read_request(directory).signalled
     except (OSError, GpasError):

@@ -19,7 +19,7 @@ from gpas_cli.state.view import SchedulerView
 
 
 class LocalScheduler(Scheduler):
-    """A claim counts while the `gpas run` that made it lives."""
+    """The scheduler of this machine. A claim counts while the `gpas run` that made it lives."""
 
     foreground = True
 

@@ -1,4 +1,4 @@
-"""The slots of this machine: its accelerators, or its cores where it has none. Shared by every `gpas run` on `runs`.
+"""The slots of this machine: its accelerators, or its cores if it has none. Shared by every `gpas run` on `runs`.
 
 A slot is a lock file `runs/.slots/<host>/<device>.lock`. The job inherits the descriptor, so that a job which outlives
 the process that started it still occupies its slot.
@@ -21,7 +21,7 @@ from gpas_cli.state import locks
 
 @dataclass(frozen=True)
 class Lease:
-    """Slots taken for one job. `fds` keep them; `variables` go into the job's environment."""
+    """Slots taken for one job. The open descriptors `fds` hold them; `variables` go into the job's environment."""
 
     fds: tuple[int, ...]
     devices: tuple[str, ...]
@@ -36,7 +36,7 @@ class Lease:
 
 
 class Slots:
-    """Takes slots of one machine for jobs."""
+    """The slots of one machine, from which jobs take theirs."""
 
     def __init__(self, runs: Path, machine: Machine):
         self.machine = machine
@@ -44,9 +44,9 @@ class Slots:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, resources: Resources, environ: Mapping[str, str] = os.environ) -> Lease | None:
-        """Return the slots that a job needs, None if too few are free. Raises GpasError where locks do not work."""
+        """Return the slots that a job needs, None if too few are free. Raises GpasError if locks do not work."""
         wanted, taken = self.machine.needs(resources), dict[str, int]()
-        with locks.locked(self._folder / ".lock"):  # or two takers could each hold half of what both need
+        with locks.locked(self._folder / ".lock"):  # otherwise two processes could each hold half of what both need
             for device in self._devices():
                 fd = locks.try_hold(self._path(device))
                 if fd is not None:

@@ -1,8 +1,8 @@
-"""One start of an array element, as SLURM's variables tell it, and the attempts that it makes.
+"""One start of an array element, described by SLURM's environment variables, and the attempts that it creates.
 
-The tasks of one start learn of their attempts from rosters that rank 0 writes: numbered files, of which each adds
-attempts and the last one says that all is over. A task of higher rank says in a file of the attempt how its process
-ended, where that was no good end: it is rank 0 that decides what becomes of the job.
+The tasks of one start learn of their attempts from rosters that rank 0 writes: numbered files, each of which adds
+attempts; the last one announces the end. If the process of a task of higher rank fails, the task records in a file of
+the attempt how it ended; rank 0 decides what happens to the job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpas_cli.worker.rendezvous import PORTS
 
 
 class Start:
-    """What this task is part of. `environ` is what SLURM gives a task."""
+    """The start that this task belongs to. `environ` is the environment that SLURM sets for a task."""
 
     def __init__(self, place: Path, environ: Mapping[str, str] = os.environ):
         self.made: Submission = submission.read(place)
@@ -54,9 +54,9 @@ class Start:
         return self.made.element(self.index)
 
     def attempt(self, job: ElementRecord) -> AttemptDir | None:
-        """The next attempt at a stage, or None (and the reason printed) where this element has nothing to do for it.
+        """Create the next attempt at a stage. Return None, and print why, if nothing is to be done for the stage.
 
-        Raises OSError where none can be made.
+        Raises OSError if the attempt cannot be created.
         """
         with locks.locked(claims_lock(self.runs)):
             reason = self._unwanted(job)
@@ -68,24 +68,24 @@ class Start:
             return made
 
     def claims(self, key: str) -> bool:
-        """Whether the stage is claimed by this element."""
+        """Return whether this element claims the stage."""
         claim = read_claim(self.runs, key)
         return claim is not None and (claim.submission, claim.index) == (self.made.name, self.index)
 
     def release(self, key: str) -> None:
-        """Give the claim back, if it is still ours: the run directory has the outcome."""
+        """Release the claim if it is still this element's: the run directory has the outcome."""
         with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)):
             if self.claims(key):
                 claim_path(self.runs, key).unlink(missing_ok=True)
 
     def call(self, attempts: Sequence[AttemptDir], *, over: bool = False) -> None:
-        """Tell the other tasks to start their processes of `attempts`; or that all is over."""
+        """Write a roster, so that the other tasks start their processes of `attempts`; `over` marks the last one."""
         if self.tasks > 1:
             write_json(self._roster(), {"attempts": [str(attempt.path) for attempt in attempts], "over": over})
             self._rosters += 1
 
     def called(self) -> tuple[list[AttemptDir], bool] | None:
-        """What `call` has told next: attempts to be started, and whether all is over. None: nothing new."""
+        """Return the next roster: attempts to start, and whether it is the last. None if there is no new one."""
         try:
             told = read_json(self._roster())
         except OSError:
@@ -94,13 +94,16 @@ class Start:
         return [AttemptDir(Path(path)) for path in told["attempts"]], bool(told["over"])
 
     def _roster(self) -> Path:
-        # A controller that has crashed may start a job once more as if for the first time: srun's port tells it apart.
+        # After a crash a controller may start a job again as if for the first time; srun's port distinguishes the two.
         step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
         return self.made.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
 
     def _as_last_time(self, job: ElementRecord, first: AttemptRecord) -> AttemptRecord:
-        """Return the attempt `first` with the micro-batch of the last attempt if that was cut down, or half of it if
-        memory ran out, and with the reason for which the stage is run again in this job."""
+        """Return the attempt `first`, changed in view of the last attempt.
+
+        It has the last micro-batch if that was already reduced, half of it if memory ran out, and the reason why the
+        stage is run again in this job.
+        """
         tries = attempts(self.runs, job.key)
         if not tries:
             return first
@@ -116,7 +119,7 @@ class Start:
         return made
 
     def _unwanted(self, job: ElementRecord) -> str:
-        """Why there is nothing to do for a stage, "" when there is. Call it with the lock of the claims held."""
+        """Return why nothing is to be done for a stage, "" if it is to be run. Call it with the claims' lock held."""
         claim = read_claim(self.runs, job.key)
         if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
             return "has its result already"
@@ -129,7 +132,7 @@ class Start:
         if held := breaker(self.made.folder):
             return held
         lacking = [key for key in job.parents if not self._has_result(key)]
-        # The claim stays: by it the state of the stage tells why it was not run.
+        # The claim stays, so that the state of the stage shows why it was not run.
         return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
 
     def _has_result(self, key: str) -> bool:
@@ -167,7 +170,7 @@ def _with_rows(asked: AttemptRecord, rows: int) -> AttemptRecord:
 
 
 def free_port() -> int:
-    """A port of this machine at which the processes of an attempt can meet."""
+    """Return a free port for the rendezvous of an attempt's processes. Raises GpasError if none is free."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("", port))

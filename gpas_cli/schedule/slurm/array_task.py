@@ -1,4 +1,4 @@
-"""One array element as the scheduler knows it."""
+"""One array element as the scheduler reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Job:
     """One array element. Times are unix times, 0 if SLURM reports none.
 
     `place` is its position among the `waiting` jobs of its partition that this user may see, by the scheduler's
-    priority; 0 where it does not wait in line or the line was not asked about.
+    priority; 0 if it is not in line or positions were not queried.
     """
 
     id: str
@@ -38,12 +38,12 @@ class Job:
 
     @property
     def in_line(self) -> str:
-        """Its position in words: 4th of 31 in low."""
+        """Its position as text, such as "4th of 31 in low"; "" if it has none."""
         return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""
 
     @property
     def held(self) -> str:
-        """What lets a job go on that waits for a person and not for a machine; "" for any other."""
+        """Who or which command releases a held job, as text; "" if the job is not held."""
         if not job_states.is_held(self.state, self.reason):
             return ""
         if self.reason == "JobHeldAdmin":

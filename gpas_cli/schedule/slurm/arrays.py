@@ -1,7 +1,7 @@
-"""Stage jobs -> the job arrays that run them: one per resource profile, as large as the scheduler takes.
+"""Job arrays for stage jobs: one per resource profile, as large as the scheduler allows.
 
-A job whose parent is still to run waits for it in SLURM. Where every parent has one child of the kind, element i of
-the children's array waits for element i of the parents' (aftercorr); else the children of the same parents form an
+A job whose parent has yet to run waits for it in SLURM. If every parent has one child of the kind, element i of the
+children's array waits for element i of the parents' (aftercorr); otherwise the children of the same parents form an
 array that waits for all of these (afterok).
 """
 
@@ -19,7 +19,7 @@ Element = tuple[StageJob, ...]
 
 @dataclass(frozen=True)
 class ArrayIndex:
-    """Where a stage is going to run: an element of an array whose job id is `job`."""
+    """The array element in which a stage will run. `job` is the job id of the array."""
 
     job: str
     index: int
@@ -27,7 +27,7 @@ class ArrayIndex:
 
 @dataclass(frozen=True)
 class Array:
-    """One job array to be. Index i runs `elements[i]`; an empty element is not submitted."""
+    """A job array to submit. Index i runs `elements[i]`; empty elements are not submitted."""
 
     elements: tuple[Element, ...]
     dependency: str = ""
@@ -45,20 +45,20 @@ class Array:
         return [i for i, element in enumerate(self.elements) if element]
 
     def halves(self) -> list[Array]:
-        """Two arrays of half as many elements; those of one that waits for another's keep their indices."""
+        """Return two arrays of half as many elements. Those that wait for another array's keep their indices."""
         middle = self.indices[len(self.indices) // 2]
         keep = middle if self.dependency.startswith("aftercorr") else 0
         first, second = self.elements[:middle], self.elements[middle:]
         return [Array(first, self.dependency), Array(((),) * keep + second, self.dependency)]
 
     def spec(self, at_once: int) -> str:
-        """The indices as sbatch takes them: 0-9%4, 1,3-5."""
+        """Return the indices in sbatch's form: 0-9%4, 1,3-5."""
         throttle = f"%{at_once}" if at_once and at_once < len(self.indices) else ""
         return ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in _ranges(self.indices)) + throttle
 
 
 def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int) -> list[Array]:
-    """The arrays for `jobs`, none of which is a parent of another; `waiting` has the parents that are still to run."""
+    """Return the arrays for `jobs`, none of which is a parent of another. `waiting` has the parents yet to run."""
     made: list[Array] = []
     for same in _by_profile(jobs):
         made += _packed([job for job in same if not _parents(job, waiting)], largest)
@@ -67,7 +67,7 @@ def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest:
 
 
 def _packed(jobs: Sequence[StageJob], largest: int, dependency: str = "") -> Iterator[Array]:
-    """Arrays of jobs that may start together, `pack` in an element."""
+    """Yield arrays of jobs that may start together, `pack` jobs per element."""
     pack = jobs[0].resources.pack if jobs else 1
     elements = [tuple(jobs[i : i + pack]) for i in range(0, len(jobs), pack)]
     for i in range(0, len(elements), largest):
@@ -75,7 +75,7 @@ def _packed(jobs: Sequence[StageJob], largest: int, dependency: str = "") -> Ite
 
 
 def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
-    """The jobs in groups of which each only builds on earlier ones."""
+    """Yield the jobs in groups, each of which builds only on earlier ones."""
     left = {job.key: job for job in jobs}
     while left:
         ready = [job for job in left.values() if not any(key in left for key in job.after)]

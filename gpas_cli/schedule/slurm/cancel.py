@@ -1,4 +1,4 @@
-"""Cancel one stage of a SLURM job, also if the job runs others."""
+"""Cancellation of one stage of a SLURM job, also if the job runs others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpas_cli.store.rundir import stage_dir
 def cancel(view: SlurmView, key: str, claim: Claim) -> str:
     """Write a request for the job, and remove the job from the queue if it has nothing else to run.
 
-    Return what was done. The queue of `view` must be an answer given just now. The request is written first and is what
-    counts: if SLURM does not answer, the job starts, reads the request and exits.
+    Return what was done. The queue of `view` must have been queried just now. The request is written first and is
+    sufficient: if SLURM does not answer, the job starts, reads the request and exits.
     """
     request(stage_dir(view.runs, key))
     job = view.job_of(claim)
@@ -23,8 +23,8 @@ def cancel(view: SlurmView, key: str, claim: Claim) -> str:
     others = made.keys[claim.index] if made else []
     if all(other == key or requested(view.runs, other) for other in others):
         try:
-            # By the id that the queue has just given for the name: ids are handed out again after a crash. With a name
-            # beside the id of one element, scancel (22.05) takes the whole array.
+            # The id that the queue has just given for the name, since ids are reused after a crash. Given a name
+            # besides the id of one element, scancel (22.05) cancels the whole array.
             client.run("scancel", job.id)
         except client.SlurmError as error:
             return f"its job will leave when it starts ({error})"

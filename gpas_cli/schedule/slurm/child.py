@@ -30,7 +30,7 @@ class Child:
     node: str = ""
     told: bool = False
     superseded: bool = False
-    broken: RankExit | None = None  # how the process of a higher rank ended, where it did so by itself
+    broken: RankExit | None = None  # how the process of a higher rank ended, if it ended by itself
 
     @property
     def lives(self) -> bool:
@@ -52,7 +52,7 @@ class Child:
                 self.process.terminate()
 
     def hear(self) -> None:
-        """Kill the job if a process of higher rank has ended: the others would wait for it until their time is up."""
+        """Kill the job if a process of higher rank has ended: the others would wait for it until the time limit."""
         word = next(self.attempt.path.glob("rank[0-9]*.json"), None)
         if word is not None:
             self.broken = read_record(RankExit, word)
@@ -68,7 +68,7 @@ class Child:
     def out_of_memory(self, evidence: str) -> str:
         """Return why the job, which has ended, counts as out of memory; "" without evidence.
 
-        `evidence` is that of this node's memory, for processes that were killed.
+        `evidence` comes from this node's memory, and applies to processes that were killed.
         """
         if self.killed():
             return self.broken.memory if self.broken else evidence

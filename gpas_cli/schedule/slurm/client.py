@@ -1,4 +1,4 @@
-"""SLURM's own programs, run with a time limit. What they print is text; what they fail with is told apart."""
+"""SLURM's command-line programs, run with a time limit. Refusals are distinguished from an unreachable scheduler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpas_cli.schedule.process import without_secrets
 
 PATIENCE = 30.0  # seconds; a controller that is down answers "cannot contact" after about ten
 # Variables of a job must not leak into jobs submitted from inside it, and a user's defaults for these programs must
-# not change what they answer; two say which cluster is meant. Defaults for sbatch are left to `script.overriding`.
+# not change their output; the two that select the cluster are kept. `script.overriding` handles defaults for sbatch.
 DROPPED = ("SLURM_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_", "SRUN_")
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 class SlurmError(GpasError):
-    """A SLURM command failed. `answered` is whether the scheduler itself refused, rather than not being reached."""
+    """A SLURM command failed. `answered`: the scheduler itself refused, rather than being unreachable."""
 
     def __init__(self, message: str, *, answered: bool):
         super().__init__(message)
@@ -42,33 +42,33 @@ UNREACHED = (
 
 
 def present(program: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `program` is on the PATH."""
+    """Return whether `program` is on the PATH."""
     return shutil.which(program, path=environ.get("PATH")) is not None
 
 
 def environment(
     environ: Mapping[str, str] = os.environ, drop: Collection[str] = (), times: str = "%s"
 ) -> dict[str, str]:
-    """`environ` without what a surrounding job has put there, a user's defaults for SLURM's programs, and `drop`; and
-    without the database: sbatch hands all of it to jobs, which never open the database and need not know its password.
+    """Return `environ` without the variables of a surrounding job, a user's defaults for SLURM's programs, and `drop`.
 
-    `times` is the form in which the programs print times: by default unix seconds.
+    The URL of the database is left out too: sbatch passes the environment on to jobs, which never open the database and
+    need not know its password. `times` is the format in which the programs print times: by default unix seconds.
     """
     kept = {
         name: value
         for name, value in without_secrets(environ).items()
         if name in KEPT or not (name.startswith(DROPPED) or name in drop)
     }
-    # Long lists of array indices are cut by default, and a cut list cannot be read; times without this vary by site.
+    # By default, long lists of array indices are cut and cannot be parsed, and the format of times varies by site.
     return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": times}
 
 
 def run(
     *words: str, patience: float = PATIENCE, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
 ) -> str:
-    """What a command prints, with `errors` also to stderr. `drop` and `times` are those of `environment`.
+    """Return the output of a command, with `errors` also that on stderr. `drop` and `times` are those of `environment`.
 
-    Raises SlurmError when it is absent, fails or takes longer than `patience` seconds.
+    Raises SlurmError if the command is missing, fails or takes longer than `patience` seconds.
     """
     try:
         done = subprocess.run(
@@ -85,21 +85,21 @@ def run(
 
 
 def failure(program: str, said: str) -> SlurmError:
-    """The error for what a program said as it failed."""
+    """Return the error for a program that failed with the output `said`."""
     lines = [line.strip().removeprefix(f"{program}: ").removeprefix("error: ") for line in said.splitlines()]
     lines = [line for line in lines if line]
-    # A command that says nothing was killed, by a time limit for instance: what it asked for may happen all the same.
-    # The reason comes last; what a site's own filter said before it may have any words.
+    # A command without output was killed, for instance by a time limit: its request may be carried out nevertheless.
+    # The reason comes last; lines that a site's own filter printed before it may contain any text.
     reached = bool(lines) and not any(words in "; ".join(lines[-2:]).lower() for words in UNREACHED)
     return SlurmError(f"{program}: {'; '.join(lines) or 'failed'}", answered=reached)
 
 
 def configuration() -> dict[str, str]:
-    """The controller's settings by name, as text. Raises SlurmError."""
+    """Return the controller's settings by name, as text. Raises SlurmError."""
     lines = (line.partition("=") for line in run("scontrol", "show", "config").splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def user() -> str:
-    """The number of this user, as SLURM's filters take it."""
+    """Return the numeric id of this user, as SLURM's filters take it."""
     return str(os.getuid())

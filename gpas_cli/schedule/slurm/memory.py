@@ -1,7 +1,7 @@
-"""Evidence that memory ran out on a node: a process that SIGKILL ended may have been killed for other reasons.
+"""Evidence that memory ran out on a node: SIGKILL alone may have other causes.
 
 1. the kernel's count of processes that its out-of-memory killer has ended in this task's control group
-2. what the jobs of this task took together when they were last looked at, against what SLURM gives the task's node
+2. the memory of this task's jobs at the last check, compared with SLURM's limit for the task's node
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from pathlib import Path
 
 import psutil
 
-NEAR = 0.9  # share of the memory limit at which jobs count as having filled it: looks are seconds apart
+NEAR = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
 GROUPS, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 class MemoryWatch:
-    """What is seen of the memory of this task's jobs. `environ` is what SLURM gives a task."""
+    """The memory use of this task's jobs. `environ` is the environment that SLURM sets for a task."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ):
         self.limit = limit(environ)
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was seen: jobs are about to start."""
+        """Reset the record, since jobs are about to start."""
         self._taken = 0
         self._kills = kernel_kills()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Note what the processes `pids` and their descendants take now."""
+        """Record the memory that the processes `pids` and their descendants use now."""
         self._taken = sum(resident(pid) for pid in pids) or self._taken
 
     def evidence(self) -> str:
-        """Why jobs that were killed since `begin` are taken to have run out of memory, "" without evidence."""
+        """Return why jobs that were killed since `begin` count as out of memory, "" without evidence."""
         if kernel_kills() > self._kills:
             return "the kernel's out-of-memory killer ended a process of the job"
         if self.limit and self._taken >= NEAR * self.limit:
@@ -43,14 +43,14 @@ class MemoryWatch:
 
 
 def limit(environ: Mapping[str, str]) -> int:
-    """The bytes of memory that SLURM gives the job on this node, 0 where it sets no limit."""
+    """Return the memory limit that SLURM sets for the job on this node in bytes, 0 if there is none."""
     node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
     cpus = _number(environ.get("SLURM_CPUS_ON_NODE", ""))
     return (node or _number(environ.get("SLURM_MEM_PER_CPU", "")) * cpus) << 20
 
 
 def resident(pid: int) -> int:
-    """The bytes that a process and its descendants have in memory, 0 for one that has ended."""
+    """Return the resident memory of a process and its descendants in bytes, 0 if the process has ended."""
     found = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -61,7 +61,7 @@ def resident(pid: int) -> int:
 
 
 def kernel_kills(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
-    """How many processes of this control group the kernel has killed for want of memory, 0 where it does not say."""
+    """Return how many processes of this control group the kernel's out-of-memory killer has ended, 0 if unknown."""
     with suppress(OSError):
         for line in groups.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""What squeue, scontrol and sacct print, as jobs. Each is one question about all of them, and raises SlurmError."""
+"""Jobs from the output of squeue, scontrol and sacct. Each query covers all jobs, and raises SlurmError."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gpas_cli.schedule.slurm import client, job_states
 from gpas_cli.schedule.slurm.array_task import Job
 
 Jobs = dict[str, dict[int, Job]]  # array's name -> index -> job
-Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of all that wait in line
+Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of each job in line
 WHOLE = -1  # stands for every index of an array that has no record of its own
-# squeue pads and cuts every column to its width; nothing else is safe to split at. scontrol has the same by name.
+# squeue pads and cuts every column to its width; no separator is safe to split at. scontrol prints the same by name.
 COLUMNS = {
     "Name": 80, "State": 24, "Partition": 48, "PriorityLong": 24, "Reason": 48, "ArrayJobID": 20, "ArrayTaskID": 16,
     "NodeList": 200, "StartTime": 24, "EndTime": 24, "exit_code": 12, "RestartCnt": 12,
 }  # fmt: skip
 ENDS = list(accumulate(COLUMNS.values()))
-HEAD = 7  # columns that are read of everybody's jobs
-EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas between brackets as well
+HEAD = 7  # columns that are read for the jobs of all users
+EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas inside brackets as well
 FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 
 
 def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
-    """The elements of the arrays of these names that the controller remembers, however they ended.
+    """Return the elements of the arrays of these names that the controller remembers, however they ended.
 
-    They are found by name, whoever submitted them. With `everyone`, everybody's jobs are listed, so that the places of
-    ours in the line can be told.
+    They are found by name, whoever submitted them. With `everyone`, the jobs of all users are listed, which gives the
+    positions of ours in line.
     """
     layout = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
     ours = f"--name={','.join(names)}" if names else f"--user={client.user()}"
@@ -50,7 +50,7 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
 
 
 def scontrol(names: Collection[str]) -> Jobs:
-    """The same from `scontrol show job`, which some sites leave to users who may not run squeue. No places in line."""
+    """Return the same from `scontrol show job`, for sites where users may not run squeue; no positions in line."""
     jobs: Jobs = {}
     for text in client.run("scontrol", "-o", "-a", "show", "job").splitlines():
         told = dict(FIELD.findall(text))
@@ -66,7 +66,7 @@ def scontrol(names: Collection[str]) -> Jobs:
 
 
 def excluded(job: str) -> list[str]:
-    """The nodes that a job is kept from, in SLURM's words (n1, n[3-5]). Raises SlurmError."""
+    """Return the nodes that a job excludes, in SLURM's notation (n1, n[3-5]). Raises SlurmError."""
     told = dict(FIELD.findall(client.run("scontrol", "-o", "show", "job", job)))
     return [word for word in EXCLUDED.findall(told.get("ExcNodeList", "")) if word != "(null)"]
 
@@ -77,7 +77,7 @@ def _cut(text: str, first: int, last: int) -> list[str]:
 
 
 def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
-    """File one record; one without an index is that of an array which ended as a whole, or none of ours."""
+    """Add one record. A record without an index is that of an array that ended as a whole, or is not ours."""
     shown, partition, _, reason, array, _, nodes, start, end, code, again = words
     state = job_states.plain(shown)
     if index.isdigit() or state in job_states.ENDED:
@@ -86,7 +86,7 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
             state=state,
             reason=reason,
             nodes=nodes.replace("(null)", ""),
-            # What SLURM expected of a job before it was held is no expectation any more.
+            # The start that SLURM expected before the job was held no longer applies.
             start=0.0 if job_states.is_held(state, reason) else _time(start),
             end=_time(end),
             exit=_exit_words(code) if state in job_states.ENDED else "",
@@ -96,7 +96,7 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
 
 
 def _placed(jobs: Jobs, lines: Lines) -> Jobs:
-    """`jobs` with the place of those that wait in line."""
+    """Return `jobs` with the positions of those in line."""
     places = {
         f"{array}_{index}": (i, len(line))
         for line in lines.values()
@@ -111,10 +111,10 @@ def _placed(jobs: Jobs, lines: Lines) -> Jobs:
 
 
 def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
-    """What accounting has of ended elements of the arrays of these names, submitted at these times."""
+    """Yield the ended array elements in accounting. `since` has the time of submission of each array by its name."""
     first = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(min(since.values()) - 60))
     fields = "JobID,JobName%300,State,ExitCode,NodeList%200,Start,End"
-    # Without states and an end, jobs that were cancelled while they waited for others are left out.
+    # Without states and an end, sacct leaves out jobs that were cancelled while they waited for others.
     when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
     told = client.run("sacct", "-n", "-a", "-X", "-P", *when, f"--name={','.join(since)}", "-o", fields)
     for line in told.splitlines():
@@ -122,7 +122,7 @@ def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
         if len(parts) != 7:
             continue
         raw, name, state, code, nodes, start, end = parts
-        # What a user cancels is "CANCELLED by 1000"; the scheduler itself takes out what can never start.
+        # A user's cancellation is "CANCELLED by 1000"; plain CANCELLED is SLURM's, of a job that can never start.
         never = state == "CANCELLED" and not _time(start)
         base = Job(
             raw, job_states.plain(state), job_states.NEVER if never else "", nodes, _time(start), _time(end), code
@@ -134,7 +134,7 @@ def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
 
 
 def indices(job_id: str) -> Iterator[int]:
-    """The array indices of `12_3`, `12_[3,5-7%4]`; none for a job that is no array."""
+    """Yield the array indices of `12_3` or `12_[3,5-7%4]`; none for a job that is not an array."""
     _, _, tail = job_id.partition("_")
     for part in tail.strip("[]").split("%")[0].rstrip("]").split(","):
         first, _, last = part.partition("-")
@@ -151,7 +151,7 @@ def _first(partitions: str) -> str:
 
 
 def _exit_words(code: str) -> str:
-    """squeue's exit status, as wait() gives it or as words, in sacct's form `code:signal`."""
+    """Return squeue's exit status in sacct's form `code:signal`; squeue prints that or the status of wait()."""
     status = _number(code)
     return code if ":" in code else f"{status >> 8}:{status & 127}"
 
@@ -159,7 +159,7 @@ def _exit_words(code: str) -> str:
 def _time(word: str) -> float:
     if word.isdigit():
         return float(word)
-    if "T" not in word:  # N/A, Unknown: of every job that waits
+    if "T" not in word:  # N/A or Unknown, as for every pending job
         return 0.0
     try:
         return time.mktime(time.strptime(word, "%Y-%m-%dT%H:%M:%S"))

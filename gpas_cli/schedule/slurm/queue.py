@@ -1,17 +1,18 @@
-"""What the scheduler says of all our jobs: one question, kept in a file in runs/.slurm for all that a user asks soon.
+"""SLURM's report on all our jobs: one query, cached in a file in runs/.slurm for the user's next commands.
 
-Each user has a file: a site may show users only jobs of their own.
+Each user has a file: a site may show users only their own jobs.
 
 The sources, in this order:
 
- 1. squeue    knows first and most: what is so now, why a job waits, when it may start and where it stands in line
- 2. scontrol  the same controller's word in another form, where squeue is missing or refuses
- 3. sacct     only about elements that the controller has forgotten, and only of those that have ended: it lags by
-              seconds, shows a requeued job as ended, and for ever as waiting what a controller that crashed has lost
- 4. neither   what was known grows older, with the reason; run directories (locks, journals, exit files) go on telling
-              of what runs, and asking again waits longer each time
+ 1. squeue    the newest and most complete: a job's present state, why it is pending, when it may start, its position
+              in line
+ 2. scontrol  the same controller's data in another form, if squeue is missing or refuses
+ 3. sacct     only for elements that the controller has forgotten, and only if they have ended: it lags by seconds,
+              shows a requeued job as ended, and shows jobs that a crashed controller has lost as pending for ever
+ 4. none      the last answer is kept and ages, with the reason; run directories (locks, journals, exit files) still
+              show what runs, and the time until the next query grows with each failure
 
-What accounting or an earlier answer says of an ended job is kept: it will not change.
+What accounting or an earlier answer reports about an ended job is kept: it will not change.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.parsers import WHOLE, Jobs
 from gpas_cli.store.rundir import read_json, write_json
 
-FRESH_SECONDS = 3.0  # seconds for which an answer serves everyone
-FRESH_LINE_SECONDS = 10.0  # the same where everybody's jobs are listed, which costs a busy controller more
-BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is asked again; doubled each time
+FRESH_SECONDS = 3.0  # seconds for which an answer is reused
+FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
+BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is queried again; doubled each time
 LONGEST_BACK_OFF_SECONDS = 120.0
 
 
 @dataclass
 class Queue:
-    """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 when it never has.
+    """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 if it never has.
 
-    `error` says why a newer answer could not be had, "" when this one is fresh. `own` is whether this process asked:
-    the times of other answers come from other clocks.
+    `error` is why there is no newer answer, "" if this one is fresh. `own`: this process sent the query; the times of
+    other answers may come from other clocks.
     """
 
     time: float = 0.0
@@ -47,11 +48,11 @@ class Queue:
     error: str = ""
     failures: int = 0
     tried: float = 0.0
-    line: bool = False  # whether places in line were asked for
+    line: bool = False  # whether positions in line were queried
     own: bool = False
 
     def find(self, name: str, index: int) -> Job | None:
-        """The element of the array of that name; of one that was cancelled whole, SLURM keeps a single record."""
+        """Return the element of the array of that name. SLURM keeps one record of an array cancelled as a whole."""
         elements = self.jobs.get(name, {})
         return elements.get(index) or elements.get(WHOLE)
 
@@ -72,13 +73,13 @@ def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -
     if known.error and _within(known.tried, back_off):
         return known
     fresh = _ask(runs, known, line)
-    with suppress(OSError):  # a read-only place costs the sharing, not the answer
+    with suppress(OSError):  # a read-only folder prevents the caching, not the answer
         _save(runs, fresh)
     return fresh
 
 
 def _within(moment: float, seconds: float) -> bool:
-    """Whether `moment` is at most so long ago. One that is still to come was told by a clock that is wrong."""
+    """Return whether `moment` is at most `seconds` ago. False for a time in the future, given by a wrong clock."""
     return 0 <= time.time() - moment <= seconds
 
 
@@ -92,11 +93,11 @@ def _ask(runs: Path, known: Queue, line: bool) -> Queue:
 
 
 def _live(names: list[str], line: bool) -> Jobs:
-    """What the controller remembers of the arrays of these names."""
+    """Return what the controller remembers of the arrays of these names."""
     try:
         return parsers.squeue(set(names), everyone=line)
     except SlurmError as error:
-        # Whoever cannot reach the controller would only wait for it a second time.
+        # If the controller cannot be reached, scontrol would only wait for it a second time.
         if not error.answered and client.present("squeue"):
             raise
         try:
@@ -106,7 +107,7 @@ def _live(names: list[str], line: bool) -> Jobs:
 
 
 def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
-    """`jobs` and the ended ones that the controller has forgotten: those known before, else what sacct says."""
+    """Return `jobs` and the ended ones that the controller has forgotten, as known before or else from sacct."""
     for name in names:
         for index, job in known.jobs.get(name, {}).items():
             if job.ended and index not in jobs.get(name, {}):
@@ -114,7 +115,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     gone = {name: found for name in names if (found := _missing(runs, name, jobs))}
     if not gone or not client.present("sacct"):
         return jobs
-    with suppress(SlurmError):  # no accounting: what squeue does not list is gone, and how it ended is not known
+    with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone, and how it ended is unknown
         for name, index, job in parsers.sacct(gone):
             if job.ended and index not in jobs.get(name, {}):
                 jobs.setdefault(name, {})[index] = job
@@ -122,7 +123,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
 
 
 def _missing(runs: Path, name: str, jobs: Jobs) -> float:
-    """The time of a submission of which elements are unaccounted for; 0 when there is none to ask about."""
+    """Return the time of a submission if some of its elements are unaccounted for, else 0."""
     made = submission.find(runs, name)
     known = jobs.get(name, {})
     if made is None or WHOLE in known or len(known) >= len(made.keys):

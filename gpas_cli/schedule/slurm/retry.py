@@ -1,10 +1,10 @@
-"""Failures by class, and what follows: fewer rows at a time, another try, or none for the rest of the array.
+"""Classes of failure, and the response to each.
 
-out of memory   the next attempt takes half as many rows at a time; the global batch and so the result stay
-a node at fault the job is run again on another one: GPUs that it was to have are not there
-killed          (SIGKILL, and nothing shows that memory ran out) the job is run again as it was
-interrupted     the job is run again, until `retries` attempts in a row have come no further
-failed          not run again by itself; the same failure in SAME cells of an array holds the rest of it back
+out of memory   the next attempt has half the micro-batch; the global batch, and so the result, stays the same
+faulty node     GPUs that the job should have are missing: the job is run again on another node
+killed          (SIGKILL, without evidence that memory ran out) the job is run again unchanged
+interrupted     the job is run again, until `retries` attempts in a row have made no progress
+failed          not run again automatically; the same failure in SAME cells of an array holds the rest of it back
 diverged        a result
 """
 
@@ -22,17 +22,17 @@ from gpas_cli.state.logs import last_line
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
-AVOIDED = 86400.0  # seconds for which further submissions of a stage keep away from a node that could not run it
+AVOIDED = 86400.0  # seconds for which further submissions of a stage exclude a node that could not run it
 SAME = 3  # cells of one array that fail for the same reason before the rest is held back
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
 )
-# What srun and slurmstepd print when a step ends, whatever the reason.
+# Lines that srun and slurmstepd print when a step ends, whatever the reason.
 ENDING = re.compile(
     r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
     r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
 )
-BEGINNING_BYTES = 4 << 20  # bytes of a journal within which its training begins, however long it tokenised
+BEGINNING_BYTES = 4 << 20  # bytes of a journal within which training begins, however long tokenisation took
 
 
 def is_memory(text: str) -> bool:
@@ -41,14 +41,14 @@ def is_memory(text: str) -> bool:
 
 
 def last_said(log: Path) -> str:
-    """Return the last line of a job's log that is not srun's or SLURM's account of how they ended the job."""
+    """Return the last line of a job's log, without the lines of srun and slurmstepd about the end of the step."""
     return last_line(log, ENDING)
 
 
 def halved_micro_batch(attempt: AttemptDir) -> int:
-    """Half the rows that an attempt took at a time, as its journal tells, else as it was asked to.
+    """Return half the micro-batch of an attempt, which its journal records, or else its resources.
 
-    0 when that was a single row, or is not known: where memory ran out before the training began, rows took none of it.
+    0 if it was a single row or is unknown: if memory ran out before training began, the rows did not use it.
     """
     events, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
     began = [event for event in events if event["kind"] == "phase" and event.get("name") == "training"]
@@ -57,7 +57,7 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
 
 
 def count_failure(submission: Path, index: int, cause: str) -> str:
-    """Record that an element failed. Return the cause if too many failed for it: the rest is then held back."""
+    """Record that an element failed. Return the cause if too many elements share it: the rest is then held back."""
     with suppress(OSError):
         write_json(submission / f"failed-{index}.json", {"cause": same(cause)})
         seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
@@ -77,7 +77,7 @@ def breaker(submission: Path) -> str:
 
 
 def faulty_nodes(runs: Path, key: str) -> set[str]:
-    """The nodes that could not run recent attempts at a stage, as their exit.json says."""
+    """Return the nodes that could not run recent attempts at a stage, according to exit.json."""
     found = set[str]()
     for attempt in attempts(runs, key):
         with suppress(OSError, GpasError):
@@ -88,7 +88,7 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
 
 
 def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
-    """Note that a node cannot run the jobs of a submission. All such nodes, and `others`, by name."""
+    """Record that a node cannot run the jobs of a submission. Return all such nodes and `others`, sorted by name."""
     with suppress(OSError):
         write_json(submission / f"avoid-{node}.json", {"node": node, "t": time.time()})
     noted = {path.stem.removeprefix("avoid-") for path in submission.glob("avoid-*.json")}
@@ -96,7 +96,7 @@ def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
 
 
 def same(cause: str) -> str:
-    """A cause without what differs between cells: numbers, keys, paths."""
+    """Return a cause without the parts that differ between cells: numbers, keys, paths."""
     return re.sub(r"[0-9a-f]{8,}|\d+|/\S+", "*", cause)
 
 

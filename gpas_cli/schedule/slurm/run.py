@@ -1,4 +1,4 @@
-"""`gpas run --wait`: fill the queue as there is room and resubmit interrupted jobs until all have ended."""
+"""`gpas run --wait`: fill the queue as room permits, and resubmit interrupted jobs, until all have ended."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpas_cli.state.status import ALIVE
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.words import count
 
-POLL_SECONDS = 5.0  # between two looks
-RESUBMIT_SECONDS = 30.0  # between two tries to submit what the queue had no room for
+POLL_SECONDS = 5.0  # between two checks of the stages
+RESUBMIT_SECONDS = 30.0  # between two attempts to submit jobs for which the queue had no room
 
 
 class SlurmRun:
-    """What one `gpas run` submitted. `stop` only stops the waiting: the jobs belong to SLURM."""
+    """The jobs submitted by one `gpas run`. `stop` only stops the waiting: the jobs belong to SLURM."""
 
     def __init__(self, submitter: ArraySubmitter, submitted: Submitted):
         self.submitter = submitter
@@ -38,7 +38,7 @@ class SlurmRun:
         self._stopped = True
 
     def follow(self) -> RunSummary:
-        """Wait until every stage has ended that can be run, and return how."""
+        """Wait until every stage that can be run has ended. Return the summary."""
         while not self._stopped:
             self._look()
             states = {key: self._seen[key].state for key in self.submitter.jobs}
@@ -87,7 +87,7 @@ class SlurmRun:
         self._tried = time.monotonic()
         try:
             done = self.submitter.submit(again=True)
-        except (GpasError, OSError) as error:  # the next try may find the scheduler in a better state
+        except (GpasError, OSError) as error:  # the next attempt may succeed
             self._reporter.notice(str(error))
             return
         keys = (key for batch in done.batches for element in batch.keys for key in element if key in self._seen)

@@ -27,7 +27,7 @@ from gpas_cli.words import count, listed
 
 
 class SlurmScheduler(Scheduler):
-    """A claim counts while SLURM has, or may yet have, the job array that it names."""
+    """The scheduler of a SLURM cluster. A claim counts while SLURM has, or may yet have, the job array it names."""
 
     foreground = False
 
@@ -36,7 +36,7 @@ class SlurmScheduler(Scheduler):
         self._view = SlurmView(look)
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
-        """Return the status of a stage from the queue. A claim that names no array is that of a process submitting."""
+        """Return the status of a stage from the queue. A claim without an array is that of a submitting process."""
         return state_of(self._view, key, last, claim) if claim.submission else self.look.with_submitter(last, claim)
 
     def job_of(self, claim: Claim) -> Job | None:

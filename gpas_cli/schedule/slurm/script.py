@@ -1,4 +1,4 @@
-"""Render resources as the script for sbatch, through submitit.
+"""Rendering of resources as sbatch scripts, through submitit.
 
 Each task of a step is a supervisor (`schedule.slurm.supervisor`); the one of rank 0 decides. A shell in front of each
 ignores the warning signals until Python has installed its handlers: an earlier signal would kill the task, and SLURM
@@ -23,8 +23,8 @@ from gpas_cli.spec.sbatch import option
 from gpas_cli.store.snapshot import Snapshot
 
 MODULE = "gpas_cli.schedule.slurm.supervisor"
-# Environment variables by which users change sbatch's options even where the script has them, by option; those of
-# other options are named like theirs.
+# Environment variables that override sbatch options set in the script, by option. The variable of any other option
+# has the option's name.
 VARIABLES = {
     "time": ("TIMELIMIT",),
     "array": ("ARRAY_INX",),
@@ -34,7 +34,7 @@ VARIABLES = {
     "requeue": ("REQUEUE", "NO_REQUEUE"),
     "output": ("OUTPUT", "ERROR"),
 }
-# sbatch would wait for the end of the job, or for its start.
+# With these, sbatch would wait for the end of the job or for its start, or would only test the script.
 NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
 
@@ -44,7 +44,7 @@ def parameters(resources: Resources) -> dict[str, Any]:
 
     Callers must not change the result: it is cached.
 
-    Raises InvalidExperiments; a profile of experiments.yaml has been checked as it was read.
+    Raises InvalidExperiments if the resources are invalid; those in experiments.yaml are checked when the file is read.
     """
     problems: list[Problem] = []
     build(Resources, plain(resources), ("resources",), problems)
@@ -80,7 +80,10 @@ def text(
     dependency: str = "",
     exclude: str = "",
 ) -> str:
-    """The sbatch script of the submission in `place`; `array` as sbatch takes it (0-9%4), not on nodes `exclude`."""
+    """Return the sbatch script of the submission in `place`.
+
+    `array` has the indices in sbatch's form (0-9%4); `exclude` lists the nodes not to use.
+    """
     more: dict[str, Any] = {"array": array, "requeue": True, **profile["additional_parameters"]}
     if dependency:
         more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
@@ -94,7 +97,7 @@ def text(
 
 
 def single(project: Project, name: str, log: Path, resources: Resources, words: str) -> str:
-    """The sbatch script of one short task that has Python run `words` (quoted) as the jobs of these resources run."""
+    """Return the sbatch script of one short task: Python runs `words` (quoted) as it runs jobs of these resources."""
     gpus = min(1, resources.gpus)
     memory = "2G" if resources.mem else ""  # enough to import torch
     small = replace(resources, nodes=1, ranks=1, cpus=1, gpus=gpus, mem=memory, time="2", notice=10, pack=1)
@@ -112,8 +115,8 @@ def _rendered(
 
     `log` and `output` are SLURM's file name patterns. This is the only place that goes beyond submitit's public API:
     its `submit` pickles a Python function and calls sbatch itself, while we record the submission before sbatch, so
-    that a submitter that dies loses nothing. `_make_submission_file_text` renders the script and does no more; a test
-    pins what we use of it to submitit's newest release.
+    that a submitter that dies loses nothing. `_make_submission_file_text` only renders the script; a test pins our use
+    of it to submitit's newest release.
     """
     from submitit.slurm.slurm import SlurmExecutor
 
@@ -143,8 +146,8 @@ def _rendered(
         "srun",
         "--unbuffered",
         f"--output={output}",
-        "--export=ALL",  # the job's environment, also where the site or the user lets sbatch pass none on
-        # From SLURM 22.05 on srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
+        "--export=ALL",  # the job's environment, even if the site or the user makes sbatch pass none on
+        # Since SLURM 22.05 srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
         f"--cpus-per-task={profile['cpus_per_task']}",
         "--kill-on-bad-exit=1",
     ]
@@ -156,12 +159,12 @@ def _python(profile: Mapping[str, Any]) -> str:
 
 
 def _literal(path: Path) -> str:
-    """A path as part of a pattern in which SLURM replaces percent signs."""
+    """Return a path for use in a pattern, in which SLURM replaces percent signs."""
     return str(path).replace("%", "%%")
 
 
 def overriding(script: str) -> set[str]:
-    """The environment variables by which sbatch would use other options than those that the script has."""
+    """Return the environment variables that would make sbatch override options of the script."""
     lines = (line for line in script.splitlines() if line.startswith("#SBATCH --"))
     options = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
     names = [VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]

@@ -1,7 +1,7 @@
 """The state of a stage that a SLURM submission claims, from its run directory, its claim and the queue.
 
-The run directory counts first (`state.observe`). SLURM is asked only about a stage without a result, to find out
-whether a job is still queued or running. If SLURM does not answer, nothing changes but the age of the evidence.
+The run directory takes precedence (`state.observe`). SLURM is asked only about a stage without a result, to find out
+whether its job is still queued or running. If SLURM does not answer, only the age of the evidence changes.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def _obstacle(view: SlurmView, key: str) -> str:
     facts = facts_of(view.runs, key)
     ended = "was cancelled" if seen.state == "cancelled" else seen.state
     why = f" ({seen.cause})" if seen.cause else ""
-    # `gpas logs` shows the log of a cell; a job that tokenises is no cell.
+    # `gpas logs` shows the log of a cell; a job that tokenises is not a cell.
     log = f"; {AttemptDir(seen.directory).log_path}" if seen.directory and "demand" in facts else ""
     return f"{stage_title(facts, key)} {ended}{why}{log}"
 
 
 def _unseen(view: SlurmView, last: StageStatus, claim: Claim, queue: Queue | None) -> StageStatus:
-    """Return the status if the queue does not have the job: not yet, not any more, or SLURM did not answer."""
+    """Return the status if the queue does not have the job: not yet, no longer, or SLURM did not answer."""
     if queue is None:
         return _queued(last, claim, f"being submitted by {claim.submitter}", claim.since)
     if not view.recorded(claim.submission):  # refused by SLURM, or removed

@@ -1,13 +1,13 @@
-"""A submission on disk: what one job array is to run, written before sbatch is called.
+"""A submission on disk: the stages that one job array runs, recorded before sbatch is called.
 
 runs/.slurm/<name>/
-    submission.json   what was submitted (`SubmissionRecord`)
-    elements.jsonl    line i: the stages of array index i (`ElementRecord`), as attempt.json will have them
+    submission.json   the stages and code submitted (`SubmissionRecord`)
+    elements.jsonl    line i: the stages of array index i (`ElementRecord`), in the form of attempt.json
     job.json          sbatch's answer (`JobRecord`); absent if the submitter died before it could write it
-    *_submission.sh, *_log.out   the sbatch text, and what SLURM and the supervisors printed
+    *_submission.sh, *_log.out   the sbatch text, and the output of SLURM and the supervisors
 
-The name is unique and is the array's job name, so that the scheduler can be asked for it whatever became of the
-submitter. Job ids are only shown: a controller that crashed hands them out again.
+The name is unique and is the array's job name, so that the array can be found in the queue even if the submitter died.
+Job ids are only displayed: a controller that crashed reuses them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpas_cli.state.submitters import Submitter
     from gpas_cli.store.snapshot import Snapshot
 
-SETTLED = 3600.0  # seconds after which a submission without claims is over: its submitter may just be claiming
+SETTLED = 3600.0  # seconds after which a submission without claims is closed; before, its submitter may still claim
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Submission:
 
     @property
     def owner(self) -> int:
-        """The number of the user who submitted it. Raises OSError."""
+        """The numeric id of the user who submitted it. Raises OSError."""
         return (self.folder / "submission.json").stat().st_uid
 
     def job(self) -> str:
-        """The array's job id as sbatch told it, "" when that is not recorded."""
+        """Return the array's job id from sbatch's answer, "" if it is not recorded."""
         try:
             return read_record(JobRecord, self.folder / "job.json").job
         except (OSError, GpasError):
@@ -86,12 +86,12 @@ class Submission:
         raise GpasError(f"{self.folder} has no element {index}")
 
     def log(self, index: int) -> Path | None:
-        """What SLURM and the supervisor of one array index printed, None where there is nothing yet."""
+        """Return the newest log of SLURM and the supervisor of one array index, None if there is none yet."""
         found = self.folder.glob(f"*_{index}_0_log.out")
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
     def discard(self) -> None:
-        """Leave nothing behind, for a submission that the scheduler refused."""
+        """Delete the folder of a submission that the scheduler refused."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -100,7 +100,7 @@ def folder(runs: Path) -> Path:
 
 
 def new_name(grid: str) -> str:
-    """A job name nobody else has: readable first, then 48 random bits."""
+    """Return a unique job name: a readable part, then 48 random bits."""
     return f"gpas-{re.sub(r'[^A-Za-z0-9_-]', '_', grid)[:40]}-{secrets.token_hex(6)}"
 
 
@@ -112,9 +112,9 @@ def record(
     submitter: Submitter,
     reduce: Collection[str] = (),
 ) -> Submission:
-    """Write a submission to disk. The stages in `reduce` ran out of memory and are to take fewer rows at a time.
+    """Write a submission to disk. The stages in `reduce` ran out of memory and get a smaller micro-batch.
 
-    Raises OSError, with nothing left behind, when it cannot be written.
+    Raises OSError, and leaves nothing behind, if it cannot be written.
     """
     place = folder(project.runs) / name
     about = SubmissionRecord(
@@ -153,7 +153,7 @@ def read(place: Path) -> Submission:
 
 
 def find(runs: Path, name: str) -> Submission | None:
-    """The submission of that name; None when it is not there, or not readable."""
+    """Return the submission of that name, None if it is missing or unreadable."""
     try:
         return read(folder(runs) / name)
     except (OSError, GpasError):
@@ -161,7 +161,7 @@ def find(runs: Path, name: str) -> Submission | None:
 
 
 def open_names(runs: Path) -> list[str]:
-    """The names of the submissions that some stage may still be claimed by."""
+    """Return the names of the submissions that may still claim a stage."""
     place = folder(runs)
     if not place.is_dir():
         return []
@@ -170,7 +170,7 @@ def open_names(runs: Path) -> list[str]:
 
 
 def close_finished(runs: Path) -> None:
-    """Mark the submissions that claim no stage any more: nobody needs to ask the scheduler about them again."""
+    """Mark the submissions that no longer claim a stage, so that the scheduler is not asked about them again."""
     for name in open_names(runs):
         made = find(runs, name)
         if (

@@ -1,7 +1,7 @@
-"""Submitting: claim every unclaimed stage, record the submission, call sbatch.
+"""Submission of stages to SLURM: claim every unclaimed stage, record the submission, call sbatch.
 
-This process may die at any instant. The claims that it holds itself lapse with it; those of a recorded submission stand
-for as long as the queue has, or may yet have, the array of that name.
+This process may die at any instant. The claims that it holds itself lapse with it; those of a recorded submission are
+valid as long as the queue has, or may yet have, the array of that name.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ if TYPE_CHECKING:
 
 HELD_NAMED = 5  # held jobs named in notices
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
-FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # words of a refusal for there being too many
-JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # what sbatch --parsable prints: 123 or 123;cluster
-LOOKUP_SECONDS = 12.0  # for which an array is searched in the queue after sbatch did not answer
+FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # text of a refusal because of too many jobs
+JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
+LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
 
 
 class ArraySubmitter:
-    """Submits the stages of a request. Raises GpasError before anything is submitted for what can never run."""
+    """The submission of a request's stages. Raises GpasError before anything is submitted if a stage can never run."""
 
     def __init__(self, request: RunRequest):
         self.request = request
         self.project = request.project
         self.jobs = stage_jobs(request.entries)
-        self.texts: dict[str, StageJob] = {}  # jobs that tokenise what `jobs` read
+        self.texts: dict[str, StageJob] = {}  # the jobs that tokenise the text of `jobs`
 
     def submit(self, *, again: bool = False) -> Submitted:
         """Submit every unclaimed stage without a result, as far as the queue has room.
 
-        With `again`, the states of `request.retry` are left out: their stages were resubmitted once already.
+        With `again`, the states of `request.retry` are ignored: their stages were already resubmitted once.
         """
         runs, done = self.project.runs, Submitted()
         for job in self.jobs.values():
-            script.parameters(job.resources)  # complaints come before anything is claimed
-        if error := queue.current(runs, max_age=0.0).error:  # asked before the lock of the claims is taken
+            script.parameters(job.resources)  # raises before anything is claimed
+        if error := queue.current(runs, max_age=0.0).error:  # queried before the lock of the claims is taken
             raise GpasError(f"SLURM cannot be asked: {error}; nothing was submitted")
         runs.mkdir(parents=True, exist_ok=True)
         with ClaimSet(runs, () if again else self.request.retry, SLURM) as claims:
@@ -81,9 +81,9 @@ class ArraySubmitter:
         return done
 
     def _with_texts(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted, again: bool) -> list[StageJob]:
-        """Return `mine`, and before them the unclaimed jobs that tokenise their text.
+        """Return `mine`, preceded by the unclaimed jobs that tokenise their text.
 
-        A failed one is run again by every command, but only once by a command that waits.
+        Every command runs a failed one again, but a command that waits does so only once.
         """
         whole = with_texts(self.project, mine)
         texts = {job.key: job for job in whole if job.kind == TOKENISE}
@@ -111,7 +111,7 @@ class ArraySubmitter:
     def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
         """Yield the arrays that would be submitted for `jobs`, and when and where SLURM would start them.
 
-        Raises SlurmError with SLURM's reason for an array that it would refuse.
+        Raises SlurmError with SLURM's reason if it would refuse an array.
         """
         for array, text in self.preview(jobs):
             alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
@@ -147,7 +147,7 @@ class ArraySubmitter:
     def _already_placed(self, keys: Collection[str], done: Submitted) -> dict[str, ArrayIndex]:
         """Return where the queued and running stages among `keys` run, according to the queue.
 
-        Waits for a stage that another command is just submitting.
+        Waits for stages that another command is submitting at this moment.
         """
         deadline = time.monotonic() + LOOKUP_SECONDS
         under_way = {key for key in keys if done.seen[key].state in ALIVE}
@@ -180,11 +180,11 @@ class ArraySubmitter:
         return not lacking
 
     def _smaller(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
-        """Return what to submit after SLURM refused an array as too many jobs: its halves, or nothing more now."""
+        """Return the arrays to submit after SLURM refused one as too many jobs: its halves, or none for now."""
         if len(array.indices) > 1:
             return [*array.halves(), *pending]
         if not done.batches and not done.followed and "maxsubmit" not in str(error).lower():
-            raise error  # one job alone is too much: that is its size, which the same words are said of
+            raise error  # a single job is refused for its size, with the same message
         done.left += [job for rest in (array, *pending) for job in rest.jobs]
         done.notes.append(str(error))
         return []
@@ -209,7 +209,7 @@ class ArraySubmitter:
             raise
         claims.held -= {job.key for job in array.jobs}
         if job_id:
-            with suppress(OSError):  # only shown; the queue is asked by name
+            with suppress(OSError):  # only displayed; the queue is searched by name
                 made.submitted(job_id)
         return made, job_id
 
@@ -225,7 +225,7 @@ class ArraySubmitter:
     def _sbatch(self, made: Submission, path: Path, indices: str) -> str:
         """Return the job id, "" if it is unknown. Raises SlurmError for a refusal.
 
-        Name and indices are on the command line, where no environment variable can change them.
+        Name and indices are on the command line, where no environment variable can override them.
         """
         words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
         try:
@@ -240,7 +240,7 @@ class ArraySubmitter:
         return found[0] if len(found) == 1 else _look_for(made.name)
 
     def _withdraw(self, made: Submission, array: Array) -> None:
-        """Remove the claims, then the submission: should the array exist after all, it finds nothing to do."""
+        """Remove the claims, then the submission: if the array exists after all, it finds nothing to do."""
         for job in array.jobs:
             claim_path(self.project.runs, job.key).unlink(missing_ok=True)
         made.discard()
@@ -253,7 +253,7 @@ def _batch(made: Submission, job: str) -> Batch:
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
-    """Return a line for each held job, with the command that releases it; only the first of many."""
+    """Return a line for each held job, with the command that releases it; of many, only the first few."""
     held = [f"{jobs[key].id}: {now.job}" for key, now in seen.items() if key in jobs and now.job and now.job.held]
     more = [f"and {len(held) - HELD_NAMED} more jobs are held; see `gpas status`"] if len(held) > HELD_NAMED else []
     return [*held[:HELD_NAMED], *more]
@@ -281,12 +281,12 @@ def _look_for(name: str) -> str:
 
 
 def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
-    """Return the error for an array that SLURM refused: its cells, what they ask for, and what is submitted already.
+    """Return the error for an array that SLURM refused.
 
-    SLURM's reason is complete.
+    It has SLURM's complete reason, the array's cells, the resources they ask for, and the arrays already submitted.
     """
     usual = plain(Resources())
-    ours = ("environment", "setup", "python")  # not sbatch's business, and there may be secrets among them
+    ours = ("environment", "setup", "python")  # not options of sbatch, and they may contain secrets
     resources = plain(array.first.resources).items()
     asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
     words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"

@@ -1,11 +1,11 @@
-"""What a SLURM array element runs: `python -m gpas_cli.schedule.slurm.supervisor SUBMISSION_FOLDER`, once per task.
+"""The program of an array element: `python -m gpas_cli.schedule.slurm.supervisor SUBMISSION_FOLDER`, once per task.
 
-The task of rank 0 makes an attempt for each cell of its element and starts its job; tasks of higher rank start theirs
-on the same attempts. It passes warning signals on, hears requests to cancel, sees how the jobs end, starts those again
-that ran out of memory or were killed, and asks SLURM to run the element again, on another node if this one is at fault,
-where that is what is left to do. A job that SLURM starts again makes a new attempt.
+The task of rank 0 creates an attempt for each cell of its element and starts its job; tasks of higher rank start
+their processes of the same attempts. Rank 0 passes warning signals on, reads requests to cancel, observes how the jobs
+end, and starts those again that ran out of memory or were killed. If the element has to be run again, rank 0 requeues
+it, on another node if this one is faulty. A job that SLURM starts again makes a new attempt.
 
-Exit codes: 0 some cell has its result or nothing was to be done, 75 saved and to be run again, 1 failed, 130 cancelled.
+Exit codes: 0 some cell has its result or there was nothing to do, 75 saved, to be run again, 1 failed, 130 cancelled.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, write_record
 from gpas_cli.worker.stdio import outlive_log
 
-POLL_SECONDS = 0.2  # between two looks at the children
-LOOK_SECONDS = 2.0  # between two looks at the files
-REPORT_SECONDS = 5.0  # within which a task that failed says so; the others may notice its end earlier
-IDLE_SECONDS = 60.0  # after which a task of higher rank exits whose processes have ended
+POLL_SECONDS = 0.2  # between two checks of the children
+LOOK_SECONDS = 2.0  # between two checks of the files
+REPORT_SECONDS = 5.0  # for a failed task to report its end, which the other tasks may notice earlier
+IDLE_SECONDS = 60.0  # after which a task of higher rank exits if all its processes have ended
 WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
 
 
 class TaskSupervisor:
-    """One task of one array element; of rank 0 or, as `PeerSupervisor`, of a higher one."""
+    """The supervisor of one task of an array element: `RankZeroSupervisor` or, for a higher rank, `PeerSupervisor`."""
 
     def __init__(self, start: Start):
         self.start = start
@@ -69,9 +69,9 @@ class TaskSupervisor:
             if time.monotonic() - looked >= LOOK_SECONDS:
                 looked = time.monotonic()
                 self.memory.look(child.process.pid for child in self.children if child.lives)
-                with suppress(OSError, GpasError):  # a disk that hiccups: the next look may see more
+                with suppress(OSError, GpasError):  # a brief failure of the file system: the next check may succeed
                     self._look()
-        for number in WARNINGS:  # one that comes as Python shuts down would make a job that is done a failed one
+        for number in WARNINGS:  # a signal while Python shuts down would make a finished job a failed one
             signal.signal(number, signal.SIG_IGN)
         return self._end()
 
@@ -94,7 +94,7 @@ class TaskSupervisor:
         log = attempt.path / f"log-rank{start.rank}.txt" if start.rank else attempt.log_path
         alive = os.open(os.devnull, os.O_RDONLY) if start.rank else locks.hold(alive_path(attempt))
         env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
-        if together:  # each attempt has its own, where cells share a job or start again in it
+        if together:  # each attempt has its own port: cells may share a job, or start again in it
             place = attempt.read_attempt().slurm
             assert place is not None
             env["MASTER_PORT"] = str(place.port)
@@ -112,7 +112,7 @@ class TaskSupervisor:
 
 
 class RankZeroSupervisor(TaskSupervisor):
-    """The task of rank 0: it decides everything."""
+    """The supervisor of rank 0, which makes every decision."""
 
     _unstarted = False
 
@@ -123,7 +123,7 @@ class RankZeroSupervisor(TaskSupervisor):
         return any(child.lives for child in self.children) or self._once_more()
 
     def _try(self, jobs: Sequence[ElementRecord]) -> None:
-        """Make an attempt at each and start it. Where the disk refuses that, the others go on."""
+        """Create and start an attempt at each job. If the disk refuses that, the other jobs continue."""
         first = len(self.children)
         try:
             for job in jobs:
@@ -134,11 +134,11 @@ class RankZeroSupervisor(TaskSupervisor):
             print(f"no attempt could be made: {error}; the next `gpas run` submits what is left")
             self._unstarted = True
             for child in self.children[first:] if self.start.tasks > 1 else ():
-                child.told = True  # the other tasks have not heard of it
+                child.told = True  # the other tasks do not know of it
                 child.process.kill()
 
     def _look(self) -> None:
-        """Hear requests to cancel, and notice where this job is not the one that counts any more."""
+        """Carry out requests to cancel, and stop jobs that another job has superseded."""
         for child in (child for child in self.children if child.lives):
             if self.start.tasks > 1:
                 child.hear()
@@ -150,7 +150,10 @@ class RankZeroSupervisor(TaskSupervisor):
                 child.leave()
 
     def _cancelled(self, attempt: AttemptDir) -> bool:
-        """Whether the cell is to be cancelled; the job looks for the word in its attempt when it is told to leave."""
+        """Return whether the cell is to be cancelled.
+
+        The request is copied to the attempt, where the job looks for it when it is asked to exit.
+        """
         word = request_path(attempt.path)
         if not word.exists() and requested(self.start.runs, attempt.key):
             with suppress(OSError):
@@ -158,7 +161,7 @@ class RankZeroSupervisor(TaskSupervisor):
         return word.exists()
 
     def _newer(self, attempt: AttemptDir) -> str:
-        """Why another job counts instead of this one: SLURM took its node for dead and started it elsewhere."""
+        """Return why another job supersedes this one (SLURM took the node for dead and started it elsewhere), or ""."""
         claim = read_claim(self.start.runs, attempt.key)
         if claim is not None and not self.start.claims(attempt.key):
             return f"now claimed by {claim}"
@@ -166,9 +169,9 @@ class RankZeroSupervisor(TaskSupervisor):
         return f"attempt {last} has been started" if last > attempt.number else ""
 
     def _once_more(self) -> bool:
-        """Start again what ran out of memory, with half as many rows at a time, and what was killed, as it was.
+        """Start jobs again: with half the micro-batch if they ran out of memory, unchanged if they were killed.
 
-        Returns whether there was any.
+        Return whether any was started.
         """
         if self.asked:
             return False
@@ -181,7 +184,7 @@ class RankZeroSupervisor(TaskSupervisor):
         return any(child.lives for child in self.children)
 
     def _change(self, child: Child) -> dict[str, str]:
-        """With what change to run a job again here at once, and why: {reduce: why}, {again: why}, {} for not at all."""
+        """Return how and why to run a job again here at once: {reduce: why} or {again: why}; {} if it is not to be."""
         self._hear_out(child)
         if child.superseded:
             return {}
@@ -193,7 +196,7 @@ class RankZeroSupervisor(TaskSupervisor):
         return {}
 
     def _hear_out(self, child: Child) -> None:
-        """Where a job has lost another process, wait for that one's task to say how it ended."""
+        """Wait, if a job has lost the process of another task, for that task to record how the process ended."""
         until = time.monotonic() + REPORT_SECONDS
         while child.process.returncode == JobExit.INTERRUPTED and not child.told and not child.broken:
             if self.start.tasks == 1 or time.monotonic() > until:
@@ -217,23 +220,26 @@ class RankZeroSupervisor(TaskSupervisor):
         if resume or self._unstarted:
             return JobExit.INTERRUPTED
         if not codes or 0 in codes:
-            with suppress(OSError):  # those who do not hear it leave after a while
+            with suppress(OSError):  # other tasks then exit after IDLE_SECONDS
                 self.start.call((), over=True)
             return 0
         return codes[0]
 
     def _failed(self, child: Child) -> None:
-        """Hold the rest of the array back when too many of its cells fail alike."""
+        """Hold the rest of the array back if too many of its cells fail alike."""
         seen, made = conclude_or_unknown(child.attempt), self.start.made
         cause = count_failure(made.folder, self.start.index, seen.cause)
         if cause and not is_memory(cause):
             print(f"cells of this array fail alike ({cause}): the rest is held back")
             array = self.start.job.partition("_")[0]
-            with suppress(SlurmError):  # where it fails, elements see the open breaker as they start
+            with suppress(SlurmError):  # if it fails, elements see the open breaker when they start
                 client.run("scancel", "--state=PENDING", f"--name={made.name}", array)
 
     def _again(self, waiting: list[Child]) -> None:
-        """Have SLURM run this job once more, unless it is being cancelled; else the next `gpas run` submits it."""
+        """Requeue this job if it was warned or its node is faulty; else the next `gpas run` submits it.
+
+        A job that is being cancelled or has made no progress is not requeued.
+        """
         runs, job = self.start.runs, self.start.job
         hopeless = [c for c in waiting if attempts_without_progress(runs, c.attempt.key) >= c.job.resources.retries]
         faulty = next((child.faulty_node for child in waiting if child.faulty_node), "")
@@ -251,24 +257,24 @@ class RankZeroSupervisor(TaskSupervisor):
             print(f"{error}; the next `gpas run` submits what is left")
 
     def _elsewhere(self, node: str) -> None:
-        """Queue this job again, and keep it and the waiting jobs of its array from a node that cannot run them."""
+        """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
         job, array = self.start.job, self.start.job.partition("_")[0]
-        client.run("scontrol", "requeue", job)  # first: SLURM changes only jobs that wait
+        client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
         nodes = avoided(self.start.made.folder, node, parsers.excluded(job))
         print(f"job {job} is queued again, to run on another node than {','.join(nodes)}")
-        with suppress(SlurmError):  # it names every job of the array that runs already
+        with suppress(SlurmError):  # the error names every job of the array that is already running
             client.run("scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}")
 
     def _preempted(self) -> bool:
-        """Whether a job that was sent TERM is being preempted rather than cancelled: it still counts as running."""
+        """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
         told = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
         return job_states.plain(told.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
 class PeerSupervisor(TaskSupervisor):
-    """A task of higher rank: it starts its processes as rank 0 calls for them, and always ends well.
+    """The supervisor of a higher rank, which starts the processes that rank 0 calls for and always exits with 0.
 
-    Were it to end with an error, SLURM would kill rank 0 before that has recorded anything.
+    If it exited with an error, SLURM would kill rank 0 before rank 0 has recorded anything.
     """
 
     _over = False
@@ -301,7 +307,7 @@ class PeerSupervisor(TaskSupervisor):
         self.children.remove(child)
 
     def _report(self, child: Child) -> None:
-        """Leave word of how a process ended, if that was no good end."""
+        """Record how a process exited, unless it exited cleanly."""
         rank, code = self.start.rank, child.process.wait()
         word = child.attempt.path / f"rank{rank}.json"
         if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not word.exists():
@@ -321,7 +327,7 @@ def _changed(job: ElementRecord, change: Mapping[str, str]) -> ElementRecord:
 
 
 def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """Run this task of the submission in `place`; its exit code."""
+    """Run this task of the submission in `place`. Return its exit code."""
     try:
         start = Start(place, environ)
         return (PeerSupervisor if start.rank else RankZeroSupervisor)(start).run()
@@ -331,7 +337,7 @@ def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _die_with_parent() -> None:
-    """A supervisor that is killed takes its jobs along, rather than leaving them where SLURM does not see them."""
+    """Have the kernel kill this process if its supervisor dies, since SLURM would not see a job left behind."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

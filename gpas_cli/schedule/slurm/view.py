@@ -1,4 +1,4 @@
-"""What SLURM reports during one look, asked once, and again only if that answer is too old for a claim."""
+"""SLURM's report during one look: queried once, and again only if the answer is too old for a claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SlurmView:
 
     @property
     def queue(self) -> Queue:
-        """What SLURM reports about all jobs. It is asked when the first of them is looked at."""
+        """SLURM's report on all jobs, queried on first use."""
         if self._queue is None:
             usual = FRESH_LINE_SECONDS if self.look.line else FRESH_SECONDS
             wanted = self.look.max_age_seconds
@@ -41,12 +41,12 @@ class SlurmView:
         return self.queue.find(claim.submission, claim.index) if claim.submission else None
 
     def renew(self, since: float) -> None:
-        """Ask again if the answer is from before `since` (unix time)."""
+        """Query SLURM again if the answer is from before `since` (unix time)."""
         if self.queue.time < since:
             self._ask(max(0.0, time.time() - since))
 
     def queue_after(self, claim: Claim) -> Queue | None:
-        """Return an answer given after the submitter was seen to be dead: only such an answer proves a job missing.
+        """Return an answer given after the submitter was seen to be dead: only that proves that a job is missing.
 
         Return None while the submitter lives. If SLURM does not answer, the queue is an older one, with its error.
         """
