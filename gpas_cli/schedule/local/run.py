@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan import machine as machines
@@ -34,9 +33,6 @@ from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import attempts
 from gpas_cli.store.snapshot import snapshot
 from gpas_cli.worker.ranks import LOST_PEER
-
-if TYPE_CHECKING:
-    pass
 
 POLL_SECONDS = 0.1  # between two checks of this run's processes
 TICK_SECONDS = 1.0  # between two checks of other runs and of requests

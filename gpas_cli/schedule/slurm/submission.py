@@ -141,12 +141,6 @@ def record(
     return Submission(place, about)
 
 
-def _line(jobs: Sequence[StageJob], reduce: Collection[str]) -> str:
-    """Return the line of elements.jsonl for one element."""
-    records = [element_of(job.record(), job.resources.threads, reduce=job.key in reduce) for job in jobs]
-    return json.dumps([to_mapping(record) for record in records], ensure_ascii=False) + "\n"
-
-
 def read(place: Path) -> Submission:
     """Return the submission in a folder. Raises OSError or StoreError if it cannot be read."""
     return Submission(place, read_record(SubmissionRecord, place / "submission.json"))

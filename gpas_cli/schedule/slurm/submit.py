@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
@@ -35,9 +34,6 @@ from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    pass
 
 HELD_NAMED = 5  # held jobs named in notices
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
