@@ -15,15 +15,18 @@ from gpas_cli.spec.memory import activation_bytes, state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import abbreviated, byte_size, count, duration
 
-MIN_UPDATES = 3  # of a measurement with a part of the rows
-MAX_SECONDS = 60.0  # of a measurement, unless more was asked for
-MAX_TIMES_ASKED = 10.0  # by which a measurement may exceed the seconds asked for
+MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
+MAX_SECONDS = 60.0  # of a measurement, unless more were requested
+MAX_TIMES_ASKED = 10.0  # a measurement may take so many times the requested seconds
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimate for one cell: the `rows` of each update to compute (0 for all), `seconds`, `memory` (bytes), and the
-    `free` bytes of this machine. On a GPU nothing is estimated: seconds and memory are 0."""
+    """The estimated cost of measuring one cell.
+
+    `rows`: those of each update to compute, 0 for all. `memory`: in bytes. `free`: the free bytes of this machine. On a
+    GPU there is no estimate, and seconds and memory are 0.
+    """
 
     parameters: int
     rows: int
@@ -48,7 +51,7 @@ class Cost:
 
 
 def cost_of(cell: Cell, machine: Machine, resources: Resources, seconds: float) -> Cost:
-    """Return the cost of measuring `cell` for `seconds` on `machine`: with the rows that fit the time, at least one."""
+    """Return the cost of measuring `cell` for `seconds` on `machine`, with the rows that fit the time, at least 1."""
     number = parameters(cell)
     if machine.gpus:
         return Cost(number, 0, 0.0, 0, 0)

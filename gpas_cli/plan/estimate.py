@@ -1,6 +1,6 @@
-"""The cost of jobs in device-hours and wall-clock hours, from measured speeds, or from FLOPs where there are none.
+"""The cost of jobs in device-hours and wall-clock hours, from measured speeds or, without these, from FLOPs.
 
-FLOPs of a training update are those of `spec.flops`; a forward pass takes a third of them.
+The FLOPs of a training update are those of `spec.flops`; a forward pass takes a third of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, all_attempts
 
 ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
-ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, whatever the precision
-MAX_MEASURED = 5  # attempts per shape: more hardly change the median
+ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
+MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
 @dataclass(frozen=True)
 class Work:
-    """The cost of one job. `tokens` counts trained tokens plus a third of the evaluated ones. `hours` are wall-clock
-    hours on `devices` of `device` ("cuda" or "cpu"). `measured`: whether the speed was measured."""
+    """The cost of one job.
+
+    `tokens`: trained tokens plus a third of the evaluated ones. `hours`: wall-clock hours on `devices` devices of the
+    type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured.
+    """
 
     job: StageJob
     tokens: float
@@ -46,8 +49,8 @@ class Estimate:
     """The cost of several jobs: GPU-hours, and core-hours of the jobs without a GPU.
 
     `longest_hours`: the longest chain of jobs that depend on each other. `wall_hours`: until all jobs have ended on
-    `slots` slots; None behind a scheduler, where the number of concurrent jobs is unknown. `basis`: where the speeds
-    come from, in sentences. `works`: the cost of each job.
+    `slots` slots; None behind a scheduler, where the number of concurrent jobs is unknown. `basis`: the sources of the
+    speeds, in sentences. `works`: the cost of each job.
     """
 
     gpu_hours: float
@@ -82,9 +85,9 @@ def estimate(
 
 
 def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
-    """Return the tokens that the job has yet to train, plus a third of those it evaluates, without a backward pass.
+    """Return the tokens that the job has still to train on, plus a third of those it evaluates (no backward pass).
 
-    Raises GpasError for a kind of stage without a cost.
+    Raises GpasError if the cost of this kind of stage is unknown.
     """
     (kind,) = (stage.declared for stage in job.cell.stages if stage.kind == job.kind)
     if kind.cost is None:
@@ -93,8 +96,11 @@ def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
 
 
 def measured_speeds(runs: Path) -> dict[Shape, float]:
-    """Return shape -> median tokens per second, including padding: of the attempts of that shape in `runs`, or else as
-    `gpas bench` measured it. Damaged attempts are skipped."""
+    """Return shape -> tokens per second, including padding.
+
+    The speed of a shape is the median over its attempts in `runs`, or else the measurement of `gpas bench`. Damaged
+    attempts are skipped.
+    """
     found: dict[Shape, list[float]] = {}
     for attempt in all_attempts(runs):
         try:
@@ -108,7 +114,7 @@ def measured_speeds(runs: Path) -> dict[Shape, float]:
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
-    """Return the hours until the last of the jobs (hours, slots needed) ends. They start in order as slots free up."""
+    """Return the hours until the last of the jobs (hours, slots needed) ends. Jobs start in order as slots free up."""
     now = last = 0.0
     free = slots
     busy: list[tuple[float, int]] = []
@@ -137,7 +143,7 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
 
 
 def _longest(works: Sequence[Work]) -> float:
-    """Return the hours until the last job ends if each starts when its parents have ended. Parents come first."""
+    """Return the hours until the last job ends if each starts when its parents end. `works` lists parents first."""
     ends: dict[str, float] = {}
     for work in works:
         ends[work.job.key] = work.hours + max((ends.get(parent, 0.0) for parent in work.job.parents), default=0.0)

@@ -1,6 +1,6 @@
-"""GPUs to plan for that this machine need not have: `gpas plan --gpu H100:8`.
+"""GPUs to plan for, whether or not this machine has them: `gpas plan --gpu H100:8`.
 
-Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); the share that a training reaches (MFU) is assumed.
+Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); the share that training reaches (MFU) is assumed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.words import byte_size, count
 
 ASSUMED_MFU = 0.4
-# Memory of one device (NVIDIA's data sheets), of the largest version.
+# The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
 MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
     "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
@@ -27,9 +27,9 @@ MEMORY_GB: dict[str, int] = {
 
 @dataclass(frozen=True)
 class NamedGpus(Machine):
-    """A machine with GPUs called `name`: `number` in all, or with 0 as many as each job asks for.
+    """A machine with `number` GPUs called `name`. If `number` is 0, each job gets as many as it requests.
 
-    `mfu`: the assumed share of the peak that a training reaches.
+    `mfu`: the assumed share of the peak that training reaches.
     """
 
     name: str
@@ -55,13 +55,13 @@ class NamedGpus(Machine):
         return f"{who} asks for {resources.gpus} GPUs, and --gpu names {self.number}"
 
     def flops(self, precision: str) -> float:
-        """Return the FLOP/s that one device is assumed to reach."""
+        """Return the assumed FLOP/s of one device."""
         peak = peak_flops(self.name, precision)
         assert peak is not None
         return self.mfu * peak
 
     def basis(self, precisions: set[str]) -> str:
-        """Return the assumptions of the estimate in a sentence."""
+        """Return the assumptions of the estimate as a sentence."""
         peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in sorted(precisions)]
         sheet = " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
         return f"assumed, not measured: {100 * self.mfu:g} % of the peak of one {self.name}, {sheet}; --mfu changes it"

@@ -24,18 +24,18 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class Machine:
-    """What jobs may use here: `gpus` as in CUDA_VISIBLE_DEVICES, and the numbers of the cores."""
+    """The devices available to jobs: `gpus` as in CUDA_VISIBLE_DEVICES, and `cores` by number."""
 
     gpus: tuple[str, ...]
     cores: tuple[int, ...]
 
     @property
     def slots(self) -> int:
-        """The number of the smallest jobs that run at once."""
+        """The number of smallest jobs that can run at once: GPUs, or cores without a GPU."""
         return len(self.gpus) or len(self.cores)
 
     def device(self, resources: Resources) -> str:
-        """What a job computes on: cuda or cpu."""
+        """Return the type of device that a job computes on: cuda or cpu."""
         return "cuda" if self.gpus else "cpu"
 
     def needs(self, resources: Resources) -> int:
@@ -43,7 +43,7 @@ class Machine:
         return max(1, resources.gpus) if self.gpus else self.threads(resources)
 
     def threads(self, resources: Resources) -> int:
-        """Return the threads of a job over all its processes: those it asks for, at most the number of cores."""
+        """Return the threads of a job over all its processes: as many as it requests, at most the number of cores."""
         return min(max(resources.cpus, resources.processes), len(self.cores))
 
     def check(self, resources: Resources, who: str) -> str:
@@ -58,7 +58,7 @@ class Machine:
 
 
 class Cluster(Machine):
-    """The nodes behind a scheduler: each job gets what it asks for, and the number of concurrent jobs is unknown."""
+    """The nodes behind a scheduler. Each job gets what it requests; the number of concurrent jobs is unknown."""
 
     def __init__(self) -> None:
         super().__init__(gpus=(), cores=())
@@ -90,7 +90,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(str(i) for i in range(installed))
     named: list[str] = []
     for word in (part.strip() for part in mask.split(",")):
-        # CUDA stops at the first device that does not exist: "0,-1,1" shows one.
+        # CUDA ignores everything from the first nonexistent device on: "0,-1,1" is one device.
         if not word or word.startswith("-") or (word.isdigit() and int(word) >= installed):
             break
         if word not in named:
@@ -116,7 +116,7 @@ def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
 
 
 def _installed_gpus() -> int:
-    """Return the number of devices that nvidia-smi lists, without MIG slices; without nvidia-smi, of device files."""
+    """Return the number of GPUs that nvidia-smi lists, without MIG slices. Without nvidia-smi, count device files."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))

@@ -1,4 +1,4 @@
-"""What `gpas run` would do: which cells are new, queued, running or done, and what the jobs to start will cost."""
+"""The plan of a `gpas run`: the action for each cell, the jobs to start, and their estimated cost."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ACTIONS = (
 class PlanRow:
     """One cell of a plan.
 
-    `action` is one of ACTIONS: the cell's state, "new" without an attempt, or "invalid" if this version or this machine
-    cannot complete it; `detail` gives the reason. `will_run`: whether `gpas run` starts a job for it.
+    `action` is one of ACTIONS: the state of the cell, "new" if it has no attempt, or "invalid" if this version or this
+    machine cannot complete it; `detail` is the reason. `will_run`: whether `gpas run` would start a job for it.
     """
 
     state: CellStatus
@@ -54,11 +54,11 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `gpas run` would do with some cells.
+    """The actions of `gpas run` for some cells.
 
-    `stages` counts unique stages by state; `uses` counts references to them, including those of teachers.
-    `jobs` are the jobs that a run would start: those that tokenise first, then the stages, parents first.
-    `machine` is where they would run, or what the estimate is for.
+    `stages`: the number of unique stages by state. `uses`: the number of references to them, including those of
+    teachers. `jobs`: the jobs that a run would start, first those that tokenise, then the stages, parents first.
+    `machine`: where they would run, or the machine that the estimate is for.
     """
 
     rows: tuple[PlanRow, ...]
@@ -69,7 +69,7 @@ class Plan:
     machine: Machine
     text_warnings: tuple[str, ...] = ()
     code_warnings: tuple[str, ...] = ()
-    startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all or none
+    startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
 
     @property
     def exit_code(self) -> Exit:
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """What may surprise a user, or is likely to fail although the jobs can start."""
+        """Warnings about likely failures and surprises among jobs that can start."""
         sizes = too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
         return [*sizes, *self.text_warnings, *self.code_warnings]
 
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def sizes(self) -> list[SizeCost]:
-        """The cells and the cost of their jobs by size of network."""
+        """The number of cells and the cost of their jobs, by size of network."""
         return by_size((row.entry.cell for row in self.rows), self.estimate.works)
 
     @property
@@ -114,10 +114,10 @@ def plan(
     project: Project | None = None,
     prepare: Callable[[Iterable[StageJob]], Sequence[StageJob]] = tuple,
 ) -> Plan:
-    """Return what `gpas run` on these entries, with the same `retry`, would do on `machine`. Changes nothing.
+    """Return the plan of `gpas run` for these entries, with the same `retry`, on `machine`. Changes nothing.
 
     `project`: where to look for the texts; None skips that check.
-    `prepare` adds the jobs that have to run before others (`plan.tokenisation.with_texts`).
+    `prepare` adds the jobs that must run before others (`plan.tokenisation.with_texts`).
     """
     machine = machine or machines.machine()
     jobs = stage_jobs(entries)
@@ -125,7 +125,7 @@ def plan(
     seen = {key: observe(runs, key, alive) for key in jobs}
     wanted = CLAIMABLE | frozenset(retry)
     needed = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
-    # Compute nodes and other machines may have text that is not on this one.
+    # Compute nodes and other machines may have texts that this machine does not have.
     elsewhere = isinstance(machine, Cluster | NamedGpus)
     texts = Texts(project, (job.cell for job in needed.values()), entries=entries, elsewhere=elsewhere)
     fitting = {
@@ -166,7 +166,7 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
 
 
 def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection[str]) -> bool:
-    """Whether every prerequisite of the stage has a result, or may get one."""
+    """Return whether every prerequisite of the stage has a result or may still get one."""
     return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.parents)
 
 

@@ -16,9 +16,9 @@ _Group = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SizeCost:
-    """The cells of one size, batch, length and number of updates, and their remaining jobs.
+    """The cells with the same size, precision, batch, length and number of updates, and their remaining jobs.
 
-    `batch` is in rows of `length` tokens; `tokens`: those a cell trains on, including padding. `devices`: GPUs or
+    `batch`: in rows of `length` tokens. `tokens`: those that a cell trains on, including padding. `devices`: GPUs or
     cores of a job. `hours`: of the longest job. `gpu_hours` and `core_hours`: of all jobs.
     """
 
@@ -38,13 +38,16 @@ class SizeCost:
 
 
 def size_label(cell: Cell) -> str:
-    """Return the name of the cell's size, or its layers and width if it has no name."""
+    """Return the name of the cell's size, or "LAYERS x WIDTH" for a size without a name."""
     size = cell.model.size
     return next((name for name, known in SIZES.items() if known == size), f"{size.layers} x {size.hidden}")
 
 
 def by_size(cells: Iterable[Cell], works: Sequence[Work]) -> list[SizeCost]:
-    """Return the cost by group of equally expensive cells, in the order of the cells. Teachers add jobs, not cells."""
+    """Return the cost of each group of equally expensive cells, in the order of the cells.
+
+    Teachers add jobs, but no cells.
+    """
     cells = list(cells)
     numbers = Counter(_group(cell) for cell in cells)
     first = {_group(cell): cell for cell in reversed([*cells, *(work.job.cell for work in works)])}

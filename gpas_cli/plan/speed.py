@@ -1,4 +1,4 @@
-"""Measured speeds, by the shape of a training: what `gpas bench` wrote to `runs/.bench/<host>-<shape>.json`."""
+"""Speeds measured by `gpas bench`, by shape of the training, in `runs/.bench/<host>-<shape>.json`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Shape = tuple[Any, ...]
 
 
 def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
-    """Return what the speed depends on: the network's size, the rows, the batch, the precision, the devices."""
+    """Return the settings that determine the speed: size, length and layout of rows, batch, precision, devices."""
     size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
     data = (cell["data"]["length"], cell["data"]["layout"])
     return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
 
 
 def measured(runs: Path) -> dict[Shape, float]:
-    """Return shape -> tokens per second, including padding, as measured on this machine. Damaged files are skipped."""
+    """Return shape -> tokens per second, including padding, measured on this machine. Damaged files are skipped."""
     found = {}
     for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
         facts = read_json(path) or {}

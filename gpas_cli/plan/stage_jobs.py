@@ -1,4 +1,4 @@
-"""The jobs that cells need: one per stage, also when several cells share it, after the jobs it depends on."""
+"""The jobs that cells need: one per stage, even if several cells share it, after the jobs that it depends on."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class StageJob:
     watch: Monitoring
     resources: Resources
     text_resources: Resources = field(default_factory=Resources)
-    text: str = ""  # key of the job that tokenises its text, "" if that is done (`plan.tokenisation`)
-    demand: TextRequirement | None = None  # what a job that tokenises prepares
+    text: str = ""  # the key of the job that tokenises its text, "" if the text is cached (`plan.tokenisation`)
+    demand: TextRequirement | None = None  # the text that a tokenising job prepares, None for other jobs
 
     @property
     def id(self) -> str:
@@ -43,7 +43,7 @@ class StageJob:
         return (*self.parents, self.text) if self.text else self.parents
 
     def record(self) -> StageRecord:
-        """Return the job as files of run directories record it, with the text of the plugins that it needs."""
+        """Return the record of the job for run directories, including the source code of the plugins that it needs."""
         demand = self.demand
         stages = [stage.declared for stage in self.cell.stages if stage.declared.origin]
         return StageRecord(
@@ -66,7 +66,7 @@ class StageJob:
 
 
 def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
-    """Return key -> job of every stage of the entries that this version can run: parents first, including teachers."""
+    """Return key -> job for every stage of the entries that this version can run, with teachers, parents first."""
     entries = list(entries)
     named = {entry.cell.stages[0].key: entry for entry in reversed(entries)}
     jobs: dict[str, StageJob] = {}
@@ -92,7 +92,7 @@ def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[tup
 
 
 def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entry:
-    """Return the entry of the teacher, or one named after its pupil if the grid does not declare the teacher."""
+    """Return the entry of the teacher, or one named after its student if the grid does not declare the teacher."""
     own = named.get(teacher.stages[0].key)
     return own if own is not None else replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={})
 

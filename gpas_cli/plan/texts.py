@@ -1,4 +1,4 @@
-"""The texts of cells to run: whether they are available, and how the runs will use them."""
+"""The texts of cells to run: their availability, and warnings about how the runs will use them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpas_cli.words import listed
 class Texts:
     """The texts of `cells`, looked up in `project`; without a project no text counts as missing.
 
-    `entries`: the declared cells, so that messages give the place in experiments.yaml that names a text.
-    `elsewhere`: the cells run on other machines, so that a text missing here is only a warning.
+    `entries`: the declared cells, used to give the position in experiments.yaml in messages.
+    `elsewhere`: whether the cells run on other machines, which makes a text missing here only a warning.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Texts:
         return "" if self._elsewhere else self._missing.get(_text_of(cell), "")
 
     def warnings(self, cells: Iterable[Cell]) -> list[str]:
-        """Return warnings about the texts of these cells, each once."""
+        """Return the warnings about the texts of these cells, without duplicates."""
         cells = list(cells)
         reasons = dict.fromkeys(self._missing.get(_text_of(cell), "") for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
@@ -59,7 +59,7 @@ class Texts:
 
 
 def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable[Entry]) -> None:
-    """Raise GpasError with the cells (id -> cell) whose text is missing, each reason once."""
+    """Raise GpasError if the text of any of `cells` (id -> cell) is missing. The message gives each reason once."""
     texts = Texts(project, cells.values(), entries=entries)
     reasons: dict[str, list[str]] = {}
     for who, cell in cells.items():
@@ -77,12 +77,12 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
 
 
 def _placed(reason: str, declared: Declared | None) -> str:
-    """Return the reason, which begins with the name of a setting, after the position of that setting in the file."""
+    """Return the reason, prefixed with the position in the file of the setting whose name it begins with."""
     setting = reason.partition(":")[0]
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
 def _text_of(cell: Cell) -> Data:
-    """Return the cell's data with the fields that do not identify the text set to their defaults."""
+    """Return the cell's data, with defaults for the fields that do not identify the text."""
     usual = Data()
     return replace(cell.data, length=usual.length, layout=usual.layout, eval_tokens=usual.eval_tokens)

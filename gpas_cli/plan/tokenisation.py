@@ -1,8 +1,8 @@
-"""Jobs that tokenise the texts of others first, so that on a cluster no GPU waits for it.
+"""Jobs that tokenise texts before the jobs that read them, so that no GPU of a cluster waits for tokenisation.
 
-Such a job is a `StageJob` with a key, attempts, a journal and a claim. Its key hashes which corpus is needed and how
-much of it; a corpus that is tokenised whole has one key for all readers. It is done if the token cache has the text: a
-corpus that was tokenised and then deleted gets another job.
+Such a job is a `StageJob` with a key, attempts, a journal and a claim. Its key is a hash of the corpus and of the
+amount needed; a corpus that is tokenised completely has one key for all readers. The job is done if the text is in the
+token cache. A corpus that was tokenised and then deleted gets a new job.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
-    """Return `jobs` after a job for each corpus that they read and that is not tokenised yet. Reads no text.
+    """Return `jobs`, preceded by a job for each corpus that they read and that is not tokenised yet. Reads no text.
 
-    A job that depends on another of `jobs` reads the text of that one.
+    A job that depends on another of `jobs` reads the text of that other job.
     """
     jobs = list(jobs)
     keys = {job.key for job in jobs}
@@ -53,7 +53,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A corpus that cells are waiting for: what it is called, and what its job is at, as far as SLURM tells as well."""
+    """A corpus that cells wait for: its name, and the key and status of its job, with the scheduler's report."""
 
     name: str
     key: str
@@ -61,7 +61,7 @@ class Awaited:
 
 
 def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
-    """The corpora that cells with these states are waiting for, or have waited for in vain."""
+    """Yield the corpora that queued cells are waiting for, and those that cancelled cells waited for."""
     waiting = [state for state in states if state.claim and state.state in ("queued", "cancelled")]
     keys = dict.fromkeys(key for state in waiting if state.claim for key in state.claim.after)
     alive = SchedulerView(runs)
@@ -74,7 +74,7 @@ def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
 
 
 def how_far(seen: StageStatus) -> str:
-    """Return the state of a job that tokenises, in a few words."""
+    """Return the state of a tokenising job as a short phrase."""
     share = f" {seen.fraction:.0%}".replace("%", " %") if seen.state == "running" and seen.fraction is not None else ""
     doing = f" ({seen.progress.phase})" if seen.state == "running" and seen.progress else ""
     why = f": {seen.cause}" if seen.cause else ""
@@ -82,7 +82,7 @@ def how_far(seen: StageStatus) -> str:
 
 
 def _needed_key(project: Project, wanted: TextRequirement) -> str:
-    """Return the key of the job that has to tokenise the corpus, "" if nothing is left to do."""
+    """Return the key of the job that must tokenise the corpus, "" if it is already tokenised."""
     if _is_cached(project, wanted):
         return ""
     generation = 0
@@ -98,7 +98,7 @@ def _is_cached(project: Project, wanted: TextRequirement) -> bool | None:
 
     try:
         return present(wanted.data, wanted.vocab, project.cache, root=project.config.parent, rows=wanted.rows)
-    except DataError:  # the job will say it: the text may yet come, or be there only for the nodes
+    except DataError:  # the job reports the error if the text is still missing then, or on its node
         return False
 
 

@@ -1,5 +1,7 @@
-"""Cells in the run directories and the database that no grid declares: a grid was edited, or a cell was varied on the
-command line. Such a cell is read from its attempts, from the submission that claims it, or from the database.
+"""Cells in the run directories and the database that no grid declares.
+
+Such cells exist after a grid was edited, or a cell was varied on the command line. They are read from their attempts,
+from the submissions that claim them, or from the database.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ T = TypeVar("T")
 
 
 def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, claimed: bool = False) -> list[Entry]:
-    """The cells of the stages under `runs` that none of the `declared` cells needs; with `claimed`, only those that
-    may be queued or running. A stage whose cell this version cannot read is left out.
+    """Return the cells of the stages under `runs` that none of the `declared` cells needs.
+
+    With `claimed`, return only those that may be queued or running. Stages whose cell this version cannot read are
+    skipped.
     """
     keys = [path.name for path in all_stages(runs) if not claimed or (path / CLAIM).exists()]
     known = stage_jobs(declared).keys() if keys else ()
@@ -36,9 +40,11 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
 
 
 def with_key(project: Project, word: str, catalogue: Catalogue) -> list[Entry]:
-    """The cells with a stage whose key begins with `word`, by the run directories, else by the database; none for a
-    word that is no key of at least MIN_PREFIX_DIGITS digits. Raises UnknownCell when there is a stage and its cell
-    cannot be read."""
+    """Return the cells with a stage whose key begins with `word`, from the run directories or else from the database.
+
+    The list is empty if `word` is not a key or a prefix of at least MIN_PREFIX_DIGITS digits. Raises UnknownCell if
+    there is such a stage and its cell cannot be read.
+    """
     word = word.lower()
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", word):
         return []
@@ -65,7 +71,7 @@ def _in_database(project: Project, word: str) -> Iterator[dict[str, Any]]:
 
 
 def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | None:
-    """`_read`, None for a stage that is no cell's or cannot be read."""
+    """Return the cell like `_read`; None if the stage belongs to no cell or its cell cannot be read."""
     try:
         return None if facts.get("stage") == TOKENISE else _read(facts, key, catalogue)
     except UnknownCell:
@@ -73,8 +79,10 @@ def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | 
 
 
 def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
-    """Return the cell that a stage's facts describe, with its grid and name. Raises UnknownCell if they describe none,
-    or one without that key."""
+    """Return the cell that a stage's facts describe, with its grid and name.
+
+    Raises UnknownCell if they describe no cell, or a cell without the stage `key`.
+    """
     try:
         cell = cell_from(facts["cell"], catalogue)
         axes = dict(facts["axes"])
@@ -95,12 +103,12 @@ def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
 
 
 def _built(kind: type[T], values: Any) -> T:
-    """Return the recorded instance, or one with the defaults if this version cannot read the record."""
+    """Return the recorded instance, or one with default values if this version cannot read the record."""
     problems: list[Problem] = []
     made = build(kind, values, (), problems) if isinstance(values, Mapping) else None
     return made or kind()
 
 
 def _distinct(entries: Iterable[Entry | None]) -> list[Entry]:
-    """Return each cell once, also if several of its stages were found."""
+    """Return each cell once, even if several of its stages were found."""
     return list({entry.cell.key: entry for entry in entries if entry is not None}.values())

@@ -1,4 +1,4 @@
-"""Resource usage: what runs where, what is queued, the cost so far, and the estimated end."""
+"""Resource usage: running and queued cells, their cost so far, and the estimated end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpas_cli.store.journal import tail
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts
 
-LAST_EVENT_BYTES = 2048  # of a journal's end, which contain its last event
+LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What attempts have used: wall-clock seconds, and GPU-hours, or core-hours without a GPU."""
+    """The usage of attempts: wall-clock seconds, and GPU-hours, or core-hours of attempts without a GPU."""
 
     seconds: float = 0.0
     gpu_hours: float = 0.0
@@ -30,7 +30,7 @@ class Usage:
         return Usage(self.seconds + other.seconds, self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours)
 
     def times(self, factor: float) -> Usage:
-        """Return the usage over `factor` times the time."""
+        """Return the usage multiplied by `factor`."""
         return Usage(self.seconds * factor, self.gpu_hours * factor, self.core_hours * factor)
 
 
@@ -39,7 +39,7 @@ NOTHING = Usage()
 
 @dataclass(frozen=True)
 class Running:
-    """A running cell. `devices`: those of its attempt; `spent`: over all attempts at its stages."""
+    """A running cell. `devices`: those of its attempt. `spent`: the usage over all attempts at its stages."""
 
     state: CellStatus
     node: str
@@ -49,23 +49,23 @@ class Running:
 
 @dataclass(frozen=True)
 class GridUsage:
-    """A grid: its cells by state, what they have used, and what the running and queued ones will still use."""
+    """The usage of a grid: its cells by state, their usage so far, and the estimate for the running and queued ones."""
 
     grid: str
     states: Counter[str]
     spent: Usage
     to_go: Usage | None
-    ends: float | None  # seconds from now
+    ends: float | None  # in seconds from now
 
     @property
     def left(self) -> int:
-        """Cells without a result."""
+        """The number of cells without a result."""
         return sum(count for state, count in self.states.items() if state not in RESULTS)
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What runs and is queued, and the usage by grid. `total` counts cells that grids share once."""
+    """Running and queued cells, and the usage by grid. In `total`, a cell that several grids share counts once."""
 
     running: tuple[Running, ...]
     queued: tuple[CellStatus, ...]
@@ -75,13 +75,13 @@ class Activity:
 
 @dataclass
 class UsageMeter:
-    """Computes the usage of attempts. Ended attempts are read once."""
+    """Computes the usage of attempts. Attempts that have ended are read only once."""
 
     runs: Path
     _ended: dict[Path, tuple[Usage, AttemptRecord | None]] = field(default_factory=dict)
 
     def room(self, states: Sequence[CellStatus]) -> Activity:
-        """Return what runs, what is queued, and the usage by grid, for cells in these states."""
+        """Return the running and queued cells and the usage by grid, for cells with these states."""
         living = {state.key: state.directory for state in states if state.state == "running"}
         keys = {stage.key for state in states for stage in state.entry.cell.stages}
         spent = {key: self._stage(key, living.get(key)) for key in keys}
@@ -97,7 +97,7 @@ class UsageMeter:
         )
 
     def spent(self, state: CellStatus) -> Usage:
-        """Return the usage of the cell so far: all stages, all attempts."""
+        """Return the usage of the cell so far, over all stages and attempts."""
         living = state.directory if state.state == "running" else None
         return sum((self._stage(stage.key, living) for stage in state.entry.cell.stages), NOTHING)
 
@@ -133,12 +133,12 @@ def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
 
 
 def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
-    """Return the states of each cell once, also if several grids have it."""
+    """Return the state of each cell once, even if several grids declare it."""
     return iter({state.entry.cell.key: state for state in states}.values())
 
 
 def _end(attempt: AttemptDir) -> float:
-    """Return the time at which an attempt ended: that of exit.json, or of its last event."""
+    """Return the unix time at which an attempt ended: that of exit.json, or else of its last event."""
     if attempt.exit_path.exists():
         ended = attempt.read_exit().t
         if ended is not None:

@@ -1,4 +1,4 @@
-"""What is true of a stage, concluded from evidence in its run directory and from the scheduler that claims it.
+"""The status of stages and cells, inferred from the run directories and from the schedulers that hold claims.
 
 status       StageStatus and CellStatus: a state, its evidence and its age
 observe      run directories -> the status of each stage and cell
@@ -9,13 +9,13 @@ claim_set    taking and releasing claims, so that no stage runs twice
 view         what submitters and schedulers report about claims
 schedulers   schedulers by name, built in or from entry points
 job_exit     the exit codes of a job
-logs         the ends of logs
+logs         the last lines of logs
 submitters   which `gpas run` processes are alive
 locks        flock as evidence of a living process
 cancellation requests to cancel
 rerun        requests to run a stage again that has a result
-outputs      the checkpoints that a training stage left
+outputs      the checkpoints of a training stage
 describe     the grid, name and kind of a stage, from its newest attempt or its claim
 
-Nothing here asks the database, and nothing here changes a run directory except claims and requests.
+This package never queries the database, and writes nothing to run directories except claims and requests.
 """

@@ -27,15 +27,15 @@ from gpas_cli.store.journal import tail
 from gpas_cli.store.records import ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record
 
-OUTCOME_BYTES = 2048  # of the end of a journal: enough for an outcome
-PROGRESS_BYTES = 65536  # enough for progress
+OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
+PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
 
 
-NEWEST = {"step": 32, "layers": 1}  # how many events of these kinds progress is read from
+NEWEST = {"step": 32, "layers": 1}  # the number of events of each kind that `progress` needs
 
 
 def conclude(attempt: AttemptDir) -> StageStatus:
-    """Return the state of one attempt by itself. Raises OSError or StoreError if its files cannot be read."""
+    """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
     events = tail(attempt.journal_path, OUTCOME_BYTES)
     told = outcome(events)
     if told is None:
@@ -43,7 +43,7 @@ def conclude(attempt: AttemptDir) -> StageStatus:
         told = outcome(events)
     found = _from_outcome(told) if told else _from_process(attempt, events)
     if told is None and found.state != "running":
-        # The process may have told its outcome and ended after the journal was read and before the lock was.
+        # The process may have written its outcome and exited between the reading of the journal and of the lock.
         events = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
         told = outcome(events)
         found = _from_outcome(told) if told else found
@@ -55,7 +55,8 @@ def conclude(attempt: AttemptDir) -> StageStatus:
 
 
 def outcome(events: Sequence[Event]) -> Event | None:
-    """Return the outcome event that ends a journal, else None. A warning may follow it; a new start revokes it."""
+    """Return the outcome at the end of a journal, None without one. Warnings after it are ignored; any other event
+    revokes it."""
     last = next((event for event in reversed(events) if event.get("kind") != "warning"), None)
     return last if last is not None and last.get("kind") == "outcome" else None
 
@@ -70,7 +71,7 @@ def resumable(runs: Path, key: str) -> int | None:
 
 
 def conclude_or_unknown(attempt: AttemptDir) -> StageStatus:
-    """Return the state of one attempt, `unknown` if its files cannot be read."""
+    """Return the status of one attempt, `unknown` if its files cannot be read."""
     try:
         return conclude(attempt)
     except UNREADABLE as error:
@@ -110,7 +111,7 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
 
 
 def _from_exit(attempt: AttemptDir, seen: ExitRecord) -> StageStatus:
-    """The process ended without telling an outcome: only an exit code of its own choice can say that it failed."""
+    """Return the status of a process that exited without an outcome. It has failed only if it chose its exit code."""
     code, signal = seen.code, seen.signal
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
@@ -124,7 +125,7 @@ def _from_exit(attempt: AttemptDir, seen: ExitRecord) -> StageStatus:
 
 
 def _said(attempt: AttemptDir, seen: ExitRecord) -> str:
-    """What exit.json, or else the log, says of why a process ended."""
+    """Return why a process ended: the error in exit.json, or else the last line of its log."""
     return seen.error or last_line(attempt.log_path)
 
 
@@ -157,7 +158,7 @@ def _boot(attempt: AttemptDir) -> str:
 
 
 def process_path(attempt: AttemptDir) -> Path:
-    """{host, pid, token} of the attempt's process; the token is BOOT/START where the kernel tells both."""
+    """Return the file with {host, pid, token} of the attempt's process; the token is BOOT/START if both are known."""
     return attempt.path / "process.json"
 
 

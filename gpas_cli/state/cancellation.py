@@ -1,6 +1,7 @@
 """Requests to cancel: a file beside the claim of a queued stage, or in the attempt of a running one.
 
-A request stands until `gpas retry` claims the stage again and removes it. No clock decides: those of two hosts differ.
+A request is valid until `gpas retry` claims the stage again and removes it. It does not expire, because the clocks of
+two hosts differ.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ FILE = "cancel.json"
 
 
 def request_path(directory: Path) -> Path:
-    """The request in the directory of a stage (queued) or of an attempt (running)."""
+    """Return the file of the request in the directory of a stage (queued) or of an attempt (running)."""
     return directory / FILE
 
 
 def request(directory: Path, *, signalled: bool | None = None) -> None:
-    """Ask that the stage or the attempt be cancelled. Raises OSError when the request cannot be written."""
+    """Request the cancellation of a stage or an attempt. Raises OSError if the request cannot be written."""
     write_record(request_path(directory), CancelRequest(t=time.time(), signalled=signalled))
 
 
@@ -30,13 +31,13 @@ def read_request(directory: Path) -> CancelRequest:
 
 
 def requested(runs: Path, key: str) -> bool:
-    """Whether a request to cancel the stage `key` stands. Its content does not matter, nor when it was made."""
+    """Return whether there is a request to cancel the stage `key`, whatever its content and age."""
     try:
         return request_path(stage_dir(runs, key)).exists()
-    except OSError:  # a directory that may not be searched: nothing can be started in it either
+    except OSError:  # the directory may not be searched, so no job can be started in it either
         return False
 
 
 def withdraw(runs: Path, key: str) -> None:
-    """Remove the request on a stage that is to be run again. Raises OSError when it cannot be removed."""
+    """Remove the request from a stage that will run again. Raises OSError if it cannot be removed."""
     request_path(stage_dir(runs, key)).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Taking and giving back claims: two `gpas run` that want the same stage agree on who runs it.
+"""Taking and releasing claims, so that concurrent `gpas run` commands never run the same stage twice.
 
-Everything is decided under one short lock: observe, and claim only unclaimed stages without a result.
+Each decision is made under one lock, held briefly: observe, then claim only unclaimed stages without a result.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ RETRIABLE = frozenset({"failed", "cancelled", "unknown"})
 
 
 def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
-    """Request that stages with a result be run again. Return those of `keys` that were requested: the others were
-    requested meanwhile, or their result is gone. Raises OSError if a request cannot be written.
+    """Request new runs of stages that have a result, and return the keys of the requests that were made.
+
+    The other `keys` had been requested already, or no longer have a result. Raises OSError if a request cannot be
+    written.
     """
     asked = []
     with locks.locked(claims_lock(runs)):
@@ -35,14 +37,14 @@ def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
         for key in keys:
             if observe(runs, key, alive).state in RESULTS:
                 rerun.request(runs, key)
-                # A scheduler may still know the job that came to the present result; it is not the one asked for now.
+                # The claim may name the job that produced the present result, which is not the one requested now.
                 claim_path(runs, key).unlink(missing_ok=True)
                 asked.append(key)
     return asked
 
 
 def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
-    """Withdraw requests to run stages again that are not running. Return those of `keys` that were withdrawn."""
+    """Withdraw the requests for stages that are not queued or running, and return the keys of those withdrawn."""
     withdrawn = []
     with locks.locked(claims_lock(runs)):
         alive = SchedulerView(runs)
@@ -53,9 +55,9 @@ def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
 
 
 class ClaimSet:
-    """The claims of this process, a context manager. Leaving gives back those still held.
+    """The claims of this process, as a context manager that releases them on exit.
 
-    `retry` names further states from which a stage is to be run again. Raises GpasError for a state that has none.
+    `retry` names further states in which a stage is claimed. Raises GpasError for a state that cannot be retried.
     """
 
     def __init__(self, runs: Path, retry: Collection[str] = (), scheduler: str = LOCAL):
@@ -69,9 +71,9 @@ class ClaimSet:
         self.submitter = Submitter(runs)
 
     def take(self, keys: Iterable[str], states: Collection[str] | None = None) -> dict[str, StageStatus]:
-        """Claim those of `keys` that are in one of `states`, by default every unclaimed stage without a result.
+        """Claim those of `keys` that are in one of `states`: by default every unclaimed stage without a result.
 
-        Return the status of every key at that moment; `held` has the keys that this process has now claimed.
+        Return the status of every key at that moment; `held` contains the keys that this process has claimed.
         """
         keys, states = list(keys), self.wanted if states is None else states
         with locks.locked(claims_lock(self.runs)):
@@ -88,14 +90,14 @@ class ClaimSet:
         return seen
 
     def release(self, key: str) -> None:
-        """Give a claim back, if it is held."""
+        """Release a claim, if it is held."""
         self._release([key] if key in self.held else [])
 
     @contextmanager
     def confirmed(self, key: str) -> Iterator[bool]:
-        """Whether a held stage may start; no other process can claim or start it within the block.
+        """Yield whether a held stage may start; no other process can claim or start it within the block.
 
-        It may not where it was cancelled, or where `gpas retry` has claimed it after that: it is then no longer held.
+        It may not if it was cancelled, or if `gpas retry` claimed it after that; it is then no longer held.
         """
         with locks.locked(claims_lock(self.runs)):
             mine = self._owns(key) and not requested(self.runs, key)
@@ -104,7 +106,7 @@ class ClaimSet:
             yield mine
 
     def close(self) -> None:
-        """Give back what is held and leave."""
+        """Release all claims and unregister this process."""
         self._release(list(self.held))
         self.submitter.close()
 
@@ -116,7 +118,7 @@ class ClaimSet:
 
     def _claim(self, key: str, status: StageStatus) -> StageStatus:
         try:
-            withdraw(self.runs, key)  # a cancelled stage is claimed only where the user asks to retry it
+            withdraw(self.runs, key)  # a cancelled stage is claimed only if the user retries it
             write_claim(self.runs, key, self.submitter, self.scheduler)
         except OSError as error:
             return replace(status, state="unknown", evidence=f"cannot be claimed: {explain(error)}")
@@ -124,11 +126,12 @@ class ClaimSet:
         return status
 
     def _barred(self, status: StageStatus, alive: SchedulerView) -> bool:
-        """Whether a stage cannot be run as what it builds on has diverged, which is a result: its reason is kept."""
+        """Return whether a stage cannot run because a prerequisite diverged, which is a result and thus not retried."""
         return bool(status.blocker) and observe(self.runs, status.blocker, alive).state == "diverged"
 
     def _remove_stale(self, key: str, status: StageStatus, alive: SchedulerView) -> None:
-        """Remove the claim of a run that died on a stage that has ended, or of a SLURM job on one with a result."""
+        """Remove a stale claim: that of a dead `gpas run` on a stage that has ended, or that of a SLURM job on a stage
+        with a result."""
         if status.state in RESULTS or status.state in RETRIABLE - {"unknown"}:
             claim = read_claim(self.runs, key)
             if claim is not None and (status.state in RESULTS if claim.submission else not alive.lives(claim)):
@@ -136,14 +139,17 @@ class ClaimSet:
                     claim_path(self.runs, key).unlink(missing_ok=True)
 
     def _release(self, keys: Collection[str]) -> None:
-        # A claim that cannot be removed now lapses when this process ends.
+        # A claim that cannot be removed now becomes invalid when this process ends.
         with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)) if keys else nullcontext():
             for key in keys:
                 self._give_back(key)
         self.held -= set(keys)
 
     def _give_back(self, key: str) -> None:
-        """Call it with the lock of the claims held: another process may be taking over a stage that was cancelled."""
+        """Remove a claim if this process owns it.
+
+        The caller holds `claims_lock`, because another process may be taking over a cancelled stage.
+        """
         self.held.discard(key)
         if self._owns(key):
             claim_path(self.runs, key).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Claims on stages: `runs/<key[:2]>/<key>/claim.json` names who runs a stage next."""
+"""Claims on stages: `runs/<key[:2]>/<key>/claim.json` names the submitter that will run a stage."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.rundir import read_json, stage_dir
 
 CLAIM = "claim.json"
-LOCAL, SLURM = "local", "slurm"  # the schedulers of claims that older versions wrote, which do not name one
-_NAME = re.compile(r"[^/\0]+")  # of a submitter, which is part of a file's name
+LOCAL, SLURM = "local", "slurm"  # the schedulers of claims by older versions, which name none
+_NAME = re.compile(r"[^/\0]+")  # of a submitter; it becomes part of a file name
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Which scheduler is going to run a stage, and which process submitted it. `since` is unix time.
+    """The scheduler that will run a stage, and the process that submitted it. `since` is unix time.
 
-    `submission` is the scheduler's name for what it was given, and `index` the job in it; such a claim outlives its
-    submitter. It is "" if the submitting process runs the stage itself. `after` has the keys of the stages that the job
-    waits for.
+    `submission` is the scheduler's name for the submission, and `index` the job in it; such a claim outlives its
+    submitter. `submission` is "" if the submitting process runs the stage itself. `after` contains the keys of the
+    stages that the job waits for.
     """
 
     submitter: str
@@ -48,7 +48,7 @@ def claim_path(runs: Path, key: str) -> Path:
 
 
 def read_claim(runs: Path, key: str) -> Claim | None:
-    """The claim on a stage, whether or not its submitter lives; an unreadable one claims nothing."""
+    """Return the claim on a stage, even if its submitter is dead; None if there is none or it cannot be read."""
     try:
         found = read_json(claim_path(runs, key))
         who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
@@ -65,7 +65,7 @@ def read_claim(runs: Path, key: str) -> Claim | None:
 def write_claim(
     runs: Path, key: str, submitter: Submitter, scheduler: str = LOCAL, **more: str | int | Sequence[str]
 ) -> None:
-    """Write a claim, replacing any there. No fsync: after a power cut its submitter is dead anyway.
+    """Write a claim, replacing any earlier one. There is no fsync, because no submitter survives a power cut.
 
     `more` is {submission, index, after} as in `Claim`; without it the submitter itself runs the stage.
     """

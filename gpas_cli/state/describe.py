@@ -1,4 +1,4 @@
-"""What a stage is: from its newest attempt or, if it has none, from the scheduler that claims it."""
+"""The description of a stage, from its newest attempt or, without one, from the scheduler that claims it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def facts_of(runs: Path, key: str) -> dict[str, Any]:
     """Return the stage's facts as attempt.json has them ({stage, grid, name, cell, ...}), {} if they are unknown."""
     with suppress(OSError, GpasError):
         if tries := attempts(runs, key):
-            # Not the record: another version may have written it, and readers take what they understand.
+            # Not as a record: another version may have written it, and callers read only the fields that they know.
             return read_json(tries[-1].attempt_path)
         if claim := read_claim(runs, key):
             return dict(SchedulerView(runs).scheduler(claim.scheduler).describe(claim, key))
@@ -25,7 +25,7 @@ def facts_of(runs: Path, key: str) -> dict[str, Any]:
 
 
 def log_of(runs: Path, key: str) -> Path | None:
-    """Return the file with what the job of a claimed stage printed outside its attempts, None if there is none."""
+    """Return the file with the output of a claimed stage's job outside its attempts, None if there is none."""
     with suppress(GpasError):
         if claim := read_claim(runs, key):
             return SchedulerView(runs).scheduler(claim.scheduler).log_of(claim)
@@ -33,7 +33,8 @@ def log_of(runs: Path, key: str) -> Path | None:
 
 
 def stage_title(facts: dict[str, Any], key: str) -> str:
-    """Return how a stage that builds on this one names it: "its training table2/pre-s1", "tokenising c4"."""
+    """Return the name of the stage in messages about stages that depend on it, such as "its training table2/pre-s1" or
+    "tokenising c4"."""
     kind = str(facts.get("stage", "stage"))
     if kind == TOKENISE:
         return f"tokenising {facts.get('name', 'its text')}"

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class JobExit(IntEnum):
-    """How the process of an attempt exits. Any other code means that it failed."""
+    """Exit codes of the process of an attempt. Any other code means failure."""
 
     RESULT = 0  # done or diverged
     FAILED = 1

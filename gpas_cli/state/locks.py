@@ -1,6 +1,6 @@
-"""flock as evidence: a lock that is held proves a living process, and the kernel frees it however the process ends.
+"""flock as evidence: a held lock proves that a process lives, and the kernel releases it however the process ends.
 
-The lock belongs to the open file, so a child that inherits the descriptor keeps it after its parent has died.
+The lock belongs to the open file, so a child that inherits the descriptor keeps the lock after its parent has died.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Lock(Enum):
-    """What can be told about a lock file without waiting."""
+    """The state of a lock file, as far as it can be determined without waiting."""
 
     HELD = "held"
     FREE = "free"
@@ -31,7 +31,7 @@ class Lock(Enum):
 
 
 def probe(path: Path) -> Lock:
-    """Whether some process holds `path`. A shared lock is tried and dropped, so probes never disturb each other."""
+    """Return whether a process holds a lock on `path`. Probes take shared locks, so they never block each other."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def probe(path: Path) -> Lock:
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
-    """The id of the running kernel since it started, the same in its containers; "" where the system has none."""
+    """Return the boot id of the running kernel, which its containers share; "" if the system has none."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -58,19 +58,19 @@ def boot_id(path: Path = BOOT_ID) -> str:
 
 
 def seen_from_here(path: Path, boot: str) -> bool:
-    """Whether a lock on `path` that is held by a process of the kernel `boot` is seen as held here, whatever the host
-    names: the kernel is this one, and it keeps the locks of the file system itself.
+    """Return whether this process can see locks on `path` that processes of the kernel `boot` hold.
 
-    A container has a host name and process ids of its own, but neither a kernel nor locks.
+    That requires that the kernel is this one and that the file system is local. Host names are irrelevant: a container
+    has its own host name and process ids, but shares the kernel and its locks.
     """
     return bool(boot) and boot == boot_id() and file_systems.type_of(path) in file_systems.LOCAL
 
 
 def hold(path: Path, *, patience: float = 5.0) -> int:
-    """Lock `path` and return the descriptor that keeps it; closing every copy of it frees the lock.
+    """Lock `path` and return the descriptor that holds the lock, until every copy of it is closed.
 
-    Waits up to `patience` seconds for a holder. Raises GpasError when it does not let go or the file system has no
-    locks, OSError when the file cannot be made.
+    Waits up to `patience` seconds for another holder. Raises GpasError if that does not release the lock or if the file
+    system has no locks, OSError if the file cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -87,7 +87,7 @@ def hold(path: Path, *, patience: float = 5.0) -> int:
 
 
 def try_hold(path: Path) -> int | None:
-    """`hold` without waiting: None when another process has the lock."""
+    """Lock `path` like `hold` but without waiting. Return None if another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         taken = _try(fd, path)
@@ -102,7 +102,7 @@ def try_hold(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path, *, patience: float = 60.0) -> Iterator[None]:
-    """Hold `path` for the length of a with-block."""
+    """Hold the lock on `path` within a with block."""
     fd = hold(path, patience=patience)
     try:
         yield

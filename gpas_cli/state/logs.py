@@ -1,4 +1,4 @@
-"""The ends of logs, which say why a process ended that wrote no outcome."""
+"""The last lines of logs, which show why a process ended without an outcome."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def end_of(log: Path, size: int = END_BYTES) -> str:
 
 
 def last_line(log: Path, ignored: re.Pattern[str] | None = None) -> str:
-    """Return the last line of a log that is neither blank nor matches `ignored`: of a traceback, the error."""
+    """Return the last line of a log that is neither blank nor matches `ignored`. In a traceback that is the error."""
     lines = (line.strip() for line in reversed(end_of(log).splitlines()))
     return next((line for line in lines if line and not (ignored and ignored.match(line))), "")

@@ -1,14 +1,14 @@
-"""Evidence in the run directories -> the state of each stage and cell. Reads only; asks no database.
+"""Run directories -> the status of each stage and cell. Read-only, and without the database.
 
-What counts, strongest first:
+Evidence, strongest first:
 
  1. an outcome in the journal
- 2. exit.json: some process saw it end
- 3. alive.lock: the job's process holds it for exactly as long as it lives
- 4. a claim, as the scheduler that it names reports about it (`state.view`)
- 5. where locks are not visible (on another host, unless it is a container of this one), the age of the last event
+ 2. exit.json: another process saw the job end
+ 3. alive.lock: the process of the job holds it exactly as long as it lives
+ 4. a claim, as reported by the scheduler that it names (`state.view`)
+ 5. the age of the last event, if locks are not visible (on another host, except in containers of this one)
 
-Absence of evidence never ends a stage: its state is `unknown`, with the reason.
+A stage never counts as ended for lack of evidence: its state is then `unknown`, with the reason.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 STATES = ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
-_CANCELLABLE = ("missing", "queued", "interrupted")  # a request to cancel counts for a stage that is not under way
+_CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a request to cancel takes effect
 
 
 def look(
     runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, StageStatus] | None = None
 ) -> list[CellStatus]:
-    """Return the state of each entry, in order. A stage is read once, also if entries share it, and not at all if
-    `seen` has it.
+    """Return the status of each entry, in order.
 
-    With `jobs`, a cell that is queued or running has its scheduler's job, and the position of that in the queue, even
-    if its state does not depend on it.
+    Each stage is read once, even if entries share it; stages in `seen` are not read again. With `jobs`, the status of a
+    queued or running cell includes the scheduler's job and its position in the queue, even if the state does not depend
+    on them.
     """
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
@@ -77,7 +77,7 @@ def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: S
 
 
 def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
-    """Return the state of the stage `key`, `unknown` if its directory cannot be read."""
+    """Return the status of the stage `key`, `unknown` if its directory cannot be read."""
     try:
         return _observe(runs, key, alive or SchedulerView(runs))
     except UNREADABLE as error:
@@ -95,7 +95,7 @@ def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
     if not tries and rerun.FILE in files:
         last = _asked_again(runs, key, result)
     if last.state not in RESULTS:
-        # A result once obtained stands, whatever was tried after it.
+        # An earlier result remains valid, whatever happened in later attempts.
         last = _newest_result(tries[:-1]) or replace(last, stands=result.state if result else "")
     if last.source in ("outcome", "exit") and last.state not in RESULTS and lives(tries[-1]):
         evidence = f"{last.state}, but a process of attempt {last.attempt} still holds alive.lock"
@@ -113,7 +113,7 @@ def _newest_result(tries: Sequence[AttemptDir]) -> StageStatus | None:
 
 
 def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatus:
-    """Return the status of a stage to be run again that has not started yet, with the metrics that tables show."""
+    """Return the status of a stage whose new run has not started yet, with the metrics of its earlier result."""
     until = f"; the result of attempt {result.attempt} counts until then" if result else ""
     metrics = result.metrics if result else {}
     return StageStatus(state="missing", evidence=f"to be run again{until}", age=rerun.age(runs, key), metrics=metrics)

@@ -1,4 +1,4 @@
-"""What a training stage left behind: its checkpoints, and the text they were made with."""
+"""Outputs of a training stage: its checkpoints, and the text that they were trained on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpas_cli.store.rundir import AttemptDir, checkpoints_of, stage_dir
 
 
 def newest_checkpoint(runs: Path, key: str) -> Path | None:
-    """The checkpoint of the stage `key` with the most updates, over all attempts; None when there is none."""
+    """Return the checkpoint of the stage `key` with the most updates, over all attempts; None if there is none."""
     return next(iter(checkpoints_of(runs, key)), None)
 
 
 def last_checkpoint(runs: Path, key: str, steps: int) -> Path:
-    """The checkpoint of the stage `key` after the last of its `steps` updates.
+    """Return the checkpoint of the stage `key` after the last of its `steps` updates.
 
-    Raises GpasError when there is none: what builds on a trained network is not built on half of one.
+    Raises GpasError if there is none, because later stages need the fully trained network.
     """
     newest = newest_checkpoint(runs, key)
     if newest is not None and newest == path_of(newest.parent, steps):
@@ -33,9 +33,9 @@ def last_checkpoint(runs: Path, key: str, steps: int) -> Path:
 
 
 def text_of(checkpoint: Path) -> Mapping[str, Any]:
-    """What the attempt of `checkpoint` journalled about its text: fingerprints, tokenizer. Empty if it did not.
+    """Return the journalled facts about the text of `checkpoint` (fingerprints, tokenizer), {} if there are none.
 
-    Raises OSError when the journal cannot be read.
+    Raises OSError if the journal cannot be read.
     """
     events, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
     known = [event for event in events if event["kind"] == "data" and "tokenizer" in event]
@@ -43,7 +43,7 @@ def text_of(checkpoint: Path) -> Mapping[str, Any]:
 
 
 def checkpoint_code(runs: Path, key: str) -> str:
-    """The version of the code of the attempt that made the newest checkpoint, "" where it is not known."""
+    """Return the code version of the attempt that wrote the newest checkpoint, "" if unknown."""
     newest = newest_checkpoint(runs, key)
     try:
         return AttemptDir(newest.parents[1]).read_attempt().code if newest else ""

@@ -1,4 +1,4 @@
-"""How far a job has come, read from the last events of its journal."""
+"""The progress of a job, from the last events of its journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Progress:
-    """The newest of each number a journal tells; None where it has told none.
+    """The newest value of each quantity in a journal; None if it has none.
 
     `losses` are the training losses of the last log lines, oldest first; `spikes` counts the spikes among the same
     events. `eta` is in seconds.
@@ -34,7 +34,7 @@ class Progress:
 
 
 def progress(events: Sequence[Event]) -> Progress | None:
-    """The progress that a journal's last events tell, since the last start among them; None when they tell nothing."""
+    """Return the progress from the last events of a journal since its last start, None if they contain none."""
     events = _since_start(events)
     lines = [event for event in events if event.get("kind") == "step"]
     phases = [str(event.get("name", "")) for event in events if event.get("kind") == "phase"]
@@ -59,7 +59,7 @@ def progress(events: Sequence[Event]) -> Progress | None:
 
 
 def number(value: Any) -> float | None:
-    """A journalled number, "nan" and "inf" included; None for anything else."""
+    """Return a journalled number, including "nan" and "inf"; None for anything else."""
     try:
         return None if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
@@ -67,7 +67,7 @@ def number(value: Any) -> float | None:
 
 
 def checkpoint_step(events: Sequence[Event]) -> int | None:
-    """The step of the newest checkpoint that the events tell of."""
+    """Return the step of the newest checkpoint in the events, None if there is none."""
     steps = [_whole(event.get("step")) for event in events if event.get("kind") == "checkpoint"]
     return next((step for step in reversed(steps) if step is not None), None)
 
@@ -78,7 +78,7 @@ def _since_start(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _eta(lines: Sequence[Event]) -> float | None:
-    """Seconds to the last step, at the pace between the first and the last log line."""
+    """Return the seconds to the last step, at the rate between the first and the last log line; None if unknown."""
     first, last = lines[0], lines[-1]
     values = [number(event.get(name)) for event in (first, last) for name in ("step", "t")]
     steps = number(last.get("steps"))

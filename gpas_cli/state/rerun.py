@@ -1,9 +1,8 @@
-"""Requests to run a stage again that has a result: `rerun.json` beside its attempts, {t: unix time, after: number}.
+"""Requests for a new run of a stage with a result: `rerun.json` beside its attempts, {t: unix time, after: number}.
 
-Attempts up to number `after` no longer decide whether the stage is to be run, and nothing is resumed from them. They
-are kept, and their results stay in tables until a later attempt has one: of several results the newest counts. A
-request stands, also when the command that made it is killed, until it is withdrawn; once a later attempt has a result
-it has no effect.
+Attempts up to number `after` no longer decide whether the stage runs, and no attempt resumes from them. They are kept,
+and tables show their results until a later attempt has one: of several results the newest counts. A request is valid
+until it is withdrawn, even if the command that made it is killed. It has no effect once a later attempt has a result.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ FILE = "rerun.json"
 
 
 def request(runs: Path, key: str) -> None:
-    """Ask that the stage `key` be run again; `claims.run_again` does so safely. Raises OSError."""
+    """Request a new run of the stage `key`. `claim_set.run_again` does so under the lock of claims. Raises OSError."""
     number = max((attempt.number for attempt in attempts(runs, key)), default=0)
     write_record(_path(runs, key), RerunRequest(t=time.time(), after=number))
 
 
 def withdraw(runs: Path, key: str) -> bool:
-    """Let the earlier result stand again. Returns whether there was a request. Raises OSError."""
+    """Withdraw the request, so that the earlier result counts again. Return whether there was one. Raises OSError."""
     there = _path(runs, key).exists()
     _path(runs, key).unlink(missing_ok=True)
     return there
 
 
 def superseded(runs: Path, key: str) -> int:
-    """The number of the last attempt that does not decide any more, 0 without a request.
+    """Return the number of the last attempt that no longer decides the state, 0 without a request.
 
-    Raises OSError or StoreError when the request is there and cannot be read.
+    Raises OSError or StoreError if there is a request that cannot be read.
     """
     request = _read(runs, key)
     return request.after if request else 0
 
 
 def age(runs: Path, key: str) -> float:
-    """Return the seconds since the request, from 1970 on without one. Raises like `superseded`."""
+    """Return the seconds since the request, without one since 1970. Raises the same errors as `superseded`."""
     request = _read(runs, key)
     return max(0.0, time.time() - (request.t if request else 0.0))
 
 
 def deciding(runs: Path, key: str) -> list[AttemptDir]:
-    """The attempts that decide the state of the stage, and that may be resumed from, oldest first."""
+    """Return the attempts that decide the state of the stage, oldest first. Only these may be resumed from."""
     after = superseded(runs, key)
     return [attempt for attempt in attempts(runs, key) if attempt.number > after]
 

@@ -1,4 +1,4 @@
-"""Schedulers by name: `local` and `slurm`, and those that installed packages add.
+"""Schedulers by name: `local`, `slurm`, and those of installed packages.
 
 A package adds one as an entry point of the group `gpas_cli.schedulers`; docs/how-to/scheduler.md shows how.
 """

@@ -21,14 +21,14 @@ RESULTS = ("done", "diverged")
 ALIVE = ("queued", "running")
 
 
-# What reading a damaged file may raise: one unreadable stage must not stop a command.
+# Exceptions of reading a damaged file. Commands catch them, because one unreadable stage must not stop them.
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class SchedulerJob(Protocol):
-    """What a scheduler reports about one of its jobs; `str()` of it is one line for people. Times are unix times.
+    """A job as its scheduler reports it. `str()` returns one line for people. Times are unix times.
 
-    Strings are "" and numbers 0 where the scheduler reports nothing.
+    Strings are "" and numbers 0 if the scheduler does not report them.
     """
 
     @property
@@ -36,19 +36,19 @@ class SchedulerJob(Protocol):
 
     @property
     def state(self) -> str:
-        """The state in the scheduler's own word."""
+        """The state, as the scheduler calls it."""
 
     @property
     def nodes(self) -> str:
-        """Where the job runs."""
+        """The nodes that the job runs on."""
 
     @property
     def partition(self) -> str:
-        """The part of the cluster, or the queue, that the job is in."""
+        """The partition or queue of the job."""
 
     @property
     def pending(self) -> bool:
-        """Whether the job has not started yet, or is going to be started again."""
+        """Whether the job is waiting to start, or to start again."""
 
     @property
     def reason(self) -> str:
@@ -56,15 +56,15 @@ class SchedulerJob(Protocol):
 
     @property
     def held(self) -> str:
-        """What makes a job start that waits for a person, "" for any other job."""
+        """What the user can do to start a held job, "" if the job is not held."""
 
     @property
     def start(self) -> float:
-        """When a pending job is expected to start."""
+        """The expected start of a pending job."""
 
     @property
     def place(self) -> int:
-        """The position among the `waiting` jobs of the partition, from 1 on."""
+        """The position among the `waiting` jobs of the partition, from 1."""
 
     @property
     def waiting(self) -> int: ...
@@ -78,12 +78,13 @@ class SchedulerJob(Protocol):
 class StageStatus:
     """The state of one stage, and the evidence for it.
 
-    `age` is in seconds since the newest evidence. `outcome` is that of the journal, "" without one; `cause` is why the
-    stage has no result. `attempt` and `directory` are those of the attempt that decided. `source` is the kind of that
-    evidence: outcome, exit, lock, ending (a lock after one of the first two) or silence. `submission` is the SLURM
-    submission that made an attempt without a result, `job` what the scheduler reports about its job. `blocker` is the
-    key of the stage whose failure kept this one from starting. `signal` is the number of the signal that ended the
-    process, if known. `stands` is how an earlier attempt ended whose result counts until the stage has been run again.
+    `age`: seconds since the newest evidence. `outcome`: that of the journal, "" without one. `cause`: why the stage has
+    no result. `attempt` and `directory`: those of the attempt that decides the state. `source`: the kind of its
+    evidence, one of outcome, exit, lock, ending (a lock still held after one of the first two) and silence.
+    `submission`: the SLURM submission that created an attempt without a result. `job`: the job as the scheduler reports
+    it. `blocker`: the key of the stage whose failure keeps this one from starting. `signal`: the number of the signal
+    that ended the process, if known. `stands`: the outcome of an earlier attempt whose result counts until the new run
+    has one.
     """
 
     state: str
@@ -105,14 +106,14 @@ class StageStatus:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the stage's steps that is done, None if unknown."""
+        """The completed share of the stage's steps, None if unknown."""
         seen = self.progress
         return seen.step / seen.steps if seen and seen.step is not None and seen.steps else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellStatus(StageStatus):
-    """The state of a cell: that of its first stage without a result, or of its last stage."""
+    """The status of a cell: that of its first stage that is not done, or of its last stage."""
 
     entry: Entry
     stage: str

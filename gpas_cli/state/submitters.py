@@ -1,9 +1,9 @@
-"""Which `gpas run` processes live, and which stages they have claimed.
+"""The `gpas run` processes that are alive, and their claims on stages.
 
 runs/.submitters/<id>.lock   flock held for the life of the process; its time stamp is a heartbeat for other hosts
 runs/.submitters/<id>.json   {id, host, pid, time, boot}
-runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time}: this submitter is going to run, or runs, the stage;
-                                  with {submission, index, after} as well, that element of a SLURM job array is
+runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time} if this submitter runs, or will run, the stage itself;
+                                  with {submission, index, after} if that element of a SLURM job array does
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from gpas_cli.state import locks
 from gpas_cli.state.locks import Lock
 from gpas_cli.store.rundir import read_json, write_json
 
-HEARTBEAT_SECONDS = 15.0  # seconds between two touches of the lock file
-SILENCE_SECONDS = 120.0  # seconds without a sign of life after which another host's process counts as gone
+HEARTBEAT_SECONDS = 15.0  # the interval between two touches of the lock file
+SILENCE_SECONDS = 120.0  # after so long without a heartbeat or event, a process of another host counts as dead
 
 
 class Submitter:
-    """This process as one that runs cells; a context manager. Dying in any way ends it, without cleaning up."""
+    """The registration of this process as one that runs cells. It ends with the process, even without `close`."""
 
     def __init__(self, runs: Path):
         self.host, self.pid, self.since = socket.gethostname(), os.getpid(), time.time()
         self.id = f"{self.host}-{self.pid}-{secrets.token_hex(4)}"
         self._stem = folder(runs) / self.id
-        with locks.locked(claims_lock(runs)):  # or `sweep` might take the file for one left over, before it is locked
+        with locks.locked(claims_lock(runs)):  # otherwise `sweep` might remove the file before it is locked
             self._fd = locks.hold(self._path("lock"))
         self._beaten = time.monotonic()
         about = {"id": self.id, "host": self.host, "pid": self.pid, "time": self.since, "boot": locks.boot_id()}
         write_json(self._path("json"), about)
 
     def beat(self) -> None:
-        """Show other hosts that this process lives; cheap to call often. Raises GpasError when it no longer can."""
+        """Show other hosts that this process is alive. Cheap to call. Raises GpasError if the lock file was removed."""
         if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             try:
                 os.utime(self._path("lock"))
@@ -47,7 +47,7 @@ class Submitter:
             self._beaten = time.monotonic()
 
     def close(self) -> None:
-        """Leave: the files go, and with them the worth of any claim not given back."""
+        """Remove the files of this submitter, which invalidates the claims that it has not released."""
         if self._fd >= 0:
             for suffix in ("json", "lock"):
                 self._path(suffix).unlink(missing_ok=True)
@@ -59,12 +59,12 @@ class Submitter:
 
 
 def folder(runs: Path) -> Path:
-    """Where submitters are listed."""
+    """Return the folder with the files of submitters."""
     return runs / ".submitters"
 
 
 def sweep(runs: Path) -> None:
-    """Remove what dead submitters of this host left; call it with `claims_lock` held."""
+    """Remove the files of dead submitters of this host. The caller holds `claims_lock`."""
     for lock in folder(runs).glob("*.lock"):
         host = lock.name.rsplit("-", 2)[0]
         if locks.probe(lock) is Lock.FREE and is_of_this_host(lock, host):
@@ -73,7 +73,7 @@ def sweep(runs: Path) -> None:
 
 
 def is_of_this_host(lock: Path, host: str) -> bool:
-    """Whether the free lock of a submitter of `host` proves that it is dead: it would be seen here to be held."""
+    """Return whether the free lock of a submitter of `host` proves its death: this process would see a held one."""
     if host == socket.gethostname():
         return True
     try:
@@ -83,5 +83,5 @@ def is_of_this_host(lock: Path, host: str) -> bool:
 
 
 def claims_lock(runs: Path) -> Path:
-    """Held for the moment in which claims are taken and submitters come and go."""
+    """Return the lock file to hold while claims are taken and submitters are added or removed."""
     return runs / ".lock"

@@ -1,4 +1,4 @@
-"""What submitters and schedulers report about claims, asked once for each look at the run directories."""
+"""The reports of submitters and schedulers about claims, queried once per look at the run directories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpas_cli.state.submitters import SILENCE_SECONDS, folder, is_of_this_host
 
 
 class ClaimScheduler(Protocol):
-    """The part of a scheduler that concerns claims. An instance serves one look and may cache what it was told."""
+    """The part of a scheduler that concerns claims. An instance serves one look and may cache answers."""
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of the stage `key`, which `claim` assigns to this scheduler.
@@ -28,7 +28,7 @@ class ClaimScheduler(Protocol):
         """
 
     def job_of(self, claim: Claim) -> SchedulerJob | None:
-        """Return the job that runs or is going to run the claimed stage, None if there is none or it is unknown."""
+        """Return the job that runs, or will run, the claimed stage; None if there is none or it is unknown."""
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
         """Return the facts of a stage without an attempt as attempt.json will have them, {} if they are unknown."""
@@ -39,10 +39,10 @@ class ClaimScheduler(Protocol):
 
 @dataclass
 class SchedulerView:
-    """What submitters and schedulers report during one look. Each is asked once: make a new view for each look.
+    """The reports of submitters and schedulers during one look. Each is queried once, so create a view per look.
 
-    `max_age_seconds` is how old a scheduler's answer may be, None for the scheduler's own choice. `line` asks for the
-    positions of waiting jobs, too.
+    `max_age_seconds`: the maximum age of a scheduler's answer, None for the scheduler's own default. `line`: whether to
+    query the positions of waiting jobs as well.
     """
 
     runs: Path
@@ -66,33 +66,33 @@ class SchedulerView:
         return scheduler.state_of(key, last, claim)
 
     def job_of(self, claim: Claim | None) -> SchedulerJob | None:
-        """Return the job of a claimed stage, None without a claim or if the job is unknown."""
+        """Return the job of a claimed stage, None if there is no claim or the job is unknown."""
         with suppress(GpasError):
             return self.scheduler(claim.scheduler).job_of(claim) if claim else None
         return None
 
     def lives(self, claim: Claim) -> bool:
-        """Return whether the submitter of a claim lives."""
+        """Return whether the submitter of a claim is alive."""
         if claim.submitter not in self._lives:
             self._lives[claim.submitter] = self.lives_now(claim)
         return self._lives[claim.submitter]
 
     def lives_now(self, claim: Claim) -> bool:
-        """`lives`, without the answer of an earlier call."""
+        """Return whether the submitter of a claim is alive, without the cached answer of `lives`."""
         path = folder(self.runs) / f"{claim.submitter}.lock"
         found = locks.probe(path)
         if found in (Lock.HELD, Lock.ABSENT) or (found is Lock.FREE and is_of_this_host(path, claim.host)):
             return found is Lock.HELD
-        try:  # some network file systems keep locks to one host; the heartbeat crosses hosts
+        try:  # locks of some network file systems are visible on one host only; heartbeats are visible on all
             return time.time() - path.stat().st_mtime < SILENCE_SECONDS
         except OSError:
             return False
 
     def with_submitter(self, last: StageStatus, claim: Claim) -> StageStatus:
-        """Return the status of a stage that its submitting process is going to run, or runs, while that lives."""
+        """Return the status of a stage that its submitter runs itself: queued or running while that is alive."""
         if last.state in ALIVE or not self.lives(claim):
             return last
-        if last.state == "unknown":  # a claim is given back when its job has ended
+        if last.state == "unknown":  # a claim is released when its job has ended, so the job is still running
             evidence = f"claimed by {claim}, which lives; {last.evidence}"
             return replace(last, state="running", evidence=evidence, claim=claim)
         before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""

@@ -5,7 +5,7 @@
     9c1f0a3e {"n":7,"t":1760000000.0,"kind":"step","step":10,"loss":4.5}
 
 `n` counts the events of a journal from 0, so that a gap shows how many were lost; `t` is unix time. The checksum limits
-damage: a torn tail, a flipped bit or a block of zeros after a power cut costs the lines that it touches and no others.
+damage: a torn tail, a flipped bit or a block of zeros after a power cut invalidates only the lines that it touches.
 JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf", which `float()` accepts.
 """
 
@@ -23,20 +23,20 @@ from typing import Any, NoReturn
 
 from gpas_cli.files import open_regular
 
-PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses them: a few MB
-EXPENDABLE = ("step", "layers")  # kinds that are dropped first beyond that: frequent and the least important
+PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
+EXPENDABLE = ("step", "layers")  # kinds that are dropped first beyond the limit: frequent and least important
 RESERVED = frozenset({"n", "t"})
-STRETCH_BYTES = 4 << 20  # bytes taken into memory at a time: about 25,000 events
-HEAD_BYTES = 80  # bytes of a line that hold its checksum, number, time and kind
-SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; a network file system shows them at once
+STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
+HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
+SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; fsync shows them on other hosts at once
 
 
 class Journal:
-    """The writer of a journal; call it with an event.
+    """The writer of a journal. Calling it appends an event.
 
-    Raises OSError when the file cannot be opened, before any training is done. Later calls do not raise OSError: events
-    that the disk refuses are kept (`pending`, at most PENDING_LIMIT) and retried at every call. Dropped events are
-    counted in `dropped` and journalled as a warning once the disk accepts events again.
+    Raises OSError if the file cannot be opened, before any training is done. Later calls do not raise OSError: events
+    that cannot be written are kept in memory (`pending`, at most PENDING_LIMIT) and retried at every call. Dropped
+    events are counted in `dropped` and journalled as a warning once the disk accepts writes again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Journal:
         return len(self._pending)
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Append one event. Raises TypeError for values that JSON cannot hold, ValueError after `close`."""
+        """Append one event. Raises TypeError for values that JSON cannot represent, ValueError after `close`."""
         if self._fd < 0:
             raise ValueError(f"{self.path}: the journal is closed")
         self._append(kind, fields)
@@ -67,7 +67,10 @@ class Journal:
             self._sync()
 
     def close(self) -> None:
-        """Write pending events and fsync. Raises OSError if events did not reach the disk. May be called again."""
+        """Write pending events, fsync and close. A second call does nothing.
+
+        Raises OSError if events did not reach the disk.
+        """
         if self._fd < 0:
             return
         try:
@@ -124,11 +127,11 @@ class Journal:
 
 
 def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the events from byte `offset` on: (events, offset of the next call, number of damaged lines).
+    """Return (events from byte `offset` on, offset for the next call, number of damaged lines).
 
     An unfinished last line is left for the next call and not counted, because its writer may be alive. `limit` bounds
-    the bytes read (up to the end of a line); a caller repeats the call until the offset does not change. A missing file
-    has no events. Raises OSError when the file exists and cannot be read, never for its content.
+    the bytes read, rounded up to the end of a line; repeat the call until the offset does not change. A missing file
+    has no events. Raises OSError if the file exists and cannot be read, but never because of its content.
     """
     try:
         with open_regular(path) as file:
@@ -137,7 +140,7 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
     except FileNotFoundError:
         return [], offset, 0
     end = data.rfind(b"\n") + 1
-    if decode(data[end:]) is not None:  # whole but for its newline
+    if decode(data[end:]) is not None:  # complete except for its newline
         end = len(data)
     events, damaged = _decode_lines(data[:end])
     return events, offset + end, damaged
@@ -156,7 +159,7 @@ def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[dict[str, Any]
 def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
     """Return the events in the last `size` bytes, without damaged lines. A missing file has no events.
 
-    Of the kinds in `newest`, which most lines have, only the first event and that many of the last are decoded.
+    `newest`: kind -> count, for frequent kinds; only the first event of such a kind and the last `count` are decoded.
     """
     try:
         with open_regular(path) as file:
@@ -171,13 +174,13 @@ def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = No
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """Return an event as a line of a journal, with its newline."""
+    """Return an event as a line of a journal, including the newline."""
     body = json.dumps(event, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """Return the event of a line without its newline, or None if the line is damaged."""
+    """Return the event in a line (given without its newline), None if the line is damaged."""
     head, body = line[:9], line[9:]
     if head != b"%08x " % zlib.crc32(body):
         return None
@@ -214,7 +217,7 @@ def plain(value: Any) -> Any:
 
 
 def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[dict[str, Any]], int]:
-    # A line is empty between an event written without its newline and the next event, which starts with one.
+    # A write that ended just before its newline makes the next event start with one, which leaves an empty line.
     lines = [line for line in data.split(b"\n") if line]
     for kind, count in (newest or {}).items():
         lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
@@ -224,7 +227,7 @@ def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple
 
 
 def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
-    """Return `lines` without those with `mark` near their start, except the first and the last `count` of these."""
+    """Return `lines` without those with `mark` near their start, but keep the first and the last `count` of these."""
     marked = [i for i, line in enumerate(lines) if line.find(mark, 0, HEAD_BYTES) >= 0]
     dropped = set(marked[1:-count])
     return [line for i, line in enumerate(lines) if i not in dropped] if dropped else lines

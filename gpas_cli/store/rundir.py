@@ -1,9 +1,9 @@
 """Run directories: `runs/<key[:2]>/<key>/<NNN>/` holds the files of attempt NNN at the stage with content key `key`.
 
-attempt.json   what the attempt is to run; written before the directory appears, then never changed
-journal.jsonl  what happened (`store.journal`)
-log.txt        what the job printed
-exit.json      how the process ended, if this was observed
+attempt.json   the record of what to run; written before the directory appears, then never changed
+journal.jsonl  the events of the attempt (`store.journal`)
+log.txt        the output of the job
+exit.json      how the process ended, if that was observed
 checkpoints/   one folder per checkpoint (`gpas_cli.checkpoints`)
 """
 
@@ -29,12 +29,12 @@ R = TypeVar("R", bound=Record)
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
-_NUMBER = re.compile(r"[0-9]{3,9}")  # of 32 bits, as the database has it
+_NUMBER = re.compile(r"[0-9]{3,9}")  # fits the 32-bit column of the database
 
 
 @dataclass(frozen=True)
 class AttemptDir:
-    """The directory of an attempt. Of the files named here, only attempt.json always exists."""
+    """The directory of an attempt. Only attempt.json always exists; the other files may be missing."""
 
     path: Path
 
@@ -72,16 +72,19 @@ class AttemptDir:
         return self.path / "checkpoints"
 
     def read_attempt(self) -> AttemptRecord:
-        """Return what attempt.json contains. Raises OSError if it cannot be read, StoreError if it is damaged."""
+        """Return the content of attempt.json. Raises OSError if it cannot be read, StoreError if it is damaged."""
         return read_record(AttemptRecord, self.attempt_path)
 
     def read_exit(self) -> ExitRecord:
-        """Return what exit.json contains. Raises like `read_attempt`."""
+        """Return the content of exit.json. Raises the same errors as `read_attempt`."""
         return read_record(ExitRecord, self.exit_path)
 
 
 def stage_dir(runs: Path, key: str) -> Path:
-    """Return the folder for attempts at the stage `key` (16 hex digits), which may not exist."""
+    """Return the folder of the attempts at the stage `key` (16 hex digits). The folder may not exist.
+
+    Raises ValueError if `key` is not a content key.
+    """
     if not _KEY.fullmatch(key):
         raise ValueError(f"not a content key: {key!r}")
     return runs.joinpath(key[:2], key)
@@ -105,7 +108,7 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
 
 
 def checkpoints_of(runs: Path, key: str) -> list[Path]:
-    """Return the checkpoints of all attempts at a stage, the one with the most updates first, of equals the newest."""
+    """Return the checkpoints of all attempts at a stage, by falling number of updates, then newest attempt first."""
     return newest_first(attempt.checkpoints for attempt in reversed(attempts(runs, key)))
 
 
@@ -121,7 +124,7 @@ def all_attempts(runs: Path, skipped: list[str] | None = None) -> Iterator[Attem
 
 
 def all_stages(runs: Path, skipped: list[str] | None = None) -> Iterator[Path]:
-    """Yield the folder of every stage under `runs`, by key; `skipped` as for `all_attempts`."""
+    """Yield the folder of every stage under `runs`, by key; `skipped` is as for `all_attempts`."""
     skipped = [] if skipped is None else skipped
     for prefix in _folders(runs, _PREFIX, skipped):
         yield from (path for path in _folders(prefix, _KEY, skipped) if path.name.startswith(prefix.name))
@@ -141,9 +144,9 @@ def is_gone(path: Path) -> bool:
 def create_attempt(runs: Path, asked: AttemptRecord) -> AttemptDir:
     """Create the next attempt at the stage `asked.key`, with its number in attempt.json, and return its directory.
 
-    The directory appears complete and under its number in one rename, which fails if another process has created that
-    number meanwhile: racing callers get different numbers, and nobody sees an attempt without its attempt.json.
-    Raises OSError.
+    A single rename makes the complete directory appear under its number. It fails if another process has created that
+    number meanwhile, so concurrent callers get different numbers, and no reader sees an attempt without its
+    attempt.json. Raises OSError.
     """
     stage = stage_dir(runs, asked.key)
     stage.mkdir(parents=True, exist_ok=True)
@@ -179,7 +182,7 @@ def write_record(path: Path, record: Record) -> None:
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     """Replace `path` by `value` as JSON, atomically and durably. Raises OSError.
 
-    With `indent=None` the JSON is on one line, and encoded ten times as fast.
+    With `indent=None` the JSON is on one line, and encoding is ten times as fast.
     """
     replace_file(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
@@ -212,7 +215,7 @@ def _folders(path: Path, name: re.Pattern[str], skipped: list[str]) -> list[Path
 
 
 def _is_folder(entry: os.DirEntry[str], skipped: list[str] | None = None) -> bool:
-    """Return whether the entry is a folder or a link to one; a broken or circular link is not."""
+    """Return whether the entry is a folder or a link to one. A broken or circular link is neither."""
     try:
         return entry.is_dir()
     except OSError as error:

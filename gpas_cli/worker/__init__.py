@@ -1,8 +1,10 @@
 """What a job runs.
 
-job          one attempt, as the first or as a further process of it
+job          the entry point: every process of an attempt runs it
 ranks        the parent of several processes on one machine
-rendezvous   which process of a job this one is, and where the processes meet
+rendezvous   the rank of this process, and the address where the processes of a job meet
+stages       one module per kind of stage
+inputs       removal of the unfinished checkpoints of earlier attempts
 tokenise     the job that tokenises a text
 bench        the process that measures the speed of one cell
 environment  facts about machine and software that are recorded with an attempt

@@ -1,6 +1,6 @@
 """The process that measures one cell: `python -m gpas_cli.worker.bench`, with a `BenchRequest` on standard input.
 
-It prints lines of JSON: {"doing": ...} while it works, and the result last.
+It prints lines of JSON: {"doing": ...} for each phase of the measurement, then the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpas_cli.store.structure import from_mapping
 
 
 def run(asked: BenchRequest) -> dict[str, Any]:
-    """Return the fields of `train.bench.Speed` for a cell, and the type of the device that it was measured on."""
+    """Return the fields of `train.bench.Speed` for a cell, and the type of the device that measured it."""
     from gpas_cli.train.bench import measure
     from gpas_cli.train.precision import choose_device, make_deterministic
 

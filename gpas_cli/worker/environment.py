@@ -1,4 +1,4 @@
-"""Facts of the machine and its software that are recorded with an attempt: an allow-list, never all of os.environ."""
+"""Facts about the machine and its software, recorded with each attempt. Variables come from an allow-list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ VARIABLES = (
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What an attempt ran on, JSON-ready. Variables are named in lower case; what is not known is left out."""
+    """Return facts about this machine and its software, ready for JSON. Names of variables are in lower case; unknown
+    facts are left out."""
     known = {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -1,4 +1,4 @@
-"""What an attempt of a training finds of the attempts before it."""
+"""Cleaning up after the earlier attempts at a training stage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LONG_AGO = 3600.0
 
 
 def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
-    """Delete the checkpoints that earlier attempts had begun to write when they were killed.
+    """Delete the checkpoints that earlier attempts were still writing when they were killed.
 
-    Whatever a process may still be writing stays: an attempt whose lock is held or, where locks tell nothing, one whose
-    checkpoints have changed within LONG_AGO seconds.
+    Attempts that may still be alive are skipped: those whose lock is held and, if the state of the lock is unknown,
+    those whose checkpoints have changed within the last LONG_AGO seconds.
     """
     from gpas_cli.train.dcp_storage import discard
 

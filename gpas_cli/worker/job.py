@@ -1,12 +1,12 @@
 """The process that runs one attempt: `python -m gpas_cli.worker.job ATTEMPT_DIRECTORY [--rank]`.
 
-It reads `attempt.json`, appends to `journal.jsonl` (its only writer) and leaves with
-0 done or diverged, 1 failed, 75 interrupted (checkpointed, to be resumed), 76 interrupted (this machine does not have
-the GPUs that were asked for: to be resumed on another), 130 cancelled.
+It reads `attempt.json` and appends to `journal.jsonl`, as the only writer. Its exit codes are 0 for done or diverged,
+1 for failed, 75 for interrupted (checkpointed, to be resumed), 76 for interrupted because this machine does not have
+the requested GPUs (to be resumed on another machine), and 130 for cancelled.
 
-An attempt of several processes starts as one process, which starts the others (`worker.ranks`). With --rank, srun or
-torchrun has started all of them, and the environment says which one this is (`worker.rendezvous`). Rank 0 writes the
-journal.
+An attempt with several processes starts as one process, which starts the others (`worker.ranks`). With --rank, they
+have all been started already, by `worker.ranks`, srun or torchrun, and the rank of this one is read from the
+environment (`worker.rendezvous`). Rank 0 writes the journal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class StopFlag:
-    """The one owner of signals: a signal only raises a flag, which is looked at between updates."""
+    """The only signal handler of a job: it sets a flag, which is polled between updates."""
 
     def __init__(self, cancel_request: Path):
         self.cancel_request = cancel_request
@@ -51,21 +51,21 @@ class StopFlag:
             signal.signal(number, self._raise)
 
     def raise_alone(self) -> None:
-        """Act as on SIGTERM: whoever started this process is gone."""
+        """Set the flag as SIGTERM would, because the parent of this process has died."""
         self.signal = signal.SIGTERM
 
     def _raise(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
 
     def __call__(self) -> str | None:
-        """None, or the outcome to leave with."""
+        """Return the outcome to exit with, None to continue."""
         if self.signal is None:
             return None
         return "cancelled" if self.cancel_request.exists() else "interrupted"
 
 
 def main(directory: Path, *, rank: bool = False) -> int:
-    """Run the attempt in `directory`, or this process's part of it; the exit code."""
+    """Run the attempt in `directory`, or the part of this process in it, and return the exit code."""
     if rank:
         return run_attempt(directory, place(os.environ))
     attempt = AttemptDir(directory).read_attempt()
@@ -77,10 +77,13 @@ def main(directory: Path, *, rank: bool = False) -> int:
 
 
 def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
-    """Run the attempt in `directory` to its outcome, as the process `here` of it; the exit code. Never raises."""
+    """Run the attempt in `directory` to its outcome, as the process `here` of it, and return the exit code.
+
+    An exception becomes the outcome. If the journal cannot be opened, the exit code is that of an interruption.
+    """
     try:
         run = Run(AttemptDir(directory), here)
-    except OSError as error:  # not even the journal can be opened: nothing has been done, and nothing can be told
+    except OSError as error:  # the journal cannot be opened either, so the error goes to the log only
         print(f"not started: {error}", file=sys.stderr)
         return JobExit.INTERRUPTED
     run.flag.install()
@@ -97,7 +100,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
 
 
 class Run:
-    """An attempt and this process's part in it. Only the first process has a journal."""
+    """An attempt as one of its processes runs it. Only the first process has a journal."""
 
     def __init__(self, directory: AttemptDir, here: RankEnv):
         self.directory, self.place = directory, here
@@ -107,18 +110,18 @@ class Run:
         self._journal = Journal(directory.journal_path) if here.rank == 0 else None
 
     def parent_died(self) -> None:
-        """Save and leave. A process that still waits for its peers leaves at once: they may never come."""
+        """Save and exit. A process that is still waiting for its peers exits at once, since they may never arrive."""
         if not self.joined:
             os._exit(JobExit.INTERRUPTED)
         self.flag.raise_alone()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """One event into the journal, if this process writes it."""
+        """Append an event to the journal, if this process writes it."""
         if self._journal is not None:
             self._journal(kind, **fields)
 
     def leave(self, outcome: dict[str, Any]) -> int:
-        """Tell the outcome; the exit code for it."""
+        """Record the outcome and return its exit code."""
         if self._journal is not None:
             code = _leave(self._journal, outcome)
         else:
@@ -129,7 +132,7 @@ class Run:
 
 
 def _blamed(run: Run, error: Exception) -> dict[str, Any]:
-    """The outcome after an exception: failed, or interrupted where it is another process that is gone."""
+    """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
     cause = f"{type(error).__name__}: {error}"
     if _no_disk(error):
         return {"outcome": "interrupted", "cause": cause}
@@ -145,7 +148,7 @@ def _blamed(run: Run, error: Exception) -> dict[str, Any]:
 
 
 def _no_disk(error: BaseException | None) -> bool:
-    """Whether a disk is full, read-only or failing: the machine's doing, so the job is to be run again."""
+    """Return whether a disk is full, read-only or failing. That is a fault of the machine, so the job is retried."""
     return isinstance(error, OSError) and error.errno in DISK
 
 
@@ -158,7 +161,7 @@ def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
     try:
         journal.close()
     except OSError as error:
-        # The outcome is not on disk, so it did not happen: the next attempt resumes from the last checkpoint.
+        # Without the outcome on disk the attempt counts as interrupted; the next one resumes from the last checkpoint.
         print(f"the journal could not be written: {error}", file=sys.stderr)
         return JobExit.INTERRUPTED
     print(f"{outcome['outcome']}{': ' if outcome.get('cause') else ''}{outcome.get('cause', '')}")

@@ -1,8 +1,8 @@
-"""The parent of a job's processes on this machine: starts them, passes signals on, ends all when one dies.
+"""The parent of a job's processes on this machine: it starts them, forwards signals, and ends all if one dies.
 
-It needs no torch and trains nothing. The first process is the only writer of the journal; the parent adds an outcome
-only when all are dead and none was told. Locks that this process has inherited (the attempt's, its slots') are
-inherited by every process in turn. When the parent dies its processes see their standard input end, save and leave.
+The parent needs no torch and trains nothing. Only the first process writes the journal; the parent adds an outcome
+after all processes have died without one. Every process inherits the locks that the parent has inherited (those of the
+attempt and of its slots). If the parent dies, its processes see the end of their standard input, save and exit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from gpas_cli.store.journal import Journal, tail
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json
 from gpas_cli.worker.rendezvous import RENDEZVOUS
 
-GRACE = 20.0  # seconds between the end of the first process and the end of all
+GRACE = 20.0  # seconds from the end of the first process until the others are killed
 POLL = 0.05
 LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
 def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], signals: Sequence[int]) -> int:
-    """Run `size` processes of `command` to their end; the exit code for all of them. `signals` are passed on.
+    """Run `size` processes of `command` to their end, forward `signals` to them, and return one exit code for all.
 
-    Where they die of a signal and leave no outcome, so does this process.
+    If a signal kills them before they record an outcome, this process ends itself with the same signal.
     """
     for old in attempt.path.glob("failed-*.json"):
         old.unlink()
@@ -61,18 +61,18 @@ def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], si
 
 
 def failed_path(attempt: AttemptDir, rank: int) -> Path:
-    """Where a process other than the first says why it failed."""
+    """Return the file in which a process other than the first records why it failed."""
     return attempt.path / f"failed-{rank}.json"
 
 
 def tell_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
-    """Say why process `rank` fails, for the first process or the parent to journal."""
+    """Record why process `rank` failed, for the first process or the parent to journal."""
     with suppress(OSError):
         write_json(failed_path(attempt, rank), {"rank": rank, "cause": cause})
 
 
 def told_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
-    """What a process other than the first said of its failure, waiting up to `patience` seconds for it."""
+    """Return why a process other than the first failed, None if none has recorded it after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         for path in sorted(attempt.path.glob("failed-*.json")):
@@ -84,7 +84,7 @@ def told_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
 
 
 def watch_parent(act: Callable[[], None]) -> None:
-    """Call `act` in a thread once standard input ends, which the parent of this process holds open."""
+    """Call `act` in a thread when standard input ends. The parent of this process holds it open while it lives."""
 
     def wait() -> None:
         while os.read(0, 1024):
@@ -101,12 +101,12 @@ def _start(command: Sequence[str], rank: int, size: int, threads: int, folder: P
         command,
         env={**os.environ, **{name: str(value) for name, value in numbers.items()}},
         stdin=subprocess.PIPE,
-        close_fds=False,  # the locks go on; Python's own descriptors do not
+        close_fds=False,  # inherited locks stay open; Python marks its own descriptors as not inheritable
     )
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Until all have ended, or GRACE seconds after one has; the return code of the first that went wrong, or 0."""
+    """Wait until all have ended, at most GRACE seconds after the first; return the first nonzero return code, or 0."""
     first, until = 0, None
     while True:
         codes = [child.poll() for child in children]
@@ -119,7 +119,11 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
-    """The exit code that fits what is journalled. `first`: what went wrong first; journalled, if nobody did."""
+    """Return the exit code for the outcome in the journal. If it has none, journal a failure and return 1.
+
+    The cause is taken from `failed-*.json`, or else from the return code `first`. If that is the number of a signal and
+    no process has recorded a failure, this process ends itself with the signal instead.
+    """
     if codes[0] >= 0 and outcome(tail(attempt.journal_path)):
         return codes[0]
     cause = told_failure(attempt)
@@ -133,7 +137,7 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
 
 
 def _die_of(number: int) -> None:
-    """End this process as its child was ended: what watches it takes that for an interruption."""
+    """End this process with the signal that killed its child, so that the scheduler sees an interruption."""
     print(f"a process of this job was ended by signal {number}", file=sys.stderr)
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""Which of a job's processes this one is, by the variables that started it. Needs no torch.
+"""The rank of this process in its job, and where the processes meet, from the environment. Needs no torch.
 
-`worker.ranks` and torchrun set RANK, WORLD_SIZE, LOCAL_RANK and where to meet (GPAS_RENDEZVOUS, or MASTER_ADDR and
+`worker.ranks` and torchrun set RANK, WORLD_SIZE, LOCAL_RANK and the meeting point (GPAS_RENDEZVOUS, or MASTER_ADDR and
 MASTER_PORT); a SLURM step sets SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID and its node list.
 """
 
@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from gpas_cli.errors import GpasError
 
 RENDEZVOUS = "GPAS_RENDEZVOUS"
-PORTS = range(15000, 32000)  # where processes meet: below those that Linux hands out itself
+PORTS = range(15000, 32000)  # ports for rendezvous, below the ephemeral ports of Linux
 
 
 @dataclass(frozen=True)
 class RankEnv:
-    """Process `rank` of `size`, the `local_rank`-th on its machine; `meeting` is where torch lets them find each other,
-    "" for a process of its own."""
+    """Process `rank` of `size`, and `local_rank` on its machine.
+
+    `meeting` is the init method by which the processes find each other in torch, "" for a single process.
+    """
 
     rank: int = 0
     size: int = 1
@@ -32,7 +34,7 @@ ALONE = RankEnv()
 
 
 def place(environ: Mapping[str, str]) -> RankEnv:
-    """This process's place. Raises GpasError for variables that are missing or contradict each other."""
+    """Return the rank of this process. Raises GpasError if variables are missing or contradict each other."""
     names = _names(environ)
     try:
         rank, size, local_rank = (int(environ[name]) for name in names)
@@ -46,14 +48,14 @@ def place(environ: Mapping[str, str]) -> RankEnv:
 
 
 def meeting(environ: Mapping[str, str]) -> str:
-    """Where the processes of one job meet, as torch wants it. Raises GpasError when nothing says where."""
+    """Return the init method for torch.distributed. Raises GpasError if the environment sets no address or port."""
     if method := environ.get(RENDEZVOUS):
         return method
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         address = address or first_host(nodes)
     if job := environ.get("SLURM_JOB_ID"):
-        # The same in every task of a step and after a requeue. Our own jobs choose a free port
+        # This port is the same in every task of a step and after a requeue. Jobs of gpas choose a free port instead
         # (`schedule.slurm.allocation`).
         port = port or str(PORTS[zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % len(PORTS)])
     if not address or not port:
@@ -63,7 +65,7 @@ def meeting(environ: Mapping[str, str]) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first name in a SLURM node list: "n[007-010,12],m1" -> "n007"."""
+    """Return the first name in a SLURM node list: "n[007-010,12],m1" -> "n007"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     assert first is not None
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
@@ -72,6 +74,6 @@ def first_host(nodes: str) -> str:
 def _names(environ: Mapping[str, str]) -> tuple[str, str, str]:
     if "RANK" in environ or "SLURM_PROCID" not in environ:
         return "RANK", "WORLD_SIZE", "LOCAL_RANK"
-    # The step's own count: `srun -n` may start fewer tasks than the job was given.
+    # The count of the step, because `srun -n` may start fewer tasks than the job has.
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     return "SLURM_PROCID", size, "SLURM_LOCALID"

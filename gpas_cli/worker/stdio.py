@@ -1,4 +1,4 @@
-"""What a job prints must not end it: where its log cannot be written any more, the words are lost."""
+"""Standard streams that survive a full disk: output that cannot be written to the log is dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class _Log(io.TextIOWrapper):
-    """A text stream of which no call raises OSError."""
+    """A text stream whose `write` and `flush` never raise OSError."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -21,6 +21,6 @@ class _Log(io.TextIOWrapper):
 
 
 def outlive_log() -> None:
-    """From now on a full or read-only disk costs this process only what it prints."""
+    """Replace stdout and stderr by streams that drop output instead of raising OSError."""
     streams = (io.FileIO(number, "wb", closefd=False) for number in (1, 2))
     sys.stdout, sys.stderr = (_Log(raw, "utf-8", errors="replace", write_through=True) for raw in streams)

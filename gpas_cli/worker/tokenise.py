@@ -1,4 +1,4 @@
-"""The job that tokenises one corpus: `gpas data prepare` for one demand, as an attempt. Needs no torch."""
+"""The job that tokenises one corpus, like `gpas data prepare` but as an attempt. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gpas_cli.errors import GpasError
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
-EVERY = 2.0  # seconds between two words about how far it has come
-WHOLE = 1000  # parts of a split, where its end is known
+EVERY = 2.0  # seconds between progress reports
+WHOLE = 1000  # the number of steps reported for a split whose size is known
 
 Emit = Callable[..., None]
 Stop = Callable[[], str | None]
 
 
 def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> dict[str, Any]:
-    """Tokenise what `attempt` (attempt.json) demands with as many processes as it has threads; the outcome.
+    """Tokenise the corpus that `attempt` names, with one process per thread, and return the outcome.
 
-    Whole shards stay when it is stopped, and the next attempt goes on behind them. Raises DataError when the text
-    cannot be had.
+    If the job is stopped, complete shards are kept and the next attempt continues after them. Raises DataError if the
+    text is unavailable, GpasError if the record names none.
     """
     emit("start", **_facts(attempt))
     demand = attempt.demand
@@ -49,11 +49,11 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> dict[str, Any]:
 
 
 class _Stopped(Exception):
-    """The job was asked to leave; the text is the outcome."""
+    """Raised when the job is asked to stop; the text is the outcome."""
 
 
 class _Teller:
-    """Journals how far the job has come, and hears that it shall leave."""
+    """Journals the progress of the job, and raises _Stopped when it is asked to stop."""
 
     def __init__(self, emit: Emit, stop: Stop):
         self._emit, self._stop = emit, stop
@@ -61,7 +61,7 @@ class _Teller:
         self._made: dict[str, int] = {}
 
     def notice(self, message: str) -> None:
-        """Something that takes time; into the log as well."""
+        """Report the start of a phase, in the journal and in the log."""
         print(message, flush=True)
         self._emit("phase", name=message)
         self._leave()
@@ -70,7 +70,7 @@ class _Teller:
         """Report progress, as `prepare.SplitProgress`."""
         self._leave()
         begins, self._made[split] = split not in self._made, totals.documents
-        if begins:  # what earlier attempts have left: where that grows no more, the job is not run again for ever
+        if begins:  # documents of earlier attempts; a job whose attempts stop adding to them is not retried forever
             self._emit("checkpoint", step=sum(self._made.values()))
         if time.monotonic() < self._next:
             return

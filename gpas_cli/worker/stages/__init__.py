@@ -1,1 +1,1 @@
-"""The stages of a cell as jobs run them: one module with a function `run(stage: StageContext) -> Outcome` per kind."""
+"""The stages of a cell: one module per kind, with a function `run(stage: StageContext) -> Outcome`."""

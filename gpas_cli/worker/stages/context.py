@@ -1,4 +1,4 @@
-"""What a stage's runner is given, and how it is found."""
+"""The argument of a stage's runner, and the lookup of the runner."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StageContext:
     """One attempt at a stage, as its runner sees it.
 
     attempt: the content of attempt.json. directory: where the attempt keeps its files.
-    emit: appends an event to the journal; only the first process has one. stop: polled between updates; returns None,
-    or the outcome to leave with. world: the processes of the attempt.
+    emit: appends an event to the journal; only the first process has one. stop: polled between updates; returns the
+    outcome to exit with, None to continue. world: the processes of the attempt.
     """
 
     cell: Cell

@@ -1,4 +1,4 @@
-"""Layer importance: how much the validation loss rises without each layer."""
+"""Layer importance: the increase of the validation loss when a layer is removed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from gpas_cli.worker.stages.context import StageContext
 
 
 def run(stage: StageContext) -> Outcome:
-    """Measure the layers of the cell's trained network. Collective."""
+    """Measure the importance of each layer of the trained network. Collective."""
     trained = stage.trained_checkpoint()
     return measure(stage.cell, trained, stage.cache, stage.root, stage.emit, stage.stop, stage.world)

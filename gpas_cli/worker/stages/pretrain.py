@@ -1,4 +1,4 @@
-"""Pretraining: the stage that every cell begins with."""
+"""Pretraining, the first stage of every cell."""
 
 from __future__ import annotations
 
