@@ -17,7 +17,7 @@ from gpas_cli.words import abbreviated, byte_size, count, duration
 
 MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
 MAX_SECONDS = 60.0  # of a measurement, unless more were requested
-MAX_TIMES_ASKED = 10.0  # a measurement may take so many times the requested seconds
+MAX_TIMES_ASKED = 10.0  # a measurement may take this many times the requested seconds
 
 
 @dataclass(frozen=True)

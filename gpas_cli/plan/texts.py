@@ -77,7 +77,7 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
 
 
 def _placed(reason: str, declared: Declared | None) -> str:
-    """Return the reason, prefixed with the position in the file of the setting whose name it begins with."""
+    """Return `reason`, which begins with the name of a setting, after the position of that setting in the file."""
     setting = reason.partition(":")[0]
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 

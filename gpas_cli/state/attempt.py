@@ -111,7 +111,7 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
 
 
 def _from_exit(attempt: AttemptDir, seen: ExitRecord) -> StageStatus:
-    """Return the status of a process that exited without an outcome. It has failed only if it chose its exit code."""
+    """Return the status after a process ended without an outcome: `failed` only if it exited with an error code."""
     code, signal = seen.code, seen.signal
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"

@@ -17,7 +17,7 @@ FILE = "rerun.json"
 
 
 def request(runs: Path, key: str) -> None:
-    """Request a new run of the stage `key`. `claim_set.run_again` does so under the lock of claims. Raises OSError."""
+    """Request a new run of the stage `key`. `claim_set.run_again` calls this with the lock held. Raises OSError."""
     number = max((attempt.number for attempt in attempts(runs, key)), default=0)
     write_record(_path(runs, key), RerunRequest(t=time.time(), after=number))
 
@@ -39,7 +39,7 @@ def superseded(runs: Path, key: str) -> int:
 
 
 def age(runs: Path, key: str) -> float:
-    """Return the seconds since the request, without one since 1970. Raises the same errors as `superseded`."""
+    """Return the seconds since the request, or since 1970 if there is none. Raises the same errors as `superseded`."""
     request = _read(runs, key)
     return max(0.0, time.time() - (request.t if request else 0.0))
 

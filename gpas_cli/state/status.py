@@ -21,7 +21,7 @@ RESULTS = ("done", "diverged")
 ALIVE = ("queued", "running")
 
 
-# Exceptions of reading a damaged file. Commands catch them, because one unreadable stage must not stop them.
+# Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 

@@ -20,7 +20,7 @@ from gpas_cli.state.locks import Lock
 from gpas_cli.store.rundir import read_json, write_json
 
 HEARTBEAT_SECONDS = 15.0  # the interval between two touches of the lock file
-SILENCE_SECONDS = 120.0  # after so long without a heartbeat or event, a process of another host counts as dead
+SILENCE_SECONDS = 120.0  # without a heartbeat or event, until a process of another host counts as dead
 
 
 class Submitter:

@@ -108,7 +108,7 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
 
 
 def checkpoints_of(runs: Path, key: str) -> list[Path]:
-    """Return the checkpoints of all attempts at a stage, by falling number of updates, then newest attempt first."""
+    """Return the checkpoints of all attempts at a stage, most updates first, then newest attempt first."""
     return newest_first(attempt.checkpoints for attempt in reversed(attempts(runs, key)))
 
 

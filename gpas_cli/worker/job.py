@@ -83,7 +83,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     """
     try:
         run = Run(AttemptDir(directory), here)
-    except OSError as error:  # the journal cannot be opened either, so the error goes to the log only
+    except OSError as error:  # without a journal the error can only go to the log
         print(f"not started: {error}", file=sys.stderr)
         return JobExit.INTERRUPTED
     run.flag.install()

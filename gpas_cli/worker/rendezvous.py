@@ -34,7 +34,7 @@ ALONE = RankEnv()
 
 
 def place(environ: Mapping[str, str]) -> RankEnv:
-    """Return the rank of this process. Raises GpasError if variables are missing or contradict each other."""
+    """Return the place of this process in its job. Raises GpasError if variables are missing or contradictory."""
     names = _names(environ)
     try:
         rank, size, local_rank = (int(environ[name]) for name in names)

@@ -21,6 +21,6 @@ class _Log(io.TextIOWrapper):
 
 
 def outlive_log() -> None:
-    """Replace stdout and stderr by streams that drop output instead of raising OSError."""
+    """Replace stdout and stderr with streams that drop output instead of raising OSError."""
     streams = (io.FileIO(number, "wb", closefd=False) for number in (1, 2))
     sys.stdout, sys.stderr = (_Log(raw, "utf-8", errors="replace", write_through=True) for raw in streams)
