@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from launching import entry, run
 
 from gpas_cli.plan.stage_jobs import stage_jobs
@@ -16,6 +17,7 @@ from gpas_cli.schedule.slurm.allocation import Start
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.claims import claim_path, write_claim
 from gpas_cli.state.submitters import Submitter
+from gpas_cli.store import snapshot
 from gpas_cli.store.rundir import attempts, read_json, stage_dir
 from gpas_cli.store.snapshot import Snapshot
 
@@ -38,7 +40,9 @@ def same_fields(new: Path, old: Path) -> bool:
     return bool(keys(json.loads(new.read_text())) == keys(json.loads(old.read_text())))
 
 
-def test_an_attempt_on_this_machine(project: Project) -> None:
+def test_an_attempt_on_this_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a checkout: an installed package has no commit to record.
+    monkeypatch.setattr(snapshot, "git_facts", lambda package: {"commit": "a" * 40, "dirty": False})
     run(project, CELL)
     (made,) = attempts(project.runs, JOB.key)
     old = attempts(OLD, LOCAL)[0]
