@@ -9,14 +9,15 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.state.claims import LOCAL, SLURM
 
 GROUP = "gpas_cli.schedulers"
 # References rather than entry points: a job runs a copy of the code that is not an installed distribution.
 BUILT_IN = {
     name: EntryPoint(name, value, GROUP)
     for name, value in {
-        "local": "gpas_cli.schedule.local.scheduler:LocalScheduler",
-        "slurm": "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
+        LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
+        SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
     }.items()
 }
 
@@ -31,7 +32,8 @@ def scheduler_class(name: str) -> Any:
 
     Raises GpasError if there is no such scheduler or if it cannot be imported.
     """
-    known = _known()
+    # The installed distributions are searched only for other names: a view of claims is made many times a minute.
+    known = BUILT_IN if name in BUILT_IN else _known()
     if name not in known:
         raise GpasError(f"unknown scheduler '{name}'; {nearest(name, known)}")
     try:
