@@ -162,10 +162,10 @@ def _run(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitt
 def _conclude(summary: RunSummary) -> None:
     from rich.text import Text
 
-    from gpas_cli.schedule.summary import ENDINGS
+    from gpas_cli.state.status import OUTCOMES
 
-    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*ENDINGS, "skipped")}
-    for name in (*ENDINGS[1:], "skipped"):
+    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
+    for name in (*OUTCOMES[1:], "skipped"):
         for line in _reasons(lists[name]):
             console().print(f"{name}: {line}", markup=False)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)

@@ -102,9 +102,9 @@ def _run(entry: Entry) -> RunSummary:
 
 
 def _conclude(summary: RunSummary, again: str) -> None:
-    from gpas_cli.schedule.summary import ENDINGS
+    from gpas_cli.state.status import OUTCOMES
 
-    for name in (*ENDINGS[1:], "skipped"):
+    for name in (*OUTCOMES[1:], "skipped"):
         for item in getattr(summary, name):
             console().print(f"{name}: {item.reason or item.status.evidence}", markup=False)
             if name in ("interrupted", "skipped"):

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpas_cli.errors import Exit
 from gpas_cli.plan.stage_jobs import StageJob, blocked
-from gpas_cli.state.status import RESULTS, StageStatus
+from gpas_cli.state.status import OUTCOMES, RESULTS, StageStatus
 from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-
-ENDINGS = ("done", "diverged", "failed", "interrupted", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class RunSummary:
     def add(self, item: Item, *, skipped: bool = False) -> None:
         """Add an entry to the list of its state, or to `skipped` if requested or if the state is not an ending."""
         state = item.status.state
-        into: list[Item] = self.skipped if skipped or state not in ENDINGS else getattr(self, state)
+        into: list[Item] = self.skipped if skipped or state not in OUTCOMES else getattr(self, state)
         into.append(item)
 
 

@@ -16,12 +16,7 @@ from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.logs import last_line
 from gpas_cli.state.progress import Event, checkpoint_step, progress
-from gpas_cli.state.rerun import deciding
-from gpas_cli.state.status import (
-    RESULTS,
-    UNREADABLE,
-    StageStatus,
-)
+from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.submitters import SILENCE_SECONDS
 from gpas_cli.store.journal import tail
 from gpas_cli.store.records import ExitRecord, ProcessRecord
@@ -29,8 +24,6 @@ from gpas_cli.store.rundir import AttemptDir, read_record
 
 OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
 PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
-
-
 NEWEST = {"step": 32, "layers": 1}  # the number of events of each kind that `progress` needs
 
 
@@ -81,7 +74,7 @@ def conclude_or_unknown(attempt: AttemptDir) -> StageStatus:
 
 def _from_outcome(event: Event) -> StageStatus:
     state = str(event.get("outcome"))
-    if state not in ("done", "diverged", "failed", "cancelled", "interrupted"):
+    if state not in OUTCOMES:
         return StageStatus(
             state="unknown", evidence=f"the journal ends in an outcome this version does not know: {state!r}"
         )
@@ -183,7 +176,7 @@ def _since_created(attempt: AttemptDir) -> float:
 def attempts_without_progress(runs: Path, key: str) -> int:
     """Return how many of the stage's newest attempts in a row made no progress beyond the earlier ones."""
     best, count = 0, 0
-    for attempt in deciding(runs, key):
+    for attempt in rerun.deciding(runs, key):
         reached = _reached(attempt)
         count = 0 if reached > best else count + 1
         best = max(best, reached)

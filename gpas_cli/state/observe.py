@@ -35,7 +35,6 @@ from gpas_cli.store.rundir import AttemptDir, look_in
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
-STATES = ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
 _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a request to cancel takes effect
 
 

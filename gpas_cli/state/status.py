@@ -15,12 +15,9 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 
+OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
 RESULTS = ("done", "diverged")
-
-
 ALIVE = ("queued", "running")
-
-
 # Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
