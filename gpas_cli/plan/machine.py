@@ -17,8 +17,6 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

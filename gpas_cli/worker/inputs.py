@@ -9,14 +9,14 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.store.rundir import AttemptDir
 
-LONG_AGO = 3600.0
+SETTLED_SECONDS = 3600.0
 
 
 def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
     """Delete the checkpoints that earlier attempts were still writing when they were killed.
 
     Attempts that may still be alive are skipped: those whose lock is held and, if the state of the lock is unknown,
-    those whose checkpoints have changed within the last LONG_AGO seconds.
+    those whose checkpoints have changed within the last SETTLED_SECONDS seconds.
     """
     from gpas_cli.train.dcp_storage import discard
 
@@ -30,6 +30,6 @@ def _is_over(attempt: AttemptDir) -> bool:
     if lock in (locks.Lock.FREE, locks.Lock.HELD):
         return lock is locks.Lock.FREE
     try:
-        return time.time() - attempt.checkpoints.stat().st_mtime > LONG_AGO
+        return time.time() - attempt.checkpoints.stat().st_mtime > SETTLED_SECONDS
     except OSError:
         return False

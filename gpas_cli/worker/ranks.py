@@ -26,8 +26,8 @@ from gpas_cli.store.journal import Journal, tail
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json
 from gpas_cli.worker.rendezvous import RENDEZVOUS
 
-GRACE = 20.0  # seconds from the end of the first process until the others are killed
-POLL = 0.05
+GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
+POLL_SECONDS = 0.05
 LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
@@ -80,7 +80,7 @@ def told_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
             return f"process {told['rank']}: {told['cause']}"
         if time.monotonic() >= until:
             return None
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
 def watch_parent(act: Callable[[], None]) -> None:
@@ -106,16 +106,16 @@ def _start(command: Sequence[str], rank: int, size: int, threads: int, folder: P
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended, at most GRACE seconds after the first; return the first nonzero return code, or 0."""
+    """Wait until all have ended, at most GRACE_SECONDS after the first. Return the first nonzero code, or 0."""
     first, until = 0, None
     while True:
         codes = [child.poll() for child in children]
         first = first or next((code for code in codes if code), 0)
         if until is None and any(code is not None for code in codes):
-            until = time.monotonic() + GRACE
+            until = time.monotonic() + GRACE_SECONDS
         if None not in codes or (until is not None and time.monotonic() > until):
             return first
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
 def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:

@@ -16,7 +16,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
-EVERY = 2.0  # seconds between progress reports
+REPORT_SECONDS = 2.0  # between two progress reports
 WHOLE = 1000  # the number of steps reported for a split whose size is known
 
 Emit = Callable[..., None]
@@ -74,7 +74,7 @@ class _Teller:
             self._emit("checkpoint", step=sum(self._made.values()))
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + REPORT_SECONDS
         self._emit("phase", name=f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens")
         if need is not None:
             self._emit("step", step=min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split)
