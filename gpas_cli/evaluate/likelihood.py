@@ -1,0 +1,232 @@
+"""Log-likelihoods of continuations given their contexts, which scores of downstream tasks are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gpas_cli.data.loader import IGNORED
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import GpasError
+from gpas_cli.train.loss import DeviceRows, logits_at_once
+from gpas_cli.train.precision import Precision
+
+# More tokens at once are no faster: measured with benchmarks/scoring.py.
+CPU_TOKENS = 2048
+GPU_TOKENS = 2**15
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids: a context, which is not empty, and the continuation to score, which may be empty."""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @classmethod
+    def of_text(cls, tokenizer: Tokenizer, context: str, continuation: str) -> Request:
+        """Return the request for texts, divided into ids as lm-evaluation-harness does.
+
+        White space at the end of the context belongs to the continuation. The two are encoded together and divided
+        after as many ids as the context alone has. The end token stands for an empty context, since it stands before
+        every document in training. No special tokens are added.
+        """
+        bare = context.rstrip()
+        continuation = context[len(bare) :] + continuation
+        if not bare:
+            return cls((tokenizer.eos_id,), tuple(tokenizer.encode(continuation)))
+        known = tokenizer.encode(bare)
+        return cls(tuple(known), tuple(tokenizer.encode(bare + continuation)[len(known) :]))
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """`total`: the sum of log p of the continuation's tokens, in nats. `greedy`: whether each is the likeliest one."""
+
+    total: float
+    greedy: bool
+
+
+class ScoringStopped(Exception):
+    """`stop` returned true before every request was scored."""
+
+
+def never() -> bool:
+    """Return False."""
+    return False
+
+
+class Scorer:
+    """Computes log-likelihoods with one network.
+
+    `network` is a Llama, or a module with the same call signature; its layers may be changed between calls. Rows are
+    cut on the left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most
+    `tokens_at_once` tokens, padding included, are computed together, which changes no likelihood beyond rounding.
+    Log-probabilities are float32 at least, whatever the precision of the network.
+    """
+
+    def __init__(self, network: nn.Module, precision: Precision, *, max_length: int, tokens_at_once: int | None = None):
+        self.network = network
+        self.precision = precision
+        self.max_length = max_length
+        self.tokens_at_once = tokens_at_once or (CPU_TOKENS if precision.device.type == "cpu" else GPU_TOKENS)
+        self.truncated = 0
+
+    def score(
+        self,
+        requests: Sequence[Request],
+        progress: Callable[[int, int], None] | None = None,
+        stop: Callable[[], bool] = never,
+    ) -> list[Likelihood]:
+        """Return the likelihoods of `requests`, in their order.
+
+        Requests with equal inputs, such as one context with several continuations of one token, are computed once.
+        `progress` gets the number of requests done and their total after each batch; `stop` is polled before each, and
+        ScoringStopped is raised if it returns true. Raises GpasError if a context is empty or a continuation longer
+        than `max_length`.
+        """
+        rows = self._rows(requests)
+        found: list[Likelihood] = [Likelihood(0.0, True)] * len(requests)
+        done = 0
+        training = self.network.training
+        self.network.eval()
+        try:
+            with torch.no_grad():
+                for batch in _batches(rows, self.tokens_at_once):
+                    if stop():
+                        raise ScoringStopped
+                    for number, likelihood in self._score_batch(batch, requests):
+                        found[number] = likelihood
+                        done += 1
+                    if progress is not None:
+                        progress(done, len(requests))
+        finally:
+            self.network.train(training)
+        return found
+
+    def _rows(self, requests: Sequence[Request]) -> list[_Row]:
+        """Return the rows to compute, longest first, with the requests that each of them answers."""
+        rows: dict[tuple[int, ...], _Row] = {}
+        for number, request in enumerate(requests):
+            self._check(request)
+            # The last token is only a target.
+            tokens = request.context + request.continuation[:-1]
+            self.truncated += len(tokens) > self.max_length
+            tokens = tokens[-self.max_length :]
+            row = rows.setdefault(tokens, _Row(tokens))
+            row.requests.append(number)
+            row.scored = max(row.scored, len(request.continuation))
+        return sorted(rows.values(), key=lambda row: -len(row.tokens))
+
+    def _check(self, request: Request) -> None:
+        if not request.context:
+            raise GpasError("a request has an empty context; the end token can stand for it")
+        if len(request.continuation) > self.max_length:
+            raise GpasError(
+                f"a continuation has {len(request.continuation)} tokens, more than the {self.max_length} tokens of "
+                "context that the network is given"
+            )
+
+    def _score_batch(self, rows: Sequence[_Row], requests: Sequence[Request]) -> Iterator[tuple[int, Likelihood]]:
+        plan = _Plan.of(rows, requests)
+        device_rows = DeviceRows.of(*_padded(rows), self.precision.device)
+
+        def read(hidden: Tensor, head: Tensor) -> Tensor:
+            states = hidden.flatten(0, 1)
+            dtype = self.precision.matmul(hidden.dtype)
+            with torch.autocast(states.device.type, enabled=False):
+                return _look_up(states.to(dtype), head.to(dtype), plan)
+
+        with self.precision.compute():
+            answers = self.network(device_rows.inputs, device_rows.packing, read).cpu().numpy()
+        for number, start, end in plan.requests:
+            total, greedy = answers[0, start:end].sum(), answers[1, start:end].all()
+            yield number, Likelihood(float(total), bool(greedy))
+
+
+@dataclass
+class _Row:
+    """The inputs of a row, the numbers of its requests, and how many of its last positions they need."""
+
+    tokens: tuple[int, ...]
+    requests: list[int] = field(default_factory=list)
+    scored: int = 0
+
+
+def _batches(rows: Sequence[_Row], tokens_at_once: int) -> Iterator[Sequence[_Row]]:
+    """Yield consecutive rows; the longest row, the first one, times their number is at most `tokens_at_once`."""
+    start = 0
+    while start < len(rows):
+        count = max(1, tokens_at_once // len(rows[start].tokens))
+        yield rows[start : start + count]
+        start += count
+
+
+def _padded(rows: Sequence[_Row]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return inputs and targets (rows, time) for `DeviceRows`: targets are IGNORED at padding, 0 elsewhere."""
+    shape = (len(rows), len(rows[0].tokens))
+    inputs = np.zeros(shape, np.int64)
+    targets = np.full(shape, IGNORED, np.int64)
+    for i, row in enumerate(rows):
+        inputs[i, : len(row.tokens)] = row.tokens
+        targets[i, : len(row.tokens)] = 0
+    return inputs, targets
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to look up in a batch without padding.
+
+    `positions`, (m,): positions of the stream whose logits are needed. `slots` and `tokens`, (p,): index into
+    `positions`, and token to look up there. `requests`: number, and start and end of each request in (p,).
+    """
+
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    requests: list[tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, rows: Sequence[_Row], requests: Sequence[Request]) -> _Plan:
+        positions: list[int] = []
+        slots: list[int] = []
+        tokens: list[int] = []
+        spans = []
+        end = 0
+        for row in rows:
+            end += len(row.tokens)
+            positions.extend(range(end - row.scored, end))
+            for number in row.requests:
+                continuation = requests[number].continuation
+                spans.append((number, len(slots), len(slots) + len(continuation)))
+                slots.extend(range(len(positions) - len(continuation), len(positions)))
+                tokens.extend(continuation)
+        return cls(np.array(positions, np.int64), np.array(slots, np.int64), np.array(tokens, np.int64), spans)
+
+
+def _look_up(states: Tensor, head: Tensor, plan: _Plan) -> Tensor:
+    """Return float64 (2, p): log p of each token of `plan`, and 1 where it is the likeliest token.
+
+    states: (n, hidden); head: (vocab, hidden). The logits of all positions never exist at once.
+    """
+    device = states.device
+    found = torch.empty(2, len(plan.slots), dtype=torch.float64, device=device)
+    most = max(1, logits_at_once(device) // len(head))
+    for start in range(0, len(plan.positions), most):
+        part = torch.from_numpy(plan.positions[start : start + most]).to(device)
+        (chosen,) = np.nonzero((plan.slots >= start) & (plan.slots < start + most))
+        slots = torch.from_numpy(plan.slots[chosen] - start).to(device)
+        tokens = torch.from_numpy(plan.tokens[chosen]).to(device)
+        logits = states[part] @ head.t()
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        # log_softmax only of the tokens that are looked up: the others need no logarithm.
+        values = logits[slots, tokens].to(wide) - torch.logsumexp(logits.to(wide), -1)[slots]
+        where = torch.from_numpy(chosen).to(device)
+        found[0, where] = values.double()
+        found[1, where] = (logits.argmax(-1)[slots] == tokens).double()
+    return found
