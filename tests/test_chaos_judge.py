@@ -151,7 +151,7 @@ def test_a_false_status_is_found(shown: Poll, attempts: list[Attempt], lives: li
         (poll("interrupted", 7, 8), [INTERRUPTED], [life(1, 4, 9)]),
         (poll("interrupted", 7, 8), [INTERRUPTED], [life(1, 4, 9, OTHER)]),
         (poll("cancelled", waiting={KEY: "PENDING"}), [], []),
-        (poll("failed", cause="3 attempts in a row came no further"), [], []),
+        (poll("failed", cause="3 attempts in a row made no progress"), [], []),
         (poll("failed", cause="OSError: [Errno 28] No space left on device"), [], []),
         (poll("queued"), [], [life(1, 4, 9.5)]),
         (poll("running", 10, 30), [], []),  # processes were not sampled for that long

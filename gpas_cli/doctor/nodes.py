@@ -20,7 +20,7 @@ from gpas_cli.doctor import probe
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, job_states, script
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.retry import last_said
+from gpas_cli.schedule.slurm.retry import last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.logs import end_of
 
@@ -109,4 +109,4 @@ def _record_state(asked: Probe, state: str, reason: str) -> None:
     elif job_states.plain(state) in job_states.ENDED:
         asked.ended = asked.ended or time.monotonic()
         if time.monotonic() - asked.ended > LATE_SECONDS:
-            asked.problem = f"its job ended without an answer: {last_said(asked.log) or state.lower()}"
+            asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"

@@ -42,4 +42,4 @@ def _cancel(look: SchedulerView, state: CellStatus) -> tuple[bool, str]:
             return cancel_process(look, state, None)
         return scheduler_of(look, claim).cancel(state, claim)
     except UNREADABLE as error:
-        return False, f"could not be asked: {explain(error)}"
+        return False, f"could not be cancelled: {explain(error)}"

@@ -127,7 +127,7 @@ def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
     installed = shutil.which("sbatch", path=environ.get("PATH")) is not None
     if word == SLURM and not installed:
         raise GpasError(
-            "SLURM cannot be asked: sbatch is not on the PATH; submit from a login node, or use --executor local"
+            "SLURM is not available: sbatch is not on the PATH; submit from a login node, or use --executor local"
         )
     if word == SLURM:
         return Choice(SLURM)

@@ -99,7 +99,7 @@ def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
         return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(attempt))
     here = host(attempt, events) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
     if here and held is not Lock.UNKNOWABLE:
-        return _ended(attempt, "the process ended without an outcome; nobody saw how", "lock")
+        return _ended(attempt, "the process ended without an outcome, and its exit was not recorded", "lock")
     return _from_silence(attempt, events)
 
 

@@ -130,7 +130,7 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     if not cause and first < 0:
         _die_of(-first)
     journal = Journal(attempt.journal_path)
-    told = cause or f"a process left with exit code {first}"
+    told = cause or f"a process exited with code {first}"
     journal("outcome", outcome="failed", step=0, cause=told, metrics={})
     journal.close()
     return 1

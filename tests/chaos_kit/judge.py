@@ -16,7 +16,7 @@ UNDECIDED = ("missing", "interrupted", "failed", "cancelled")
 ALIVE = ("queued", "running")
 SAMPLED = 1.0  # gaps between samples longer than this count as unobserved (seconds)
 # Reasons for which a cell may end up waiting for `gpas retry`, given the faults of a storm.
-EXCUSES = re.compile(r"came no further|No space left|disk|could not be started", re.IGNORECASE)
+EXCUSES = re.compile(r"made no progress|No space left|disk|could not be started", re.IGNORECASE)
 # Besides the documented 0, 2, 3 and 4, the exit codes of a command that was asked to exit.
 EXIT_CODES = (0, 2, 3, 4, 130, 143)
 

@@ -118,7 +118,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("explain", "mix-gpas-s1", "--bounds"), "torch is not installed here"),
         (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
         (("figure", "--what", "gates"), "did you mean 'gate'?"),
-        (("run", "grid", "--executor", "slurm"), "SLURM cannot be asked"),
+        (("run", "grid", "--executor", "slurm"), "SLURM is not available"),
         (("init",), "exists; --force replaces it"),
         (("explain", "optim.lr=3e-3"), "name the cell to apply optim.lr=3e-3"),
         (("cancel", "optim.lr=3e-3"), "name the cells to apply optim.lr=3e-3"),

@@ -162,7 +162,7 @@ def test_a_free_lock_is_interrupted(runs: Path) -> None:
     alive_path(made).touch()
     seen = observe(runs, KEY)
     assert seen.state == "interrupted"
-    assert "nobody saw how" in seen.evidence
+    assert "its exit was not recorded" in seen.evidence
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def wait(condition: Callable[[], bool]) -> None:
     [
         (["done", "done", "done"], 0, "done", ""),
         (["hang", "fail"], 1, "failed", "process 1: no luck"),
-        (["hang", "done", "crash"], 1, "failed", "a process left with exit code 3"),
+        (["hang", "done", "crash"], 1, "failed", "a process exited with code 3"),
         (["hang", "die"], -9, "interrupted", ""),
         (["die", "hang"], -9, "interrupted", ""),
         (["done", "hang"], 0, "done", ""),

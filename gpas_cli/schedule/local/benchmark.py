@@ -137,5 +137,5 @@ def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[
                 notify(last["doing"])
         if child.wait():
             errors.seek(0)
-            raise _Failed((errors.read().strip().splitlines() or [f"it left with {child.returncode}"])[-1])
+            raise _Failed((errors.read().strip().splitlines() or [f"it exited with code {child.returncode}"])[-1])
     return last

@@ -75,5 +75,5 @@ def _terminate(pid: int, attempt: AttemptDir) -> str:
         else:
             os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
-        return "its process had just ended"
+        return "its process has just ended"
     return f"process {pid} was asked to stop"

@@ -168,7 +168,7 @@ class LocalRun:
         """Queue a killed job again, unless its last `retries` attempts in this run made no progress."""
         in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
         if in_vain >= task.job.resources.retries:
-            cause = f"{in_vain} attempts in a row came no further; {status.cause or status.evidence}"
+            cause = f"{in_vain} attempts in a row made no progress; {status.cause or status.evidence}"
             self._end(task, replace(status, cause=cause))
             return
         task.phase, task.status, task.process = "waiting", status, None

@@ -124,7 +124,7 @@ class Start:
         if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
             return "has its result already"
         if claim is None:
-            return "nobody claims it any longer"
+            return "no longer claimed"
         if (claim.submission, claim.index) != (self.made.name, self.index):
             return f"claimed by {claim}"
         if requested(self.runs, job.key):

@@ -48,7 +48,7 @@ class Job:
             return ""
         if self.reason == "JobHeldAdmin":
             return "held until an administrator releases it"
-        return f"held; `scontrol release {self.id}` lets it go"
+        return f"held; `scontrol release {self.id}` releases it"
 
     def __str__(self) -> str:
         told = self.held or (self.reason if self.reason not in ("None", "", "NonZeroExitCode") else "")

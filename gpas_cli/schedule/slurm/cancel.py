@@ -18,7 +18,7 @@ def cancel(view: SlurmView, key: str, claim: Claim) -> str:
     request(stage_dir(view.runs, key))
     job = view.job_of(claim)
     if job is None or job.ended or job.state == "RUNNING":
-        return "its job will save and leave within seconds" if job and not job.ended else "its job will not start it"
+        return "its job will save and exit within seconds" if job and not job.ended else "its job will skip this cell"
     made = submission.find(view.runs, claim.submission)
     others = made.keys[claim.index] if made else []
     if all(other == key or requested(view.runs, other) for other in others):
@@ -27,6 +27,6 @@ def cancel(view: SlurmView, key: str, claim: Claim) -> str:
             # besides the id of one element, scancel (22.05) cancels the whole array.
             client.run("scancel", job.id)
         except client.SlurmError as error:
-            return f"its job will leave when it starts ({error})"
-        return f"taken out of the queue (SLURM {job.id})"
+            return f"its job will exit when it starts ({error})"
+        return f"removed from the queue (SLURM {job.id})"
     return f"SLURM {job.id} runs its other cells without it"

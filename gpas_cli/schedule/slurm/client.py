@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.process import without_secrets
 
-PATIENCE = 30.0  # seconds; a controller that is down answers "cannot contact" after about ten
+TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
 # Variables of a job must not leak into jobs submitted from inside it, and a user's defaults for these programs must
 # not change their output; the two that select the cluster are kept. `script.overriding` handles defaults for sbatch.
 DROPPED = ("SLURM_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_", "SRUN_")
@@ -64,7 +64,7 @@ def environment(
 
 
 def run(
-    *words: str, patience: float = PATIENCE, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
+    *words: str, patience: float = TIMEOUT_SECONDS, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
 ) -> str:
     """Return the output of a command, with `errors` also that on stderr. `drop` and `times` are those of `environment`.
 

@@ -4,7 +4,7 @@ out of memory   the next attempt has half the micro-batch; the global batch, and
 faulty node     GPUs that the job should have are missing: the job is run again on another node
 killed          (SIGKILL, without evidence that memory ran out) the job is run again unchanged
 interrupted     the job is run again, until `retries` attempts in a row have made no progress
-failed          not run again automatically; the same failure in SAME cells of an array holds the rest of it back
+failed          not run again automatically; after SAME_CAUSE_CELLS such failures the rest of the array is held back
 diverged        a result
 """
 
@@ -22,8 +22,8 @@ from gpas_cli.state.logs import last_line
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
-AVOIDED = 86400.0  # seconds for which further submissions of a stage exclude a node that could not run it
-SAME = 3  # cells of one array that fail for the same reason before the rest is held back
+AVOID_NODE_SECONDS = 86400.0  # for which new submissions of a stage exclude a node that could not run it
+SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
 )
@@ -40,7 +40,7 @@ def is_memory(text: str) -> bool:
     return OUT_OF_MEMORY.search(text) is not None
 
 
-def last_said(log: Path) -> str:
+def last_log_line(log: Path) -> str:
     """Return the last line of a job's log, without the lines of srun and slurmstepd about the end of the step."""
     return last_line(log, ENDING)
 
@@ -61,8 +61,8 @@ def count_failure(submission: Path, index: int, cause: str) -> str:
     with suppress(OSError):
         write_json(submission / f"failed-{index}.json", {"cause": same(cause)})
         seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
-        if cause and seen[same(cause)] >= SAME and not breaker(submission):
-            write_json(submission / "breaker.json", {"cause": cause, "cells": SAME, "t": time.time()})
+        if cause and seen[same(cause)] >= SAME_CAUSE_CELLS and not breaker(submission):
+            write_json(submission / "breaker.json", {"cause": cause, "cells": SAME_CAUSE_CELLS, "t": time.time()})
             return cause
     return ""
 
@@ -70,8 +70,8 @@ def count_failure(submission: Path, index: int, cause: str) -> str:
 def breaker(submission: Path) -> str:
     """Return why the rest of a submission is held back, "" if it is not."""
     try:
-        told = read_json(submission / "breaker.json")
-        return f"held back: {told['cells']} cells of {submission.name} failed alike: {told['cause']}"
+        record = read_json(submission / "breaker.json")
+        return f"held back: {record['cells']} cells of {submission.name} failed for the same reason: {record['cause']}"
     except (OSError, GpasError, KeyError):
         return ""
 
@@ -82,7 +82,7 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
     for attempt in attempts(runs, key):
         with suppress(OSError, GpasError):
             ended = attempt.read_exit()
-            if ended.node and time.time() - (ended.t or 0.0) < AVOIDED:
+            if ended.node and time.time() - (ended.t or 0.0) < AVOID_NODE_SECONDS:
                 found.add(ended.node)
     return found
 

@@ -15,7 +15,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.schedule.slurm import job_states, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.queue import Queue
-from gpas_cli.schedule.slurm.retry import is_memory, last_said
+from gpas_cli.schedule.slurm.retry import is_memory, last_log_line
 from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import attempts_without_progress
@@ -131,7 +131,7 @@ def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
         return last
     count = _retries(last)
     return replace(
-        last, state="failed", cause=f"{count} attempts in a row came no further; {last.cause or last.evidence}"
+        last, state="failed", cause=f"{count} attempts in a row made no progress; {last.cause or last.evidence}"
     )
 
 
@@ -150,7 +150,7 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
             return replace(last, state="cancelled", evidence=f"{last.evidence}; {job}", job=job)
         return replace(last, job=job)
     if job.state == "COMPLETED" and _since(job.end or queue.time) < OUTCOME_SECONDS:
-        evidence = f"{job}; its outcome is not to be seen here yet"
+        evidence = f"{job}; its outcome is not visible here yet"
         return replace(last, state="running", evidence=evidence, claim=claim, job=job, age=_since(job.end))
     state, cause = _why(job, submission.folder(runs) / claim.submission)
     if state == "interrupted" and not last.attempt:
@@ -164,7 +164,7 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     code, signal = job_states.exit_words(job.exit)
     if job.state == "CANCELLED":
         if job.reason == job_states.NEVER:
-            return "interrupted", "taken out of the queue: what it waited for did not end well"
+            return "interrupted", "removed from the queue: a job that it depends on did not succeed"
         return "cancelled", "cancelled in SLURM"
     log = place / f"{job.id}_0_log.out"
     if job.state == job_states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
@@ -172,10 +172,10 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     if job.state in job_states.INTERRUPTED or job.state == "COMPLETED":
         return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"
     if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in job_states.OUTSIDE_SIGNALS):
-        return "interrupted", f"the job ended with {job.exit or 'no word'}"
+        return "interrupted", f"the job ended with exit status {job.exit or 'unknown'}"
     if signal == job_states.NO_LOG:
         return "interrupted", f"SLURM could not open the job's log on {job.nodes}: can runs/ be written there?"
-    line = last_said(log)
+    line = last_log_line(log)
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
     return "failed", f"{how}: {line} ({log})" if line else how
 

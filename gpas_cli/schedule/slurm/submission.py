@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpas_cli.state.submitters import Submitter
     from gpas_cli.store.snapshot import Snapshot
 
-SETTLED = 3600.0  # seconds after which a submission without claims is closed; before, its submitter may still claim
+SETTLED_SECONDS = 3600.0  # after which a submission without claims is closed: a newer one may still be claiming
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def close_finished(runs: Path) -> None:
         made = find(runs, name)
         if (
             made is not None
-            and time.time() - made.since > SETTLED
+            and time.time() - made.since > SETTLED_SECONDS
             and not any(
                 (claim := read_claim(runs, key)) and claim.submission == name for keys in made.keys for key in keys
             )

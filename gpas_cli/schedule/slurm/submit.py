@@ -60,7 +60,7 @@ class ArraySubmitter:
         for job in self.jobs.values():
             script.parameters(job.resources)  # raises before anything is claimed
         if error := queue.current(runs, max_age=0.0).error:  # queried before the lock of the claims is taken
-            raise GpasError(f"SLURM cannot be asked: {error}; nothing was submitted")
+            raise GpasError(f"SLURM is not available: {error}; nothing was submitted")
         runs.mkdir(parents=True, exist_ok=True)
         with ClaimSet(runs, () if again else self.request.retry, SLURM) as claims:
             done.seen = claims.take(self.jobs)
@@ -287,7 +287,7 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
     asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
     words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"
     refused = listed([job.id for job in array.jobs], 1)
-    lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; nothing of it was submitted"]
+    lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; none of it was submitted"]
     lines += [
         f"submitted before it, and still queued: {batch.name}, SLURM job {batch.job or '(unknown)'}, "
         f"{batch.elements} elements"

@@ -29,7 +29,7 @@ from gpas_cli.schedule.slurm.allocation import Start
 from gpas_cli.schedule.slurm.child import Child
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.memory import MemoryWatch
-from gpas_cli.schedule.slurm.retry import avoided, count_failure, halved_micro_batch, is_memory
+from gpas_cli.schedule.slurm.retry import SAME_CAUSE_CELLS, avoided, count_failure, halved_micro_batch, is_memory
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
 from gpas_cli.state.cancellation import request, request_path, requested
@@ -131,7 +131,7 @@ class RankZeroSupervisor(TaskSupervisor):
                     self._spawn(attempt, job)
             self.start.call([child.attempt for child in self.children[first:]])
         except OSError as error:
-            print(f"no attempt could be made: {error}; the next `gpas run` submits what is left")
+            print(f"no attempt could be created: {error}; the next `gpas run` submits the remaining cells")
             self._unstarted = True
             for child in self.children[first:] if self.start.tasks > 1 else ():
                 child.told = True  # the other tasks do not know of it
@@ -145,7 +145,7 @@ class RankZeroSupervisor(TaskSupervisor):
             if self._cancelled(child.attempt) or child.superseded:
                 child.leave()
             elif newer := self._newer(child.attempt):
-                print(f"{child.attempt.path}: {newer}; leaving")
+                print(f"{child.attempt.path}: {newer}; exiting")
                 child.superseded = True
                 child.leave()
 
@@ -226,11 +226,11 @@ class RankZeroSupervisor(TaskSupervisor):
         return codes[0]
 
     def _failed(self, child: Child) -> None:
-        """Hold the rest of the array back if too many of its cells fail alike."""
+        """Hold the rest of the array back if too many of its cells fail for the same reason."""
         seen, made = conclude_or_unknown(child.attempt), self.start.made
         cause = count_failure(made.folder, self.start.index, seen.cause)
         if cause and not is_memory(cause):
-            print(f"cells of this array fail alike ({cause}): the rest is held back")
+            print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
             array = self.start.job.partition("_")[0]
             with suppress(SlurmError):  # if it fails, elements see the open breaker when they start
                 client.run("scancel", "--state=PENDING", f"--name={made.name}", array)
@@ -245,23 +245,23 @@ class RankZeroSupervisor(TaskSupervisor):
         faulty = next((child.faulty_node for child in waiting if child.faulty_node), "")
         try:
             if len(hopeless) == len(waiting):
-                print(f"not run again: {len(hopeless)} cells came no further in their last attempts")
+                print(f"not requeued: {len(hopeless)} cells made no progress in their last attempts")
             elif self.asked == signal.SIGTERM and not self._preempted():
-                print("asked to end; not run again by itself")
+                print("cancelled in SLURM; not requeued")
             elif faulty:
                 self._elsewhere(faulty)
             elif self.asked:
                 client.run("scontrol", "requeue", job)
-                print(f"job {job} is queued again, to go on from the checkpoint")
+                print(f"job {job} is requeued and will resume from its checkpoint")
         except SlurmError as error:
-            print(f"{error}; the next `gpas run` submits what is left")
+            print(f"{error}; the next `gpas run` submits the remaining cells")
 
     def _elsewhere(self, node: str) -> None:
         """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
         job, array = self.start.job, self.start.job.partition("_")[0]
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
         nodes = avoided(self.start.made.folder, node, parsers.excluded(job))
-        print(f"job {job} is queued again, to run on another node than {','.join(nodes)}")
+        print(f"job {job} is requeued, to run on another node than {','.join(nodes)}")
         with suppress(SlurmError):  # the error names every job of the array that is already running
             client.run("scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}")
 
@@ -332,7 +332,7 @@ def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
         start = Start(place, environ)
         return (PeerSupervisor if start.rank else RankZeroSupervisor)(start).run()
     except OSError as error:
-        print(f"{error}; the next `gpas run` submits what is left")
+        print(f"{error}; the next `gpas run` submits the remaining cells")
         return JobExit.INTERRUPTED
 
 

@@ -52,7 +52,7 @@ def test_a_job_that_is_killed_again_and_again_is_interrupted(project: Project) -
     cells = [replace(killed, resources=replace(killed.resources, retries=2)), entry("done", 2)]
     summary = run(project, *cells)
     assert states(summary) == {"interrupted": ["killed-1"], "done": ["done-2"]}
-    assert summary.interrupted[0].reason.startswith("2 attempts in a row came no further; ")
+    assert summary.interrupted[0].reason.startswith("2 attempts in a row made no progress; ")
     assert "signal 9, exit.json" in summary.interrupted[0].reason
     assert summary.interrupted[0].status.signal == 9
     assert exit_code(summary) == 3
@@ -149,7 +149,7 @@ def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
         kill(job_pid(status))
         other.wait()
     found = until(seen(project, cell, "interrupted"))
-    assert "nobody saw how" in found.evidence
+    assert "its exit was not recorded" in found.evidence
     go(project)
     assert states(run(project, cell)) == {"done": ["wait-1"]}
     assert ran(project) == ["wait-1 1", "wait-1 2"]

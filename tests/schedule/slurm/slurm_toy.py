@@ -25,7 +25,7 @@ from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 
 BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails immediately
-PATIENCE = 400.0  # seconds: a long timeout costs nothing unless a test fails, and busy machines are slow
+TIMEOUT_SECONDS = 400.0  # a long timeout costs nothing unless a test fails, and busy machines are slow
 LONG = 600  # updates: enough seconds for a test to reach the job; see `paused` for slower actions
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"
 
@@ -82,12 +82,15 @@ class SlurmToy(Toy):
         told = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
         return dict(zip(told[::2], told[1::2], strict=True))
 
-    def finish(self, timeout: float = PATIENCE) -> None:
+    def finish(self, timeout: float = TIMEOUT_SECONDS) -> None:
         """Wait until every cell is done; until then each must be shown as running or queued."""
         self.until(lambda states: set(states.values()) == {"done"}, timeout, ("queued", "running", "done"))
 
     def until(
-        self, condition: Callable[[dict[str, str]], bool], timeout: float = PATIENCE, allowed: tuple[str, ...] = ()
+        self,
+        condition: Callable[[dict[str, str]], bool],
+        timeout: float = TIMEOUT_SECONDS,
+        allowed: tuple[str, ...] = (),
     ) -> dict[str, str]:
         """Wait until the states of the cells satisfy `wanted`; meanwhile no state outside `allowed` may appear."""
         deadline = time.monotonic() + timeout
@@ -191,7 +194,7 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
-def wait(condition: Callable[[], object], timeout: float = PATIENCE) -> None:
+def wait(condition: Callable[[], object], timeout: float = TIMEOUT_SECONDS) -> None:
     """Wait until `condition` holds."""
     until(condition, timeout, "what the test waits for")
 
@@ -215,6 +218,6 @@ def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
 
 
 __all__ = [
-    "BROKEN", "INSTANTS", "LONG", "PATIENCE", "SlurmToy", "die_at", "job_of", "kill", "node_of", "one_cell", "paused",
-    "started", "wait",
+    "BROKEN", "INSTANTS", "LONG", "TIMEOUT_SECONDS", "SlurmToy", "die_at", "job_of", "kill", "node_of", "one_cell",
+    "paused", "started", "wait",
 ]  # fmt: skip

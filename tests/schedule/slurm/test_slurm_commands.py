@@ -77,7 +77,7 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING", Reason="launch_failed_requeued_held"))
     said = site.submit().out
-    assert "small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` lets it go)" in said
+    assert "small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` releases it)" in said
     assert "and 3 more jobs are held" in said
     assert "scontrol release 8_0" in site.gpas("status", "small").out
 
@@ -95,7 +95,7 @@ def test_waiting_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatc
     )
     site.gpas.declare((site.gpas.folder / "experiments.yaml").read_text().replace("seed: [1, 2]", "seed: [1]"))
     said = site.submit("--wait", "--where", "norm=pre", "--where", "gate=none", expect=None).out
-    assert said.count("small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` lets it go)") == 1
+    assert said.count("small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` releases it)") == 1
 
 
 def test_a_cell_that_is_not_declared_any_more_is_cancelled_by_its_key(site: Site) -> None:
@@ -107,7 +107,7 @@ def test_a_cell_that_is_not_declared_any_more_is_cancelled_by_its_key(site: Site
     site.gpas.declare(text.replace("      norm: [pre, post]", "      norm: [pre]"))
     assert "no cell 'post-gpas-s2'" in site.gpas("cancel", "post-gpas-s2", expect=2).err
     said = site.gpas("cancel", key[:8]).out
-    assert "small/post-gpas-s2: taken out of the queue (SLURM 8_7)" in said
+    assert "small/post-gpas-s2: removed from the queue (SLURM 8_7)" in said
     assert site.programs.calls("scancel") == ["8_7"]
     assert "no cell 'ffff'" in site.gpas("cancel", "ffff", expect=2).err
 

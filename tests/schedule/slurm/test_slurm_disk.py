@@ -70,7 +70,7 @@ def test_only_the_cells_read_only_the_job_says_so_and_is_run_again(cluster: Clus
     with read_only(stage):
         cluster.run("scontrol", "release", job_of(toy))
         toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
-    assert "no attempt could be made" in toy.said()
+    assert "no attempt could be created" in toy.said()
     assert "Traceback" not in toy.said()
     toy.edit(", sbatch: [--hold]", "")
     complete(toy)

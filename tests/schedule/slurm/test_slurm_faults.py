@@ -32,7 +32,7 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 import pytest
 from cluster import Cluster, until
 from end_to_end import Toy
-from slurm_toy import BROKEN, LONG, PATIENCE, SlurmToy, job_of, kill, one_cell, paused, started, wait
+from slurm_toy import BROKEN, LONG, TIMEOUT_SECONDS, SlurmToy, job_of, kill, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -46,7 +46,7 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
     wait(lambda: len(toy.attempts()) == 2 and toy.training())
     cluster.run("scontrol", "requeue", job_of(toy))
     toy.finish()
-    assert straight_run.wait(PATIENCE) == 0
+    assert straight_run.wait(TIMEOUT_SECONDS) == 0
     assert len(toy.attempts()) == 3
     assert [event["outcome"] for event in toy.events() if event["kind"] == "outcome"][-1] == "done"
     assert toy.losses() == straight.losses()
@@ -176,7 +176,7 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
     states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"})
     assert sorted(states.values()) == ["cancelled"] * 3 + ["failed"] * 3
     told = [cell for cell in toy.status().values() if cell["state"] == "cancelled"]
-    assert all("failed alike" in cell["cause"] for cell in told)
+    assert all("failed for the same reason" in cell["cause"] for cell in told)
     assert "0 jobs submitted" in toy.submit()
     toy.edit(f"at_once: 1, {BROKEN}", "at_once: 6")
     toy.gpas("retry", "--executor", "slurm", "--yes")
@@ -246,7 +246,7 @@ def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cl
     toy = started(cluster, tmp_path / "toy", resources=f"environment: ['PATH={tools}']")
     cluster.run("scancel", "--signal=USR2", job_of(toy))
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
-    assert "scontrol is not on the PATH; the next `gpas run` submits what is left" in toy.said()
+    assert "scontrol is not on the PATH; the next `gpas run` submits the remaining cells" in toy.said()
     assert "1 job submitted" in toy.submit()
     toy.finish()
     assert len(toy.attempts()) == 2

@@ -210,8 +210,8 @@ def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(t
         ("failed", "cancelled", "its training g/c failed (no luck)"),
         ("diverged", "cancelled", "its training g/c diverged (no luck)"),
         ("cancelled", "cancelled", "its training g/c was cancelled (no luck)"),
-        ("interrupted", "missing", "taken out of the queue: what it waited for did not end well"),
-        ("done", "missing", "taken out of the queue: what it waited for did not end well"),
+        ("interrupted", "missing", "removed from the queue: a job that it depends on did not succeed"),
+        ("done", "missing", "removed from the queue: a job that it depends on did not succeed"),
     ):
         journal("outcome", outcome=outcome, step=0, cause="no luck", metrics={})
         found = judged(tmp_path, MISSING, removed, after=("f" * 16,))
@@ -295,7 +295,7 @@ def test_causes_are_alike_but_for_numbers_and_paths(tmp_path: Path) -> None:
     causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
     assert len({retry.same(cause) for cause in causes}) == 1
     assert [bool(retry.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [False, False, True]
-    assert "failed alike" in retry.breaker(tmp_path)
+    assert "failed for the same reason" in retry.breaker(tmp_path)
 
 
 def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(

@@ -73,7 +73,7 @@ def test_places_count_everybody_who_waits_for_a_machine(programs: Programs, runs
     found = queue.current(runs, line=True)
     places = [(job.place, job.waiting) for i in range(3) if (job := found.find(NAME, i))]
     assert places == [(2, 4), (3, 4), (0, 0)]
-    assert str(found.find(NAME, 2)) == "SLURM 7_2 PENDING (held; `scontrol release 7_2` lets it go)"
+    assert str(found.find(NAME, 2)) == "SLURM 7_2 PENDING (held; `scontrol release 7_2` releases it)"
     assert list(found.jobs) == [NAME]
     assert queue.current(runs, 100).find(NAME, 0) == found.find(NAME, 0)  # the cached answer equals the reported one
 
@@ -120,11 +120,11 @@ def test_what_accounting_calls_waiting_is_not_believed(programs: Programs, runs:
 @pytest.mark.parametrize(
     ("state", "reason", "wanted"),
     [
-        ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` lets it go"),
+        ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` releases it"),
         ("PENDING", "JobHeldAdmin", "held until an administrator releases it"),
-        ("PENDING", "launch_failed_requeued_held", "held; `scontrol release 7_0` lets it go"),
-        ("PENDING", "job requeued in held state", "held; `scontrol release 7_0` lets it go"),
-        ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` lets it go"),
+        ("PENDING", "launch_failed_requeued_held", "held; `scontrol release 7_0` releases it"),
+        ("PENDING", "job requeued in held state", "held; `scontrol release 7_0` releases it"),
+        ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` releases it"),
         ("PENDING", "Priority", ""),
         ("CANCELLED", "JobHeldUser", ""),
     ],

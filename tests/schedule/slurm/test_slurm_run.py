@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from slurm_toy import INSTANTS, PATIENCE, SlurmToy, die_at, wait
+from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, wait
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Pa
     toy, alone = SlurmToy(tmp_path / "toy", cluster, resources=together), SlurmToy(tmp_path / "alone", cluster)
     toy.edit("mem: 1000M", "mem: 2000M")
     toy.submit()
-    assert alone.start("run", "grid", "--executor", "local", "--yes").wait(PATIENCE) == 0
+    assert alone.start("run", "grid", "--executor", "local", "--yes").wait(TIMEOUT_SECONDS) == 0
     toy.finish()
     toy.trained_once()
     assert {event["processes"] for event in toy.events() if event["kind"] == "start"} == {2}
@@ -61,7 +61,7 @@ def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Pa
 def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3")
     rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(3)]
-    assert [rival.wait(PATIENCE) for rival in rivals] == [0, 0, 0]
+    assert [rival.wait(TIMEOUT_SECONDS) for rival in rivals] == [0, 0, 0]
     assert len(toy.queue()) <= 6
     toy.finish()
     assert len(toy.attempts()) == 6

@@ -27,7 +27,7 @@ def test_a_cell_that_asked_for_gpus_leaves_nodes_without_them_and_trains_nowhere
     cell = toy.status()["pre-gpas-s1"]
     assert "asked for 1 GPU, and none is visible on" in cell["cause"]
     assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
-    assert "is queued again, to run on another node than" in toy.said()
+    assert "is requeued, to run on another node than" in toy.said()
     toy.gpas("retry", "--executor", "slurm", "--yes")
     (script,) = [path for path in toy.runs.glob(".slurm/*/submission.sh") if "--exclude" in path.read_text()]
     assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()

@@ -76,7 +76,7 @@ def test_a_job_that_is_killed_each_time_is_not_run_for_ever(tmp_path: Path) -> N
     done = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
     assert done.returncode == 75
     assert [fact["resources"]["micro_batch"] for fact in facts(tmp_path)] == [8, 8]
-    assert "came no further" in done.stdout
+    assert "made no progress" in done.stdout
 
 
 def test_a_job_that_the_kernel_killed_for_memory_takes_half_the_rows(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_nodes_are_not_left_for_ever(tmp_path: Path, programs: Programs) -> None
     programs.put("squeue", "")
     seen = observe(tmp_path / "runs", KEY)
     assert seen.state == "failed"
-    assert seen.cause == "1 attempts in a row came no further; the job asked for 1 GPU, and none is visible on n1"
+    assert seen.cause == "1 attempts in a row made no progress; the job asked for 1 GPU, and none is visible on n1"
 
 
 @pytest.mark.parametrize(
