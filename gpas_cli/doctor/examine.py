@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 import psutil
 
 from gpas_cli import file_systems
-from gpas_cli.doctor.finding import Finding
 from gpas_cli.errors import GpasError
+from gpas_cli.finding import Finding
 from gpas_cli.grid.entry import counted
 from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
+from gpas_cli.schedule.scheduler import Examinable, scheduler_named
+from gpas_cli.state.schedulers import scheduler_names
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def examine(project: Project, *, nodes: bool = False, check: Check | None = None
     yield _cores()
     yield _gpus()
     yield _compiler()
-    yield from _slurm(project, nodes)
+    yield from _schedulers(project, nodes)
     yield from _experiments(project, check)
     yield _disk(project)
     yield from _files(project)
@@ -104,22 +106,17 @@ def _compiler() -> Finding:
     return Finding("compiler", "note", detail, "install g++ and Python's headers (Debian: g++ python3-dev)")
 
 
-def _slurm(project: Project, nodes: bool) -> Iterator[Finding]:
-    if shutil.which("sbatch") is None:
-        yield Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
-        return
-    from gpas_cli.doctor import slurm
-    from gpas_cli.schedule.slurm import client
-
-    try:
-        version = client.run("sbatch", "--version").strip()
-    except client.SlurmError as error:  # the programs are installed, but no cluster is configured
-        yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
-        return
+def _schedulers(project: Project, nodes: bool) -> Iterator[Finding]:
+    """Yield the findings of every registered scheduler that has some."""
     resources = _resources(project)
-    yield from slurm.configuration(version, project.runs, {asked.notice for asked in resources.values()})
-    if nodes:
-        yield from slurm.nodes(project, resources)
+    for name in scheduler_names():
+        try:
+            scheduler = scheduler_named(name, project.runs)
+        except GpasError as error:
+            yield Finding("scheduler", "problem", str(error), "reinstall or remove the package that registers it")
+            continue
+        if isinstance(scheduler, Examinable):
+            yield from scheduler.findings(project, resources, nodes=nodes)
 
 
 def _resources(project: Project) -> dict[str, Resources]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.permissions import explain
-from gpas_cli.schedule.local.cancel import cancel as cancel_process
+from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import scheduler_of
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.status import ALIVE, UNREADABLE, CellStatus

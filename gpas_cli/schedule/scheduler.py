@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.finding import Finding
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.summary import Reporter, RunSummary, Silent, Submitted
+from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import LOCAL, SLURM, Claim
 from gpas_cli.state.schedulers import scheduler_names
 from gpas_cli.state.status import CellStatus
@@ -94,6 +96,17 @@ class Scheduler(ClaimScheduler, Protocol):
 
     def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Return the lines of `gpas run --test-only`: when `jobs` would start. Raises GpasError if that is unknown."""
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A scheduler that `gpas doctor` examines. A scheduler need not be one."""
+
+    def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
+        """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
+
+        `resources` has the resources of each declared cell by its id, nothing if the experiments file is invalid.
+        """
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.
 
     monkeypatch.setattr(examine.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", hang)
-    (finding,) = examine._slurm(project, nodes=False)
+    (finding,) = examine._schedulers(project, nodes=False)
     assert finding.status == "note"
     assert finding.detail == "sbatch did not answer within 30 s; jobs run on this machine"
 

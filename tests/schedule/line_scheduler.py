@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.finding import Finding
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.cancel import cancel as cancel_process
 from gpas_cli.schedule.process import JOB, record_exit, token
+from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler
 from gpas_cli.schedule.summary import Batch, Ending, RunSummary, Submitted, reason_of, summarise
+from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.cancellation import requested
@@ -112,6 +114,9 @@ class LineScheduler(Scheduler):
         done.jobs = len(mine)
         done.batches = [Batch(name, name, tuple((job.key,) for job in mine), f"{name}: a line of {len(mine)}")]
         return LineRun(request, done)
+
+    def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
+        yield Finding("line", "ok", f"{len(resources)} cells may wait in {project.runs.name}/.line")
 
     def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
         return cancel_process(self.look, status, claim)

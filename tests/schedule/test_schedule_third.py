@@ -11,7 +11,7 @@ import pytest
 from face import FAKE_JOB, Face
 from launching import until
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.claims import claim_path
 from gpas_cli.store.rundir import write_json
@@ -70,6 +70,15 @@ def test_a_grid_runs_in_a_line(face: Face) -> None:
     assert "3 done" in said
     assert states(face) == ["done"] * 3
     assert "perplexity" in face("table", "toy").out
+
+
+def test_the_doctor_asks_it_and_reports_one_that_cannot_be_loaded(face: Face) -> None:
+    with (face.folder.parent / "site/line-1.0.dist-info/entry_points.txt").open("a") as file:
+        file.write("broken = no_such_module:Scheduler\n")
+    found = {f["what"]: f for f in face("doctor", "--json", expect=Exit.FAILED).json["findings"]}
+    assert found["line"]["detail"] == "3 cells may wait in runs/.line"
+    assert "'broken' cannot be loaded: ModuleNotFoundError" in found["scheduler"]["detail"]
+    assert found["scheduler"]["status"] == "problem"
 
 
 def test_its_log_is_followed_to_the_end(face: Face) -> None:

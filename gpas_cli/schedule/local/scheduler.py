@@ -10,8 +10,8 @@ from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.cancel import cancel
 from gpas_cli.schedule.local.run import LocalRun
+from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
@@ -39,7 +39,7 @@ class LocalScheduler(Scheduler):
         return None
 
     def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
-        return cancel(self.look, status, claim)
+        return cancel_process(self.look, status, claim)
 
     def machine(self) -> Machine:
         return machine()

@@ -19,6 +19,10 @@ child        the job of one attempt, as its supervisor sees it
 retry        classes of failure, and the response to each
 memory       evidence that a node ran out of memory
 cancel       cancel one stage of an array
+findings     findings of `gpas doctor` about the cluster's configuration and its nodes
+preemption   how long jobs have to save before they are killed
+nodes        short jobs that report what compute nodes see
+probe        the script of such a job; needs only Python
 
 No job is lost and none runs twice, whichever process dies: the claim of a stage names the submission that may run it,
 and an element whose cells another submission has claimed exits without touching them. A command that finds no trace of

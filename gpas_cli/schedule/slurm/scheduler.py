@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.finding import Finding
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.tokenisation import with_texts
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.cancel import cancel as cancel_process
+from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler
 from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.cancel import cancel
+from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.run import SlurmRun
 from gpas_cli.schedule.slurm.state import state_of
 from gpas_cli.schedule.slurm.submit import ArraySubmitter
 from gpas_cli.schedule.slurm.view import SlurmView
+from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
@@ -65,6 +68,9 @@ class SlurmScheduler(Scheduler):
     def submit(self, request: RunRequest) -> SlurmRun:
         submitter = ArraySubmitter(request)
         return SlurmRun(submitter, submitter.submit())
+
+    def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
+        return findings(project, resources, nodes=nodes)
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Yield the sbatch text of every array that would be submitted."""

@@ -7,7 +7,7 @@ import json
 import pytest
 from fake_slurm import Site
 
-from gpas_cli.doctor import nodes
+from gpas_cli.schedule.slurm import nodes
 
 ANSWER = {"host": "n7", "time": 0.0, "shared": True, "lock": "held", "scontrol": True, "python": "3.12.1",
           "torch": "2.9", "gpus": 0}  # fmt: skip

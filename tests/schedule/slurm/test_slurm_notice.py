@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from attempts import make_attempt
 
-from gpas_cli.doctor import preemption
-from gpas_cli.doctor.finding import Finding
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.slurm import client
+from gpas_cli.finding import Finding
+from gpas_cli.schedule.slurm import client, preemption
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.store.journal import Journal
 

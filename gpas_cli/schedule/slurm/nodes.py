@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.doctor import probe
 from gpas_cli.project import Project
-from gpas_cli.schedule.slurm import client, job_states, script
+from gpas_cli.schedule.slurm import client, job_states, probe, script
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.retry import last_log_line
 from gpas_cli.spec.run import Resources

@@ -19,7 +19,7 @@ from gpas_cli.store.records import ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record, stage_dir
 
 
-def cancel(look: SchedulerView, status: CellStatus, claim: Claim | None) -> tuple[bool, str]:
+def cancel_process(look: SchedulerView, status: CellStatus, claim: Claim | None) -> tuple[bool, str]:
     """Cancel a queued or running stage, claimed or not. Return whether it was asked to stop, and what was done."""
     if status.state == "queued" or status.source == "ending":
         return _cancel_queued(look.runs, status)

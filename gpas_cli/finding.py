@@ -1,4 +1,4 @@
-"""One finding of `gpas doctor`."""
+"""A finding of `gpas doctor`, about this machine, a scheduler, the project's files or its database."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Findings about a cluster: from its configuration, and with --nodes from compute nodes."""
+"""The findings of `gpas doctor` about a cluster: from its configuration, and with --nodes from compute nodes."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.doctor import preemption
-from gpas_cli.doctor.finding import Finding
-from gpas_cli.doctor.nodes import ask
+from gpas_cli.finding import Finding
 from gpas_cli.project import Project
-from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm import client, preemption
 from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.schedule.slurm.nodes import ask
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.words import listed
@@ -22,7 +22,25 @@ from gpas_cli.words import listed
 MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
 
 
-def configuration(version: str, runs: Path, notices: Collection[int]) -> Iterator[Finding]:
+def findings(project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterator[Finding]:
+    """Yield the findings, only a note if there is no cluster; with `nodes`, also those about compute nodes.
+
+    `resources` has the resources of each cell by its name.
+    """
+    if shutil.which("sbatch") is None:
+        yield Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
+        return
+    try:
+        version = client.run("sbatch", "--version").strip()
+    except SlurmError as error:  # the programs are installed, but no cluster is configured
+        yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
+        return
+    yield from _configuration(version, project.runs, {asked.notice for asked in resources.values()})
+    if nodes:
+        yield from _nodes(project, resources)
+
+
+def _configuration(version: str, runs: Path, notices: Collection[int]) -> Iterator[Finding]:
     """Yield findings about the controller's configuration. `notices` has the values of `resources.notice`."""
     try:
         config = client.configuration()
@@ -60,7 +78,7 @@ def _accounting(config: Mapping[str, str]) -> Finding:
     return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
 
 
-def nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
+def _nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
     """Yield findings about compute nodes, from one short job per set of resources among the cells.
 
     `resources` has the resources of each cell by its name. Waits for nodes for a limited time.

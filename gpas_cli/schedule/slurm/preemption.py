@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gpas_cli.doctor.finding import Finding
 from gpas_cli.errors import GpasError
+from gpas_cli.finding import Finding
 from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.state.progress import number
