@@ -13,7 +13,7 @@ from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.schedule.slurm import submission
-from gpas_cli.schedule.slurm.allocation import Start
+from gpas_cli.schedule.slurm.allocation import ElementStart
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.claims import claim_path, write_claim
 from gpas_cli.state.submitters import Submitter
@@ -62,9 +62,9 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     claim = read_json(claim_path(project.runs, JOB.key))
     assert claim.pop("scheduler") == "slurm"  # version 1 did not write it
     assert list(claim) == list(read_json(claim_path(OLD, KILLED)))
-    start = Start(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
+    start = ElementStart(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
     (job,) = start.jobs
-    first = start.attempt(job)
+    first = start.create_attempt(job)
     assert first is not None
     record_exit(first, None, 9)
     old_first, _ = attempts(OLD, KILLED)

@@ -1,8 +1,8 @@
 """One start of an array element, described by SLURM's environment variables, and the attempts that it creates.
 
-The tasks of one start learn of their attempts from rosters that rank 0 writes: numbered files, each of which adds
-attempts; the last one announces the end. If the process of a task of higher rank fails, the task records in a file of
-the attempt how it ended; rank 0 decides what happens to the job.
+Rank 0 announces attempts to the other tasks of the start in rosters: numbered files, each with the attempts to start
+next; the last one says that there will be no more. A task of higher rank whose process fails records in the attempt's
+directory how it ended; rank 0 decides what happens to the job.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from gpas_cli.state.claims import claim_path, read_claim
 from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
 from gpas_cli.state.submitters import claims_lock
+from gpas_cli.store import rundir
 from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Retry, SlurmPlace, attempt_of
-from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, read_json, write_json
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 from gpas_cli.worker.rendezvous import PORTS
 
 
-class Start:
-    """The start that this task belongs to. `environ` is the environment that SLURM sets for a task."""
+class ElementStart:
+    """The start of an array element that this task belongs to. `environ` has the variables that SLURM sets."""
 
     def __init__(self, place: Path, environ: Mapping[str, str] = os.environ):
-        self.made: Submission = submission.read(place)
+        self.submission: Submission = submission.read(place)
         self.runs = place.parents[1]
         self.environ = environ
         self.index = int(environ.get("SLURM_ARRAY_TASK_ID", 0))
@@ -51,26 +52,26 @@ class Start:
     @property
     def jobs(self) -> list[ElementRecord]:
         """The stage jobs of this element."""
-        return self.made.element(self.index)
+        return self.submission.element(self.index)
 
-    def attempt(self, job: ElementRecord) -> AttemptDir | None:
-        """Create the next attempt at a stage. Return None, and print why, if nothing is to be done for the stage.
+    def create_attempt(self, job: ElementRecord) -> AttemptDir | None:
+        """Create the next attempt at a stage. Return None, and print why, if the stage is not to be run.
 
         Raises OSError if the attempt cannot be created.
         """
         with locks.locked(claims_lock(self.runs)):
-            reason = self._unwanted(job)
+            reason = self._reason_to_skip(job)
             if reason:
                 print(f"{job.grid}/{job.name} ({job.stage}): {reason}")
                 return None
-            made = create_attempt(self.runs, self._as_last_time(job, self._first(job)))
+            made = rundir.create_attempt(self.runs, self._adjusted_to_last_attempt(job, self._initial_record(job)))
             print(f"{job.grid}/{job.name} ({job.stage}): attempt {made.number} in {made.path}")
             return made
 
     def claims(self, key: str) -> bool:
         """Return whether this element claims the stage."""
         claim = read_claim(self.runs, key)
-        return claim is not None and (claim.submission, claim.index) == (self.made.name, self.index)
+        return claim is not None and (claim.submission, claim.index) == (self.submission.name, self.index)
 
     def release(self, key: str) -> None:
         """Release the claim if it is still this element's: the run directory has the outcome."""
@@ -78,69 +79,70 @@ class Start:
             if self.claims(key):
                 claim_path(self.runs, key).unlink(missing_ok=True)
 
-    def call(self, attempts: Sequence[AttemptDir], *, over: bool = False) -> None:
+    def publish_roster(self, attempts: Sequence[AttemptDir], *, over: bool = False) -> None:
         """Write a roster, so that the other tasks start their processes of `attempts`; `over` marks the last one."""
         if self.tasks > 1:
-            write_json(self._roster(), {"attempts": [str(attempt.path) for attempt in attempts], "over": over})
+            write_json(self._roster_path(), {"attempts": [str(attempt.path) for attempt in attempts], "over": over})
             self._rosters += 1
 
-    def called(self) -> tuple[list[AttemptDir], bool] | None:
+    def next_roster(self) -> tuple[list[AttemptDir], bool] | None:
         """Return the next roster: attempts to start, and whether it is the last. None if there is no new one."""
         try:
-            told = read_json(self._roster())
+            roster = read_json(self._roster_path())
         except OSError:
             return None
         self._rosters += 1
-        return [AttemptDir(Path(path)) for path in told["attempts"]], bool(told["over"])
+        return [AttemptDir(Path(path)) for path in roster["attempts"]], bool(roster["over"])
 
-    def _roster(self) -> Path:
+    def _roster_path(self) -> Path:
         # After a crash a controller may start a job again as if for the first time; srun's port distinguishes the two.
         step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
-        return self.made.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
+        return self.submission.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
 
-    def _as_last_time(self, job: ElementRecord, first: AttemptRecord) -> AttemptRecord:
-        """Return the attempt `first`, changed in view of the last attempt.
+    def _adjusted_to_last_attempt(self, job: ElementRecord, first: AttemptRecord) -> AttemptRecord:
+        """Return the record `first`, adjusted to how the last attempt ended.
 
-        It has the last micro-batch if that was already reduced, half of it if memory ran out, and the reason why the
-        stage is run again in this job.
+        The micro-batch stays reduced if it was, and is halved if memory ran out. The record also says why this job runs
+        the stage again.
         """
         tries = attempts(self.runs, job.key)
         if not tries:
             return first
         before = tries[-1].read_attempt()
-        cut = before.retry is not None and before.retry.reduced
-        made = replace(_with_rows(first, before.resources.micro_batch), retry=before.retry) if cut else first
+        reduced = before.retry is not None and before.retry.reduced
+        record = replace(_with_rows(first, before.resources.micro_batch), retry=before.retry) if reduced else first
         if job.reduce and (rows := halved_micro_batch(tries[-1])):
             evidence = f" ({job.reduce})" if isinstance(job.reduce, str) else ""
             why = f"out of memory{evidence}; now {rows} rows at a time"
-            return replace(_with_rows(made, rows), retry=Retry(of=tries[-1].number, why=why, reduced=True))
+            return replace(_with_rows(record, rows), retry=Retry(of=tries[-1].number, why=why, reduced=True))
         if job.again:
-            return replace(made, retry=Retry(of=tries[-1].number, why=job.again, reduced=cut))
-        return made
+            return replace(record, retry=Retry(of=tries[-1].number, why=job.again, reduced=reduced))
+        return record
 
-    def _unwanted(self, job: ElementRecord) -> str:
-        """Return why nothing is to be done for a stage, "" if it is to be run. Call it with the claims' lock held."""
+    def _reason_to_skip(self, job: ElementRecord) -> str:
+        """Return why a stage is not to be run, "" if it is. Call it with the claims' lock held."""
         claim = read_claim(self.runs, job.key)
         if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
             return "has its result already"
         if claim is None:
             return "no longer claimed"
-        if (claim.submission, claim.index) != (self.made.name, self.index):
+        if (claim.submission, claim.index) != (self.submission.name, self.index):
             return f"claimed by {claim}"
         if requested(self.runs, job.key):
             return "cancelled before it started"
-        if held := breaker(self.made.folder):
+        if held := breaker(self.submission.folder):
             return held
-        lacking = [key for key in job.parents if not self._has_result(key)]
+        missing = [key for key in job.parents if not self._has_result(key)]
         # The claim stays, so that the state of the stage shows why it was not run.
-        return f"needs {', '.join(lacking)}, which has no result" if lacking else ""
+        return f"needs {', '.join(missing)}, which has no result" if missing else ""
 
     def _has_result(self, key: str) -> bool:
         return any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
 
-    def _first(self, job: ElementRecord) -> AttemptRecord:
+    def _initial_record(self, job: ElementRecord) -> AttemptRecord:
         """Return the record of the stage's first attempt."""
-        about, gpus = self.made.record, job.resources.gpus
+        about = self.submission.record
+        gpus = job.resources.gpus
         devices = [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(job.threads)]
         return attempt_of(
             job,
@@ -148,9 +150,9 @@ class Start:
             created=time.time(),
             code=about.code,
             git=about.git,
-            submitter=Author(self.made.name, socket.gethostname(), os.getpid()),
+            submitter=Author(self.submission.name, socket.gethostname(), os.getpid()),
             slurm=SlurmPlace(
-                submission=self.made.name,
+                submission=self.submission.name,
                 index=self.index,
                 job=self.job,
                 restart=self.restart,

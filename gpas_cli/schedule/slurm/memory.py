@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 
-NEAR = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
-GROUPS, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
+GROUPS = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
 
 
 class MemoryWatch:
@@ -22,23 +23,23 @@ class MemoryWatch:
 
     def __init__(self, environ: Mapping[str, str] = os.environ):
         self.limit = limit(environ)
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Reset the record, since jobs are about to start."""
-        self._taken = 0
+    def reset(self) -> None:
+        """Forget earlier measurements, since jobs are about to start."""
+        self._used = 0
         self._kills = kernel_kills()
 
-    def look(self, pids: Iterable[int]) -> None:
+    def measure(self, pids: Iterable[int]) -> None:
         """Record the memory that the processes `pids` and their descendants use now."""
-        self._taken = sum(resident(pid) for pid in pids) or self._taken
+        self._used = sum(resident(pid) for pid in pids) or self._used
 
     def evidence(self) -> str:
-        """Return why jobs that were killed since `begin` count as out of memory, "" without evidence."""
+        """Return why jobs that were killed since `reset` count as out of memory, "" without evidence."""
         if kernel_kills() > self._kills:
             return "the kernel's out-of-memory killer ended a process of the job"
-        if self.limit and self._taken >= NEAR * self.limit:
-            return f"it took {self._taken >> 20} MiB of {self.limit >> 20} MiB"
+        if self.limit and self._used >= NEAR_LIMIT * self.limit:
+            return f"it used {self._used >> 20} MiB of {self.limit >> 20} MiB"
         return ""
 
 

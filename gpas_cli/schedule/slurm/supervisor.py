@@ -25,7 +25,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.schedule.process import JOB
 from gpas_cli.schedule.slurm import client, job_states, parsers
-from gpas_cli.schedule.slurm.allocation import Start
+from gpas_cli.schedule.slurm.allocation import ElementStart
 from gpas_cli.schedule.slurm.child import Child
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.memory import MemoryWatch
@@ -41,7 +41,7 @@ from gpas_cli.store.rundir import AttemptDir, attempts, write_record
 from gpas_cli.worker.stdio import outlive_log
 
 POLL_SECONDS = 0.2  # between two checks of the children
-LOOK_SECONDS = 2.0  # between two checks of the files
+CHECK_SECONDS = 2.0  # between two checks of the files
 REPORT_SECONDS = 5.0  # for a failed task to report its end, which the other tasks may notice earlier
 IDLE_SECONDS = 60.0  # after which a task of higher rank exits if all its processes have ended
 WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
@@ -50,27 +50,27 @@ WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
 class TaskSupervisor:
     """The supervisor of one task of an array element: `RankZeroSupervisor` or, for a higher rank, `PeerSupervisor`."""
 
-    def __init__(self, start: Start):
+    def __init__(self, start: ElementStart):
         self.start = start
         self.memory = MemoryWatch(start.environ)
-        self.asked: int | None = None
+        self.warning: int | None = None
         self.children: list[Child] = []
 
     def run(self) -> int:
         for number in WARNINGS:
-            signal.signal(number, self._warned)
-        looked = -LOOK_SECONDS
+            signal.signal(number, self._on_warning)
+        checked = -CHECK_SECONDS
         self._begin()
         while self._continues():
             time.sleep(POLL_SECONDS)
-            if self.asked:
+            if self.warning:
                 for child in self.children:
-                    child.leave()
-            if time.monotonic() - looked >= LOOK_SECONDS:
-                looked = time.monotonic()
-                self.memory.look(child.process.pid for child in self.children if child.lives)
+                    child.request_exit()
+            if time.monotonic() - checked >= CHECK_SECONDS:
+                checked = time.monotonic()
+                self.memory.measure(child.process.pid for child in self.children if child.alive)
                 with suppress(OSError, GpasError):  # a brief failure of the file system: the next check may succeed
-                    self._look()
+                    self._check()
         for number in WARNINGS:  # a signal while Python shuts down would make a finished job a failed one
             signal.signal(number, signal.SIG_IGN)
         return self._end()
@@ -80,29 +80,30 @@ class TaskSupervisor:
     def _continues(self) -> bool:
         raise NotImplementedError
 
-    def _look(self) -> None: ...
+    def _check(self) -> None: ...
 
     def _end(self) -> int:
         raise NotImplementedError
 
-    def _warned(self, number: int, _frame: object) -> None:
-        self.asked = self.asked if self.asked == signal.SIGUSR2 else number
+    def _on_warning(self, number: int, _frame: object) -> None:
+        self.warning = self.warning if self.warning == signal.SIGUSR2 else number
 
     def _spawn(self, attempt: AttemptDir, job: ElementRecord) -> None:
         start = self.start
-        threads, together = str(max(1, job.threads // start.tasks)), ["--rank"] if start.tasks > 1 else []
+        threads = str(max(1, job.threads // start.tasks))
+        arguments = [str(attempt.path), *(["--rank"] if start.tasks > 1 else [])]
         log = attempt.path / f"log-rank{start.rank}.txt" if start.rank else attempt.log_path
         alive = os.open(os.devnull, os.O_RDONLY) if start.rank else locks.hold(alive_path(attempt))
         env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
-        if together:  # each attempt has its own port: cells may share a job, or start again in it
+        if start.tasks > 1:  # each attempt has its own port: cells may share a job, or start again in it
             place = attempt.read_attempt().slurm
             assert place is not None
             env["MASTER_PORT"] = str(place.port)
-        self.memory.begin()
+        self.memory.reset()
         try:
             with log.open("ab") as file:
                 process = subprocess.Popen(
-                    [*JOB, str(attempt.path), *together], env=env,
+                    [*JOB, *arguments], env=env,
                     stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, pass_fds=(alive,),
                     preexec_fn=_die_with_parent,
                 )  # fmt: skip
@@ -117,50 +118,50 @@ class RankZeroSupervisor(TaskSupervisor):
     _unstarted = False
 
     def _begin(self) -> None:
-        self._try(self.start.jobs)
+        self._start_attempts(self.start.jobs)
 
     def _continues(self) -> bool:
-        return any(child.lives for child in self.children) or self._once_more()
+        return any(child.alive for child in self.children) or self._retry_jobs()
 
-    def _try(self, jobs: Sequence[ElementRecord]) -> None:
+    def _start_attempts(self, jobs: Sequence[ElementRecord]) -> None:
         """Create and start an attempt at each job. If the disk refuses that, the other jobs continue."""
         first = len(self.children)
         try:
             for job in jobs:
-                if attempt := self.start.attempt(job):
+                if attempt := self.start.create_attempt(job):
                     self._spawn(attempt, job)
-            self.start.call([child.attempt for child in self.children[first:]])
+            self.start.publish_roster([child.attempt for child in self.children[first:]])
         except OSError as error:
             print(f"no attempt could be created: {error}; the next `gpas run` submits the remaining cells")
             self._unstarted = True
             for child in self.children[first:] if self.start.tasks > 1 else ():
-                child.told = True  # the other tasks do not know of it
+                child.exit_requested = True  # the other tasks will not start their processes of it
                 child.process.kill()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Carry out requests to cancel, and stop jobs that another job has superseded."""
-        for child in (child for child in self.children if child.lives):
+        for child in (child for child in self.children if child.alive):
             if self.start.tasks > 1:
-                child.hear()
+                child.kill_if_peer_ended()
             if self._cancelled(child.attempt) or child.superseded:
-                child.leave()
-            elif newer := self._newer(child.attempt):
-                print(f"{child.attempt.path}: {newer}; exiting")
+                child.request_exit()
+            elif reason := self._superseded_by(child.attempt):
+                print(f"{child.attempt.path}: {reason}; exiting")
                 child.superseded = True
-                child.leave()
+                child.request_exit()
 
     def _cancelled(self, attempt: AttemptDir) -> bool:
         """Return whether the cell is to be cancelled.
 
         The request is copied to the attempt, where the job looks for it when it is asked to exit.
         """
-        word = request_path(attempt.path)
-        if not word.exists() and requested(self.start.runs, attempt.key):
+        path = request_path(attempt.path)
+        if not path.exists() and requested(self.start.runs, attempt.key):
             with suppress(OSError):
                 request(attempt.path, signalled=True)
-        return word.exists()
+        return path.exists()
 
-    def _newer(self, attempt: AttemptDir) -> str:
+    def _superseded_by(self, attempt: AttemptDir) -> str:
         """Return why another job supersedes this one (SLURM took the node for dead and started it elsewhere), or ""."""
         claim = read_claim(self.start.runs, attempt.key)
         if claim is not None and not self.start.claims(attempt.key):
@@ -168,107 +169,114 @@ class RankZeroSupervisor(TaskSupervisor):
         last = max(a.number for a in attempts(self.start.runs, attempt.key))
         return f"attempt {last} has been started" if last > attempt.number else ""
 
-    def _once_more(self) -> bool:
-        """Start jobs again: with half the micro-batch if they ran out of memory, unchanged if they were killed.
+    def _retry_jobs(self) -> bool:
+        """Start jobs again, with half the micro-batch if they ran out of memory and unchanged if they were killed.
 
         Return whether any was started.
         """
-        if self.asked:
+        if self.warning:
             return False
-        again = [(child, change) for child in self.children if (change := self._change(child))]
+        again = [(child, change) for child in self.children if (change := self._how_to_retry(child))]
         for child, _ in again:
             self.children.remove(child)
             child.record()
         if again:
-            self._try([_changed(child.job, change) for child, change in again])
-        return any(child.lives for child in self.children)
+            self._start_attempts([_changed(child.job, change) for child, change in again])
+        return any(child.alive for child in self.children)
 
-    def _change(self, child: Child) -> dict[str, str]:
-        """Return how and why to run a job again here at once: {reduce: why} or {again: why}; {} if it is not to be."""
-        self._hear_out(child)
+    def _how_to_retry(self, child: Child) -> dict[str, str]:
+        """Return how and why to start a job again here: {reduce: why} or {again: why}; {} if not at all."""
+        self._await_peer_report(child)
         if child.superseded:
             return {}
         if evidence := child.out_of_memory(self.memory.evidence()):
             return {"reduce": evidence} if halved_micro_batch(child.attempt) else {}
-        runs, retries = self.start.runs, child.job.resources.retries
+        runs = self.start.runs
+        retries = child.job.resources.retries
         if child.killed() and attempts_without_progress(runs, child.attempt.key) < retries:
             return {"again": "killed by SIGKILL, and nothing shows that memory ran out; the same micro-batch again"}
         return {}
 
-    def _hear_out(self, child: Child) -> None:
-        """Wait, if a job has lost the process of another task, for that task to record how the process ended."""
+    def _await_peer_report(self, child: Child) -> None:
+        """Wait for another task to record how its process ended, if that end interrupted the job."""
         until = time.monotonic() + REPORT_SECONDS
-        while child.process.returncode == JobExit.INTERRUPTED and not child.told and not child.broken:
+        while child.process.returncode == JobExit.INTERRUPTED and not child.exit_requested and not child.peer_exit:
             if self.start.tasks == 1 or time.monotonic() > until:
                 break
             time.sleep(POLL_SECONDS)
-            child.hear()
+            child.kill_if_peer_ended()
 
     def _end(self) -> int:
-        codes, waiting = list[int](), list[Child]()
+        codes = list[int]()
+        interrupted = list[Child]()
         for child in self.children:
             codes.append(child.record())
             if codes[-1] == JobExit.INTERRUPTED:
-                waiting.append(child)
+                interrupted.append(child)
             else:
                 self.start.release(child.attempt.key)
             if codes[-1] == 1:
-                self._failed(child)
-        resume = any(not child.superseded for child in waiting)
+                self._count_failure(child)
+        resume = any(not child.superseded for child in interrupted)
         if resume:
-            self._again(waiting)
+            self._requeue(interrupted)
         if resume or self._unstarted:
             return JobExit.INTERRUPTED
         if not codes or 0 in codes:
             with suppress(OSError):  # other tasks then exit after IDLE_SECONDS
-                self.start.call((), over=True)
+                self.start.publish_roster((), over=True)
             return 0
         return codes[0]
 
-    def _failed(self, child: Child) -> None:
+    def _count_failure(self, child: Child) -> None:
         """Hold the rest of the array back if too many of its cells fail for the same reason."""
-        seen, made = conclude_or_unknown(child.attempt), self.start.made
-        cause = count_failure(made.folder, self.start.index, seen.cause)
+        submission = self.start.submission
+        seen = conclude_or_unknown(child.attempt)
+        cause = count_failure(submission.folder, self.start.index, seen.cause)
         if cause and not is_memory(cause):
             print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
             array = self.start.job.partition("_")[0]
             with suppress(SlurmError):  # if it fails, elements see the open breaker when they start
-                client.run("scancel", "--state=PENDING", f"--name={made.name}", array)
+                client.run("scancel", "--state=PENDING", f"--name={submission.name}", array)
 
-    def _again(self, waiting: list[Child]) -> None:
+    def _requeue(self, interrupted: list[Child]) -> None:
         """Requeue this job if it was warned or its node is faulty; else the next `gpas run` submits it.
 
         A job that is being cancelled or has made no progress is not requeued.
         """
-        runs, job = self.start.runs, self.start.job
-        hopeless = [c for c in waiting if attempts_without_progress(runs, c.attempt.key) >= c.job.resources.retries]
-        faulty = next((child.faulty_node for child in waiting if child.faulty_node), "")
+        job = self.start.job
+        runs = self.start.runs
+        no_progress = [
+            c for c in interrupted if attempts_without_progress(runs, c.attempt.key) >= c.job.resources.retries
+        ]
+        faulty = next((child.faulty_node for child in interrupted if child.faulty_node), "")
         try:
-            if len(hopeless) == len(waiting):
-                print(f"not requeued: {len(hopeless)} cells made no progress in their last attempts")
-            elif self.asked == signal.SIGTERM and not self._preempted():
+            if len(no_progress) == len(interrupted):
+                print(f"not requeued: {len(no_progress)} cells made no progress in their last attempts")
+            elif self.warning == signal.SIGTERM and not self._preempted():
                 print("cancelled in SLURM; not requeued")
             elif faulty:
-                self._elsewhere(faulty)
-            elif self.asked:
+                self._requeue_elsewhere(faulty)
+            elif self.warning:
                 client.run("scontrol", "requeue", job)
                 print(f"job {job} is requeued and will resume from its checkpoint")
         except SlurmError as error:
             print(f"{error}; the next `gpas run` submits the remaining cells")
 
-    def _elsewhere(self, node: str) -> None:
+    def _requeue_elsewhere(self, node: str) -> None:
         """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
-        job, array = self.start.job, self.start.job.partition("_")[0]
+        job = self.start.job
+        array = job.partition("_")[0]
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
-        nodes = avoided(self.start.made.folder, node, parsers.excluded(job))
+        nodes = avoided(self.start.submission.folder, node, parsers.excluded(job))
         print(f"job {job} is requeued, to run on another node than {','.join(nodes)}")
         with suppress(SlurmError):  # the error names every job of the array that is already running
             client.run("scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}")
 
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
-        told = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
-        return job_states.plain(told.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
+        state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T").strip()
+        return job_states.plain(state) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
 class PeerSupervisor(TaskSupervisor):
@@ -281,19 +289,19 @@ class PeerSupervisor(TaskSupervisor):
     _idle = 0.0
 
     def _continues(self) -> bool:
-        while not self._over and (told := self.start.called()):
-            for attempt in told[0]:
+        while not self._over and (roster := self.start.next_roster()):
+            new, self._over = roster
+            for attempt in new:
                 for child in [child for child in self.children if child.attempt.key == attempt.key]:
                     self._drop(child)
-                asked = attempt.read_attempt()
-                self._spawn(attempt, element_of(asked, asked.threads))
-            self._over = told[1]
-        alive = [child.lives for child in self.children]
+                record = attempt.read_attempt()
+                self._spawn(attempt, element_of(record, record.threads))
+        alive = [child.alive for child in self.children]
         self._idle = 0.0 if any(alive) or not alive else self._idle or time.monotonic()
         return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > IDLE_SECONDS))
 
-    def _look(self) -> None:
-        for child in [child for child in self.children if not child.lives]:
+    def _check(self) -> None:
+        for child in [child for child in self.children if not child.alive]:
             self._report(child)
 
     def _end(self) -> int:
@@ -308,9 +316,10 @@ class PeerSupervisor(TaskSupervisor):
 
     def _report(self, child: Child) -> None:
         """Record how a process exited, unless it exited cleanly."""
-        rank, code = self.start.rank, child.process.wait()
-        word = child.attempt.path / f"rank{rank}.json"
-        if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not word.exists():
+        rank = self.start.rank
+        code = child.process.wait()
+        report = child.attempt.path / f"rank{rank}.json"
+        if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not report.exists():
             ended = RankExit(
                 code=None if code < 0 else code,
                 signal=-code if code < 0 else None,
@@ -319,7 +328,7 @@ class PeerSupervisor(TaskSupervisor):
                 error=f"rank {rank}: {last_line(child.attempt.path / f'log-rank{rank}.txt')}",
             )
             with suppress(OSError):
-                write_record(word, ended)
+                write_record(report, ended)
 
 
 def _changed(job: ElementRecord, change: Mapping[str, str]) -> ElementRecord:
@@ -329,7 +338,7 @@ def _changed(job: ElementRecord, change: Mapping[str, str]) -> ElementRecord:
 def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
     """Run this task of the submission in `place`. Return its exit code."""
     try:
-        start = Start(place, environ)
+        start = ElementStart(place, environ)
         return (PeerSupervisor if start.rank else RankZeroSupervisor)(start).run()
     except OSError as error:
         print(f"{error}; the next `gpas run` submits the remaining cells")

@@ -127,12 +127,12 @@ def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -
 def test_memory_that_was_nearly_all_taken_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
     monkeypatch.setattr(memory, "resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
-    watch.look([1])
+    watch.measure([1])
     assert watch.evidence() == ""
-    watch.look([1, 2])
-    watch.look([3])  # both jobs have ended
-    assert watch.evidence() == "it took 92 MiB of 100 MiB"
-    watch.begin()
+    watch.measure([1, 2])
+    watch.measure([3])  # both jobs have ended
+    assert watch.evidence() == "it used 92 MiB of 100 MiB"
+    watch.reset()
     assert watch.evidence() == ""
 
 
