@@ -176,12 +176,12 @@ class RankZeroSupervisor(TaskSupervisor):
         """
         if self.warning:
             return False
-        again = [(child, change) for child in self.children if (change := self._how_to_retry(child))]
-        for child, _ in again:
+        retried = [(child, change) for child in self.children if (change := self._how_to_retry(child))]
+        for child, _ in retried:
             self.children.remove(child)
             child.record()
-        if again:
-            self._start_attempts([_changed(child.job, change) for child, change in again])
+        if retried:
+            self._start_attempts([_changed(child.job, change) for child, change in retried])
         return any(child.alive for child in self.children)
 
     def _how_to_retry(self, child: Child) -> dict[str, str]:
@@ -191,11 +191,12 @@ class RankZeroSupervisor(TaskSupervisor):
             return {}
         if evidence := child.out_of_memory(self.memory.evidence()):
             return {"reduce": evidence} if halved_micro_batch(child.attempt) else {}
-        runs = self.start.runs
-        retries = child.job.resources.retries
-        if child.killed() and attempts_without_progress(runs, child.attempt.key) < retries:
+        if child.killed() and not self._is_stuck(child):
             return {"again": "killed by SIGKILL, and nothing shows that memory ran out; the same micro-batch again"}
         return {}
+
+    def _is_stuck(self, child: Child) -> bool:
+        return attempts_without_progress(self.start.runs, child.attempt.key) >= child.job.resources.retries
 
     def _await_peer_report(self, child: Child) -> None:
         """Wait for another task to record how its process ended, if that end interrupted the job."""
@@ -231,8 +232,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _count_failure(self, child: Child) -> None:
         """Hold the rest of the array back if too many of its cells fail for the same reason."""
         submission = self.start.submission
-        seen = conclude_or_unknown(child.attempt)
-        cause = count_failure(submission.folder, self.start.index, seen.cause)
+        cause = count_failure(submission.folder, self.start.index, conclude_or_unknown(child.attempt).cause)
         if cause and not is_memory(cause):
             print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
             array = self.start.job.partition("_")[0]
@@ -245,14 +245,11 @@ class RankZeroSupervisor(TaskSupervisor):
         A job that is being cancelled or has made no progress is not requeued.
         """
         job = self.start.job
-        runs = self.start.runs
-        no_progress = [
-            c for c in interrupted if attempts_without_progress(runs, c.attempt.key) >= c.job.resources.retries
-        ]
+        stuck = [child for child in interrupted if self._is_stuck(child)]
         faulty = next((child.faulty_node for child in interrupted if child.faulty_node), "")
         try:
-            if len(no_progress) == len(interrupted):
-                print(f"not requeued: {len(no_progress)} cells made no progress in their last attempts")
+            if len(stuck) == len(interrupted):
+                print(f"not requeued: {len(stuck)} cells made no progress in their last attempts")
             elif self.warning == signal.SIGTERM and not self._preempted():
                 print("cancelled in SLURM; not requeued")
             elif faulty:
@@ -266,17 +263,16 @@ class RankZeroSupervisor(TaskSupervisor):
     def _requeue_elsewhere(self, node: str) -> None:
         """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
         job = self.start.job
-        array = job.partition("_")[0]
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
         nodes = avoided(self.start.submission.folder, node, parsers.excluded(job))
         print(f"job {job} is requeued, to run on another node than {','.join(nodes)}")
         with suppress(SlurmError):  # the error names every job of the array that is already running
-            client.run("scontrol", "update", f"JobId={array}", f"ExcNodeList={','.join(nodes)}")
+            client.run("scontrol", "update", f"JobId={job.partition('_')[0]}", f"ExcNodeList={','.join(nodes)}")
 
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
-        state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T").strip()
-        return job_states.plain(state) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
+        state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
+        return job_states.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
 class PeerSupervisor(TaskSupervisor):
@@ -316,16 +312,15 @@ class PeerSupervisor(TaskSupervisor):
 
     def _report(self, child: Child) -> None:
         """Record how a process exited, unless it exited cleanly."""
-        rank = self.start.rank
         code = child.process.wait()
-        report = child.attempt.path / f"rank{rank}.json"
+        report = child.attempt.path / f"rank{self.start.rank}.json"
         if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not report.exists():
             ended = RankExit(
                 code=None if code < 0 else code,
                 signal=-code if code < 0 else None,
                 memory=self.memory.evidence() if child.killed() else "",
                 node=child.node if code == JobExit.FAULTY_NODE else "",
-                error=f"rank {rank}: {last_line(child.attempt.path / f'log-rank{rank}.txt')}",
+                error=f"rank {self.start.rank}: {last_line(child.attempt.path / f'log-rank{self.start.rank}.txt')}",
             )
             with suppress(OSError):
                 write_record(report, ended)
