@@ -48,10 +48,10 @@ class StageRun:
     status: StageStatus
     process: Process | None = None
     attempts: int = 0  # made by this run
-    told: bool = False  # its process has been asked to exit
-    before: bool = False  # it had ended when this run began
+    exit_requested: bool = False  # its process has been asked to exit
+    before: bool = False  # it was over when this run began
     skipped: bool = False  # this run gave it up without starting it
-    doubted: float | None = None
+    unknown_since: float | None = None
 
     @property
     def settled(self) -> bool:
@@ -60,7 +60,7 @@ class StageRun:
     @property
     def long_unknown(self) -> bool:
         """Whether the state has been unknown for too long to keep waiting."""
-        return self.doubted is not None and time.monotonic() - self.doubted > UNKNOWN_SECONDS
+        return self.unknown_since is not None and time.monotonic() - self.unknown_since > UNKNOWN_SECONDS
 
 
 class LocalRun:
@@ -78,7 +78,8 @@ class LocalRun:
         self._reporter = request.reporter
         self._tasks: dict[str, StageRun] = {}
         self._claims: ClaimSet | None = None
-        self._stops = self._obeyed = 0
+        self._stops = 0  # calls of `stop`
+        self._stops_carried_out = 0
         self._starved = False
         self._next_tick = 0.0
 
@@ -136,13 +137,13 @@ class LocalRun:
         """Do one round of the loop. Return whether some stages have yet to end."""
         self.claims.submitter.beat()
         self._reap()
-        self._obey()
+        self._carry_out_stop()
         self._drop_orphans()
         if not self._stops:
             self._start_ready()
         if time.monotonic() >= self._next_tick:
             began = time.monotonic()
-            self._hear_cancels()
+            self._pass_on_cancellations()
             self._watch_others()
             self._report()
             # Observing the cells takes at most a tenth of the time, however many there are.
@@ -157,7 +158,7 @@ class LocalRun:
         for task in ended:
             assert task.process is not None
             status = conclude_or_unknown(task.process.attempt)
-            if _was_killed(status) and not (task.told or self._stops):
+            if _was_killed(status) and not (task.exit_requested or self._stops):
                 self._start_again(task, status)
             else:
                 self._end(task, status)
@@ -176,15 +177,19 @@ class LocalRun:
         self._reporter.notice(f"{task.job.id}: attempt {status.attempt} was killed ({how}); it starts again")
 
     def _end(self, task: StageRun, status: StageStatus, *, skipped: bool = False) -> None:
-        task.phase, task.status, task.process, task.skipped = "ended", status, None, skipped
+        task.phase = "ended"
+        task.status = status
+        task.process = None
+        task.skipped = skipped
         self.claims.release(task.job.key)
         self._reporter.finished(task.job, status)
 
-    def _obey(self) -> None:
+    def _carry_out_stop(self) -> None:
         """Carry out `stop`, in the loop rather than in the signal handler that called it."""
-        if self._stops == self._obeyed:
+        if self._stops == self._stops_carried_out:
             return
-        first, self._obeyed = self._obeyed == 0, self._stops
+        first = self._stops_carried_out == 0
+        self._stops_carried_out = self._stops
         if first:
             for task in self._in("waiting"):
                 self._end(task, replace(task.status, cause="stopped before it started"), skipped=True)
@@ -195,8 +200,8 @@ class LocalRun:
             assert task.process is not None
             if self._stops > 1:
                 task.process.kill()
-            elif not task.told:
-                task.told = True
+            elif not task.exit_requested:
+                task.exit_requested = True
                 task.process.terminate()
 
     def _drop_orphans(self) -> None:
@@ -213,7 +218,8 @@ class LocalRun:
 
     def _start_ready(self) -> None:
         """Start ready jobs in order: smaller jobs do not overtake one that waits for many slots."""
-        running, self._starved = sum(1 for _ in self._in("running")), False
+        running = sum(1 for _ in self._in("running"))
+        self._starved = False
         for task in self._in("waiting"):
             if self.request.at_once is not None and running >= self.request.at_once:
                 return
@@ -244,7 +250,7 @@ class LocalRun:
         self._reporter.started(task.job, task.process.attempt)
         return True
 
-    def _hear_cancels(self) -> None:
+    def _pass_on_cancellations(self) -> None:
         for task in self._in("waiting"):
             if requested(self.project.runs, task.job.key):
                 self.claims.release(task.job.key)
@@ -255,12 +261,13 @@ class LocalRun:
             if requested(self.project.runs, task.job.key) and not request_path(directory).exists():
                 with suppress(OSError):  # a full disk: the request stays where it is, and the next tick reads it again
                     request(directory, signalled=False)
-            if not task.told and _asked_to_signal(directory):
-                task.told = True
+            if not task.exit_requested and _asked_to_signal(directory):
+                task.exit_requested = True
                 task.process.terminate()
 
     def _watch_others(self) -> None:
-        followed, alive = list(self._in("followed")), SchedulerView(self.project.runs)
+        followed = list(self._in("followed"))
+        alive = SchedulerView(self.project.runs)
         for task in followed:
             task.status = observe(self.project.runs, task.job.key, alive)
         orphans = [task.job.key for task in followed if task.status.state in CLAIMABLE]
@@ -270,8 +277,9 @@ class LocalRun:
             self._settle_followed(task)
 
     def _settle_followed(self, task: StageRun) -> None:
-        state, key = task.status.state, task.job.key
-        task.doubted = (task.doubted or time.monotonic()) if state == "unknown" else None
+        state = task.status.state
+        key = task.job.key
+        task.unknown_since = (task.unknown_since or time.monotonic()) if state == "unknown" else None
         if key in self.claims.held:
             task.phase = "waiting"
             if reason := self.machine.check(task.job.resources, task.job.id):
@@ -281,7 +289,7 @@ class LocalRun:
 
     def _report(self) -> None:
         running = [(t.job, conclude_or_unknown(t.process.attempt)) for t in self._in("running") if t.process]
-        board = RunSnapshot(
+        snapshot = RunSnapshot(
             running=tuple(running),
             followed=tuple((task.job, task.status) for task in self._in("followed")),
             waiting=tuple(task.job for task in self._in("waiting")),
@@ -290,7 +298,7 @@ class LocalRun:
             starved=self._starved,
             stopping=self._stops > 0,
         )
-        self._reporter.tick(board)
+        self._reporter.tick(snapshot)
 
     def _refresh(self) -> None:
         if problem := self.request.ingest():
@@ -302,7 +310,8 @@ class LocalRun:
 
 
 def _reason(task: StageRun) -> str:
-    status, why = task.status, reason_of(task.status)
+    status = task.status
+    why = reason_of(status)
     if not task.before:
         return why
     number = f" in attempt {status.attempt}" if status.attempt else ""

@@ -51,6 +51,6 @@ class Job:
         return f"held; `scontrol release {self.id}` releases it"
 
     def __str__(self) -> str:
-        told = self.held or (self.reason if self.reason not in ("None", "", "NonZeroExitCode") else "")
+        detail = self.held or (self.reason if self.reason not in ("None", "", "NonZeroExitCode") else "")
         where = f" on {self.nodes}" if self.nodes and self.state in job_states.AT_WORK else ""
-        return f"SLURM {self.id} {self.state}{where}{f' ({told})' if told else ''}"
+        return f"SLURM {self.id} {self.state}{where}{f' ({detail})' if detail else ''}"

@@ -111,31 +111,33 @@ def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
     return {listed(names, 1): resources[names[0]] for names in found.values()}
 
 
-def _node(told: Mapping[str, Any], before: float, after: float, whose: str, gpus: int) -> Iterator[Finding]:
-    where = f"node {told['host']}{whose}"
-    if not told["shared"]:
+def _node(answer: Mapping[str, Any], before: float, after: float, whose: str, gpus: int) -> Iterator[Finding]:
+    where = f"node {answer['host']}{whose}"
+    if not answer["shared"]:
         remedy = "set GPAS_RUNS_DIR to a folder that all nodes mount"
         yield Finding("shared folder", "problem", f"{where} does not see runs/", remedy)
-    elif told["lock"] != "held":
+    elif answer["lock"] != "held":
         detail = f"{where} does not see that this host holds a file lock"
         yield Finding(
             "shared locks", "note", detail, "states then rest on SLURM and the age of events; submit from one host"
         )
     else:
         yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
-    skew = max(before - told["time"], told["time"] - after, 0.0)
+    skew = max(before - answer["time"], answer["time"] - after, 0.0)
     remedy = (
         "synchronise both clocks (NTP): ages in `gpas status` are off by that much" if skew > MAX_SKEW_SECONDS else ""
     )
     yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
-    if told["scontrol"]:
+    if answer["scontrol"]:
         yield Finding("scontrol on nodes", "ok", "jobs queue themselves again after a warning")
     else:
         yield Finding("scontrol on nodes", "note", f"not on {where}", "use gpas run --wait, which submits again")
-    torch = "not installed" if told["torch"] is None else f"torch {told['torch']}"
-    status = "problem" if told["torch"] is None else "ok"
-    remedy = "set resources.python or resources.setup to an environment that has it" if told["torch"] is None else ""
-    yield Finding("torch on nodes", status, f"{where}: Python {told['python']}, {torch}, {told['gpus']} GPUs", remedy)
-    if gpus and not told["gpus"] and told["torch"] is not None:
+    torch = "not installed" if answer["torch"] is None else f"torch {answer['torch']}"
+    status = "problem" if answer["torch"] is None else "ok"
+    remedy = "set resources.python or resources.setup to an environment with torch" if answer["torch"] is None else ""
+    yield Finding(
+        "torch on nodes", status, f"{where}: Python {answer['python']}, {torch}, {answer['gpus']} GPUs", remedy
+    )
+    if gpus and not answer["gpus"] and answer["torch"] is not None:
         detail = f"{where}: the job asked for a GPU, and torch sees none"
         yield Finding("GPUs on nodes", "problem", detail, "jobs leave such a node for another; have it repaired")

@@ -34,10 +34,10 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     layout = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
     ours = f"--name={','.join(names)}" if names else f"--user={client.user()}"
     whose = () if everyone else (ours,)
-    told = client.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", layout)
+    output = client.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", layout)
     lines: Lines = {}
     jobs: Jobs = {}
-    for text in told.splitlines():
+    for text in output.splitlines():
         if not (mine := text[: ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", ENDS[0])):
             continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, HEAD)
@@ -53,11 +53,11 @@ def scontrol(names: Collection[str]) -> Jobs:
     """Return the same from `scontrol show job`, for sites where users may not run squeue; no positions in line."""
     jobs: Jobs = {}
     for text in client.run("scontrol", "-o", "-a", "show", "job").splitlines():
-        told = dict(FIELD.findall(text))
-        if (name := told.get("JobName", "")) in names:
+        shown = dict(FIELD.findall(text))
+        if (name := shown.get("JobName", "")) in names:
             fields = ("JobState", "Partition", "Priority", "Reason", "ArrayJobId", "ArrayTaskId", "NodeList",
                       "StartTime", "EndTime", "ExitCode", "Restarts")  # fmt: skip
-            words = [told.get(field, "") for field in fields]
+            words = [shown.get(field, "") for field in fields]
             for index in indices(f"_{words[5]}") if words[5] else ():
                 _add(jobs, name, str(index), [*words[:5], str(index), *words[6:]])
             if words[5] in ("", "N/A"):
@@ -67,8 +67,8 @@ def scontrol(names: Collection[str]) -> Jobs:
 
 def excluded(job: str) -> list[str]:
     """Return the nodes that a job excludes, in SLURM's notation (n1, n[3-5]). Raises SlurmError."""
-    told = dict(FIELD.findall(client.run("scontrol", "-o", "show", "job", job)))
-    return [word for word in EXCLUDED.findall(told.get("ExcNodeList", "")) if word != "(null)"]
+    shown = dict(FIELD.findall(client.run("scontrol", "-o", "show", "job", job)))
+    return [nodes for nodes in EXCLUDED.findall(shown.get("ExcNodeList", "")) if nodes != "(null)"]
 
 
 def _cut(text: str, first: int, last: int) -> list[str]:
@@ -116,8 +116,8 @@ def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
     fields = "JobID,JobName%300,State,ExitCode,NodeList%200,Start,End"
     # Without states and an end, sacct leaves out jobs that were cancelled while they waited for others.
     when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
-    told = client.run("sacct", "-n", "-a", "-X", "-P", *when, f"--name={','.join(since)}", "-o", fields)
-    for line in told.splitlines():
+    output = client.run("sacct", "-n", "-a", "-X", "-P", *when, f"--name={','.join(since)}", "-o", fields)
+    for line in output.splitlines():
         parts = line.split("|")
         if len(parts) != 7:
             continue
@@ -142,8 +142,8 @@ def indices(job_id: str) -> Iterator[int]:
             yield from range(int(first), int(last if last.isdigit() else first) + 1)
 
 
-def _number(word: str, otherwise: int = 0) -> int:
-    return int(word) if word.isdigit() else otherwise
+def _number(text: str, otherwise: int = 0) -> int:
+    return int(text) if text.isdigit() else otherwise
 
 
 def _first(partitions: str) -> str:
@@ -156,12 +156,12 @@ def _exit_words(code: str) -> str:
     return code if ":" in code else f"{status >> 8}:{status & 127}"
 
 
-def _time(word: str) -> float:
-    if word.isdigit():
-        return float(word)
-    if "T" not in word:  # N/A or Unknown, as for every pending job
+def _time(text: str) -> float:
+    if text.isdigit():
+        return float(text)
+    if "T" not in text:  # N/A or Unknown, as for every pending job
         return 0.0
     try:
-        return time.mktime(time.strptime(word, "%Y-%m-%dT%H:%M:%S"))
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return 0.0

@@ -80,11 +80,11 @@ def slowest_save(runs: Path) -> float | None:
 def _of_partitions() -> dict[str, float]:
     """Return the GraceTime of each partition whose jobs can be preempted."""
     lines = client.run("scontrol", "show", "partition", "-o").splitlines()
-    told = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
-    highest = max((int(each.get("PriorityTier", 1)) for each in told), default=1)
+    partitions = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
+    highest = max((int(each.get("PriorityTier", 1)) for each in partitions), default=1)
     return {
         each["PartitionName"]: seconds(each.get("GraceTime", "0"))
-        for each in told
+        for each in partitions
         if each and each.get("PreemptMode", "OFF") != "OFF" and int(each.get("PriorityTier", 1)) < highest
     }
 
@@ -92,9 +92,9 @@ def _of_partitions() -> dict[str, float]:
 def _of_qos() -> dict[str, float]:
     """Return the GraceTime of each quality of service that another one can preempt."""
     lines = client.run("sacctmgr", "-n", "-P", "show", "qos", "format=name,gracetime,preempt").splitlines()
-    told = [line.split("|") for line in lines if line.count("|") >= 2]
-    victims = {name for _, _, others, *_ in told for name in others.split(",")}
-    return {name: seconds(grace) for name, grace, *_ in told if name in victims}
+    rows = [line.split("|") for line in lines if line.count("|") >= 2]
+    victims = {name for _, _, others, *_ in rows for name in others.split(",")}
+    return {name: seconds(grace) for name, grace, *_ in rows if name in victims}
 
 
 def seconds(words: str) -> float:

@@ -146,6 +146,6 @@ def _load(runs: Path) -> Queue:
 
 def _save(runs: Path, queue: Queue) -> None:
     jobs = {name: {str(i): vars(job) for i, job in rows.items()} for name, rows in queue.jobs.items()}
-    told = {"time": queue.time, "error": queue.error, "failures": queue.failures, "tried": queue.tried,
+    answer = {"time": queue.time, "error": queue.error, "failures": queue.failures, "tried": queue.tried,
             "line": queue.line}  # fmt: skip
-    write_json(_path(runs), {**told, "jobs": jobs}, indent=None)
+    write_json(_path(runs), {**answer, "jobs": jobs}, indent=None)

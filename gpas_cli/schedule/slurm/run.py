@@ -16,7 +16,7 @@ from gpas_cli.state.view import SchedulerView
 from gpas_cli.words import count
 
 POLL_SECONDS = 5.0  # between two checks of the stages
-RESUBMIT_SECONDS = 30.0  # between two attempts to submit jobs for which the queue had no room
+RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
 
 
 class SlurmRun:
@@ -30,7 +30,7 @@ class SlurmRun:
         self._seen = dict(submitted.seen)
         self._held = set[str]()  # notices given about jobs that are held
         self._stopped = False
-        self._tried = time.monotonic()
+        self._last_try = time.monotonic()
         self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
@@ -40,22 +40,23 @@ class SlurmRun:
     def follow(self) -> RunSummary:
         """Wait until every stage that can be run has ended. Return the summary."""
         while not self._stopped:
-            self._look()
+            self._observe()
             states = {key: self._seen[key].state for key in self.submitter.jobs}
-            lacking = [key for key, state in states.items() if state in CLAIMABLE and not self._in_vain(key)]
+            resubmittable = [key for key, state in states.items() if state in CLAIMABLE and not self._tried_enough(key)]
             if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
-                lacking and self._possible(lacking)
+                resubmittable and self._any_can_run(resubmittable)
             ):
                 break
-            if lacking and time.monotonic() - self._tried >= RESUBMIT_SECONDS:
+            if resubmittable and time.monotonic() - self._last_try >= RESUBMIT_SECONDS:
                 self._submit()
             time.sleep(POLL_SECONDS)
-        self._look()
+        self._observe()
         return self._summary()
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         runs = self.submitter.project.runs
-        alive, ended = SchedulerView(runs), False
+        alive = SchedulerView(runs)
+        ended = False
         for key, job in self._jobs.items():
             before, self._seen[key] = self._seen.get(key), observe(runs, key, alive)
             if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
@@ -67,24 +68,24 @@ class SlurmRun:
             if line not in self._held:
                 self._held.add(line)
                 self._reporter.notice(line)
-        self._reporter.tick(self._board())
+        self._reporter.tick(self._snapshot())
 
     @property
     def _jobs(self) -> dict[str, StageJob]:
         return {**self.submitter.texts, **self.submitter.jobs}
 
-    def _in_vain(self, key: str) -> bool:
+    def _tried_enough(self, key: str) -> bool:
         """Return whether the stage was resubmitted `retries` times without SLURM starting an attempt at it."""
         return self._tries[key, self._seen[key].attempt] >= self.submitter.jobs[key].resources.retries
 
-    def _possible(self, lacking: list[str]) -> bool:
+    def _any_can_run(self, keys: list[str]) -> bool:
         """Return whether some of these stages can still run: their prerequisites have a result or may yet have one."""
         states = {key: seen.state for key, seen in self._seen.items()}
-        parents = (self._jobs[key].after for key in lacking)
+        parents = (self._jobs[key].after for key in keys)
         return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
 
     def _submit(self) -> None:
-        self._tried = time.monotonic()
+        self._last_try = time.monotonic()
         try:
             done = self.submitter.submit(again=True)
         except (GpasError, OSError) as error:  # the next attempt may succeed
@@ -95,7 +96,7 @@ class SlurmRun:
         if done.jobs:
             self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
 
-    def _board(self) -> RunSnapshot:
+    def _snapshot(self) -> RunSnapshot:
         jobs = self._jobs
         at = {
             state: [key for key, seen in self._seen.items() if seen.state == state] for state in ("running", "queued")

@@ -37,7 +37,12 @@ from gpas_cli.words import count, listed
 
 HELD_NAMED = 5  # held jobs named in notices
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
-FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")  # text of a refusal because of too many jobs
+QUEUE_FULL = (
+    "submit limit",
+    "submitjob",
+    "maxjobcount",
+    "job count limit",
+)  # text of a refusal because of too many jobs
 JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
 LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
 
@@ -56,7 +61,8 @@ class ArraySubmitter:
 
         With `again`, the states of `request.retry` are ignored: their stages were already resubmitted once.
         """
-        runs, done = self.project.runs, Submitted()
+        runs = self.project.runs
+        done = Submitted()
         for job in self.jobs.values():
             script.parameters(job.resources)  # raises before anything is claimed
         if error := queue.current(runs, max_age=0.0).error:  # queried before the lock of the claims is taken
@@ -97,12 +103,12 @@ class ArraySubmitter:
         code = Snapshot("not-yet-copied", self.project.runs / ".code" / "not-yet-copied", {})
         waiting: dict[str, ArrayIndex] = {}
         for level in levels(jobs):
-            for array in arrays(level, waiting, limit()):
+            for array in arrays(level, waiting, max_array_size()):
                 name = submission.new_name(array.first.grid)
                 waiting |= {
                     job.key: ArrayIndex(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e
                 }
-                yield array, self._text(array, submission.folder(self.project.runs) / name, code)
+                yield array, self._script(array, submission.folder(self.project.runs) / name, code)
 
     def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
         """Yield the arrays that would be submitted for `jobs`, and when and where SLURM would start them.
@@ -115,23 +121,24 @@ class ArraySubmitter:
                 file.write(alone)
                 file.flush()
                 drop = script.overriding(alone)
-                told = client.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
-                yield array, told.strip()
+                answer = client.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
+                yield array, answer.strip()
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
-        code, largest = snapshot(self.project.runs), limit()
+        code = snapshot(self.project.runs)
+        largest = max_array_size()
         placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
         for level in levels(mine):
-            ready = [job for job in level if self._reachable(job, placed, done)]
+            ready = [job for job in level if self._prerequisites_met(job, placed, done)]
             pending = arrays(ready, placed, largest)
             while pending:
                 array = pending.pop(0)
                 try:
                     made, job = self._submit(array, code, claims, done.seen)
                 except SlurmError as error:
-                    if not _full(error):
+                    if not _is_queue_full(error):
                         raise _refused(error, array, done) from error
-                    pending = self._smaller(array, pending, error, done)
+                    pending = self._after_full_queue(array, pending, error, done)
                     continue
                 done.batches.append(_batch(made, job))
                 done.jobs += len(array.jobs)
@@ -147,17 +154,18 @@ class ArraySubmitter:
         """
         deadline = time.monotonic() + LOOKUP_SECONDS
         under_way = {key for key in keys if done.seen[key].state in ALIVE}
-        placed = self._places(under_way, queue.FRESH_SECONDS) if under_way else {}
+        placed = self._queued_at(under_way, queue.FRESH_SECONDS) if under_way else {}
         while under_way - placed.keys() and time.monotonic() < deadline:
             time.sleep(0.5)
             alive = SchedulerView(self.project.runs, max_age_seconds=0.0)
             done.seen |= {key: observe(self.project.runs, key, alive) for key in under_way - placed.keys()}
             under_way = {key for key in under_way if done.seen[key].state in ALIVE}
-            placed |= self._places(under_way - placed.keys(), 0.0)
+            placed |= self._queued_at(under_way - placed.keys(), 0.0)
         return placed
 
-    def _places(self, keys: Collection[str], max_age: float) -> dict[str, ArrayIndex]:
-        known, found = queue.current(self.project.runs, max_age), {}
+    def _queued_at(self, keys: Collection[str], max_age: float) -> dict[str, ArrayIndex]:
+        known = queue.current(self.project.runs, max_age)
+        found = {}
         for key in keys:
             claim = read_claim(self.project.runs, key)
             job = known.find(claim.submission, claim.index) if claim and claim.submission else None
@@ -166,16 +174,16 @@ class ArraySubmitter:
                 found[key] = ArrayIndex(array, int(index))
         return found
 
-    def _reachable(self, job: StageJob, placed: dict[str, ArrayIndex], done: Submitted) -> bool:
+    def _prerequisites_met(self, job: StageJob, placed: dict[str, ArrayIndex], done: Submitted) -> bool:
         """Return whether every prerequisite of `job` has its result or is in the queue."""
-        lacking = [done.seen[key] for key in job.after if key not in placed and done.seen[key].state != "done"]
-        if any(seen.state in (*RETRIABLE, "diverged") or seen.blocker for seen in lacking):
+        unfinished = [done.seen[key] for key in job.after if key not in placed and done.seen[key].state != "done"]
+        if any(seen.state in (*RETRIABLE, "diverged") or seen.blocker for seen in unfinished):
             done.blocked.append(job)
-        elif lacking:
+        elif unfinished:
             done.left.append(job)
-        return not lacking
+        return not unfinished
 
-    def _smaller(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
+    def _after_full_queue(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
         """Return the arrays to submit after SLURM refused one as too many jobs: its halves, or none for now."""
         if len(array.indices) > 1:
             return [*array.halves(), *pending]
@@ -189,12 +197,13 @@ class ArraySubmitter:
         self, array: Array, code: Snapshot, claims: ClaimSet, seen: Mapping[str, StageStatus]
     ) -> tuple[Submission, str]:
         """Record the submission, claim its stages and call sbatch. Return the job id, "" if sbatch did not answer."""
-        runs, name = self.project.runs, submission.new_name(array.first.grid)
+        runs = self.project.runs
+        name = submission.new_name(array.first.grid)
         reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause)}
         made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
         try:
             path = made.folder / "submission.sh"
-            path.write_text(self._text(array, made.folder, code, seen))
+            path.write_text(self._script(array, made.folder, code, seen))
             for index, element in enumerate(array.elements):
                 for job in element:
                     write_claim(runs, job.key, claims.submitter, SLURM, submission=name, index=index, after=job.after)
@@ -209,7 +218,7 @@ class ArraySubmitter:
                 made.submitted(job_id)
         return made, job_id
 
-    def _text(self, array: Array, place: Path, code: Snapshot, seen: Mapping[str, StageStatus] | None = None) -> str:
+    def _script(self, array: Array, place: Path, code: Snapshot, seen: Mapping[str, StageStatus] | None = None) -> str:
         resources = array.first.resources
         spec = array.spec(self.request.at_once or resources.at_once)
         jobs = (seen[job.key].job for job in array.jobs) if seen else ()
@@ -225,14 +234,14 @@ class ArraySubmitter:
         """
         words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
         try:
-            told = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
+            output = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
         except SlurmError as error:
             if error.answered:
                 raise
             self.request.reporter.notice(f"{error}; looking for the array in the queue")
             return _look_for(made.name)
         # A site's wrapper around sbatch may print lines of its own before and after the job id.
-        found = JOB_ID.findall(told)
+        found = JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
 
     def _withdraw(self, made: Submission, array: Array) -> None:
@@ -255,13 +264,13 @@ def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> 
     return [*held[:HELD_NAMED], *more]
 
 
-def limit() -> int:
+def max_array_size() -> int:
     """Return the maximum number of elements of an array, SLURM's default if it does not answer."""
     try:
-        told = client.configuration().get("MaxArraySize", "")
+        size = client.configuration().get("MaxArraySize", "")
     except SlurmError:
         return ASSUMED_ARRAY
-    return max(1, int(told)) if told.isdigit() else ASSUMED_ARRAY
+    return max(1, int(size)) if size.isdigit() else ASSUMED_ARRAY
 
 
 def _look_for(name: str) -> str:
@@ -269,9 +278,9 @@ def _look_for(name: str) -> str:
     deadline = time.monotonic() + LOOKUP_SECONDS
     while time.monotonic() < deadline:
         with suppress(SlurmError):
-            told = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
-            if told:
-                return told[0]
+            ids = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
+            if ids:
+                return ids[0]
         time.sleep(1.0)
     return ""
 
@@ -296,5 +305,5 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
     return GpasError("\n".join(lines))
 
 
-def _full(error: SlurmError) -> bool:
-    return error.answered and any(words in str(error).lower() for words in FULL)
+def _is_queue_full(error: SlurmError) -> bool:
+    return error.answered and any(words in str(error).lower() for words in QUEUE_FULL)
