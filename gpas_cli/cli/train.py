@@ -84,20 +84,21 @@ def _refuse(state: CellStatus) -> None:
 
 def _run(entry: Entry) -> RunSummary:
     from gpas_cli.cli.train_view import make_train_reporter
-    from gpas_cli.schedule.local.run import LocalRun
-    from gpas_cli.schedule.scheduler import RunRequest, stop_on_signals
+    from gpas_cli.schedule.scheduler import RunRequest, scheduler_named, stop_on_signals
+    from gpas_cli.state.claims import LOCAL
     from gpas_cli.state.observe import look
     from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_train_reporter(console()) as reporter:
-        run = LocalRun(
-            RunRequest(project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here))
+        request = RunRequest(
+            project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here)
         )
+        run = scheduler_named(LOCAL, here.runs).submit(request)
+        if not run.submitted.jobs:  # another process claimed it first
+            run.stop()  # nothing to wait for, also if that process has just ended
+            _refuse(look(here.runs, [entry])[0])
         with stop_on_signals(run):
-            if not run.submit()["waiting"]:  # another process claimed it first
-                run.claims.close()
-                _refuse(look(here.runs, [entry])[0])
             return run.follow()
 
 

@@ -6,11 +6,9 @@ A scheduler object serves one look (`state.view`), so that it can query its queu
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
@@ -22,8 +20,8 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.summary import Reporter, RunSummary, Silent, Submitted
 from gpas_cli.spec.run import Resources
-from gpas_cli.state.claims import LOCAL, SLURM, Claim
-from gpas_cli.state.schedulers import scheduler_names
+from gpas_cli.state.claims import LOCAL, Claim
+from gpas_cli.state.schedulers import scheduler_class, scheduler_names
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 AUTO = "auto"
-PING_SECONDS = 20.0  # time limit of `scontrol ping`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +114,19 @@ class Choice:
     note: str = ""
 
 
+@runtime_checkable
+class Selectable(Protocol):
+    """A scheduler whose class knows whether it can be used from here. A scheduler need not be one."""
+
+    @staticmethod
+    def require(environ: Mapping[str, str]) -> None:
+        """Raise GpasError if no job can be submitted from here."""
+
+    @staticmethod
+    def automatic(environ: Mapping[str, str]) -> Choice | None:
+        """Return what `auto` chooses: this scheduler, another one with a note why, or None to let others decide."""
+
+
 def scheduler_named(name: str, runs: Path) -> Scheduler:
     """Return the scheduler `name`. Raises GpasError if it is unknown or cannot be loaded."""
     return cast(Scheduler, SchedulerView(runs).scheduler(name))
@@ -130,36 +140,25 @@ def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
 def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
     """Return the scheduler for `word`: auto, or a scheduler's name. Raises GpasError if it is unknown or unusable here.
 
-    auto is SLURM if its controller answers and this is not a job of it, else this machine.
+    auto is the first registered scheduler that chooses itself, such as SLURM where its controller answers, else this
+    machine.
     """
     names = (AUTO, *scheduler_names())
     if word not in names:
         raise GpasError(f"unknown executor '{word}'; {nearest(word, names)}")
-    if word not in (AUTO, SLURM):
-        return Choice(word)
-    installed = shutil.which("sbatch", path=environ.get("PATH")) is not None
-    if word == SLURM and not installed:
-        raise GpasError(
-            "SLURM is not available: sbatch is not on the PATH; submit from a login node, or use --executor local"
-        )
-    if word == SLURM:
-        return Choice(SLURM)
-    if not installed or "SLURM_JOB_ID" in environ:
-        return Choice(LOCAL)
-    if _cluster_answers(environ):
-        return Choice(SLURM)
-    return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")
+    if word == AUTO:
+        return _automatic(environ)
+    if isinstance(found := scheduler_class(word), Selectable):
+        found.require(environ)
+    return Choice(word)
 
 
-def _cluster_answers(environ: Mapping[str, str]) -> bool:
-    command = ["scontrol", "ping"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PING_SECONDS, env=dict(environ), check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0 and "is UP" in done.stdout
+def _automatic(environ: Mapping[str, str]) -> Choice:
+    for name in scheduler_names():
+        with suppress(GpasError):  # a scheduler that cannot be loaded is a finding of `gpas doctor`
+            if isinstance(found := scheduler_class(name), Selectable) and (choice := found.automatic(environ)):
+                return choice
+    return Choice(LOCAL)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ child        the job of one attempt, as its supervisor sees it
 retry        classes of failure, and the response to each
 memory       evidence that a node ran out of memory
 cancel       cancel one stage of an array
+choice       whether jobs are submitted to SLURM by default
 findings     findings of `gpas doctor` about the cluster's configuration and its nodes
 preemption   how long jobs have to save before they are killed
 nodes        short jobs that report what compute nodes see

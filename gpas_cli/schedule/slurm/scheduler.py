@@ -13,7 +13,7 @@ from gpas_cli.plan.tokenisation import with_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler
-from gpas_cli.schedule.slurm import submission
+from gpas_cli.schedule.slurm import choice, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.cancel import cancel
 from gpas_cli.schedule.slurm.findings import findings
@@ -37,6 +37,9 @@ class SlurmScheduler(Scheduler):
     def __init__(self, look: SchedulerView):
         self.look = look
         self._view = SlurmView(look)
+
+    require = staticmethod(choice.require)
+    automatic = staticmethod(choice.automatic)
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of a stage from the queue. A claim without an array is that of a submitting process."""
