@@ -18,16 +18,16 @@ from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
 from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
 from gpas_cli.model.fold import fold, logit_difference, obstacle
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.parse import plain
-from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.memory import micro_batch_rows
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.run import prepare_text
+from gpas_cli.train.trained import load_trained
 
 MAX_ERROR = 1e-3  # of logits, relative to the largest
 HELD_OUT_TOKENS = 4096
@@ -168,10 +168,9 @@ def _text(
 
 def _load(cell: Cell, trained: Path) -> tuple[Llama, int]:
     """Return the trained network in the dtype of its training, and its number of updates."""
-    precision = Precision(cell.precision, choose_device())
-    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
     try:
-        return network, checkpoint.load(trained, cell.trained.key, network, None).step
+        found = load_trained(cell, trained)
+        return found.network, found.position.step
     except DamagedCheckpoint as error:
         raise GpasError(f"{error}; delete it to export an older one") from error
 

@@ -88,6 +88,12 @@ class Cell:
         """The last stage that trains. Its checkpoint is the cell's network."""
         return _last_training(self.stages)
 
+    @property
+    def trained_precision(self) -> str:
+        """The precision of the last training: its own if its parameters have one, else that of pretraining."""
+        own = getattr(self.parameters(self.trained.kind), "precision", None)
+        return own or self.precision
+
     def teacher(self) -> Cell | None:
         """Return the cell with whose trained gates this one starts, if any: it has the same seed, text and recipe."""
         gate = self.model.gate

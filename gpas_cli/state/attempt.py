@@ -54,6 +54,12 @@ def outcome(events: Sequence[Event]) -> Event | None:
     return last if last is not None and last.get("kind") == "outcome" else None
 
 
+def final_step(attempt: AttemptDir) -> int | None:
+    """Return the number of updates, or other steps, of an attempt that is done; None for any other attempt."""
+    found = outcome(tail(attempt.journal_path, PROGRESS_BYTES))
+    return int(found["step"]) if found is not None and found.get("outcome") == "done" else None
+
+
 def resumable(runs: Path, key: str) -> int | None:
     """Return the step of the newest checkpoint of the stage's attempts, None if there is none."""
     for attempt in reversed(rerun.deciding(runs, key)):

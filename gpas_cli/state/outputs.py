@@ -8,6 +8,8 @@ from typing import Any
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import GpasError
+from gpas_cli.state import rerun
+from gpas_cli.state.attempt import final_step
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, checkpoints_of, stage_dir
 
@@ -17,14 +19,19 @@ def newest_checkpoint(runs: Path, key: str) -> Path | None:
     return next(iter(checkpoints_of(runs, key)), None)
 
 
-def last_checkpoint(runs: Path, key: str, steps: int) -> Path:
-    """Return the checkpoint of the stage `key` after the last of its `steps` updates.
+def last_checkpoint(runs: Path, key: str) -> Path:
+    """Return the checkpoint of the stage `key` after its last update, which the outcome of its newest result names.
 
     Raises GpasError if there is none, because later stages need the fully trained network.
     """
+    attempts = rerun.deciding(runs, key)
+    steps = next((step for attempt in reversed(attempts) if (step := final_step(attempt)) is not None), None)
+    if steps is None:
+        raise GpasError(f"the training {key}, which this stage builds on, is not done; `gpas run` runs it first")
+    for attempt in reversed(attempts):
+        if (path := path_of(attempt.checkpoints, steps)).exists():
+            return path
     newest = newest_checkpoint(runs, key)
-    if newest is not None and newest == path_of(newest.parent, steps):
-        return newest
     found = "none" if newest is None else f"{newest}, and no later one"
     raise GpasError(
         f"the checkpoint after update {steps} of stage {key}, which this one builds on, is not there (found: {found}); "

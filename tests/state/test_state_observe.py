@@ -336,14 +336,18 @@ def test_the_newest_checkpoint_of_any_attempt_can_be_resumed(runs: Path) -> None
 
 
 def test_what_builds_on_a_training_needs_its_last_checkpoint(runs: Path) -> None:
-    with pytest.raises(GpasError, match=r"after update 40 .* is not there .found: none.; to train it again, move"):
-        last_checkpoint(runs, KEY, 40)
-    made = attempt(runs, ended("done"))
+    interrupted = attempt(runs, ended("interrupted", step=60))
+    path_of(interrupted.checkpoints, 60).mkdir(parents=True)
+    with pytest.raises(GpasError, match=rf"the training {KEY}, which this stage builds on, is not done; `gpas run`"):
+        last_checkpoint(runs, KEY)
+    made = attempt(runs, ended("done", step=40))
+    with pytest.raises(GpasError, match=r"after update 40 .* is not there .found: .*step-00000060, and no later one"):
+        last_checkpoint(runs, KEY)
     path_of(made.checkpoints, 20).mkdir(parents=True)
-    with pytest.raises(GpasError, match=r"found: .*step-00000020, and no later one"):
-        last_checkpoint(runs, KEY, 40)
+    path_of(interrupted.checkpoints, 40).mkdir()
+    assert last_checkpoint(runs, KEY) == path_of(interrupted.checkpoints, 40)  # the second attempt only evaluated
     path_of(made.checkpoints, 40).mkdir()
-    assert last_checkpoint(runs, KEY, 40) == path_of(made.checkpoints, 40)
+    assert last_checkpoint(runs, KEY) == path_of(made.checkpoints, 40)
 
 
 def test_what_was_saved_last_is_told(runs: Path) -> None:

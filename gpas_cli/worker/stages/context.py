@@ -17,6 +17,7 @@ from gpas_cli.store.rundir import AttemptDir
 if TYPE_CHECKING:
     from gpas_cli.train.events import Emit, Outcome, Stop
     from gpas_cli.train.parallel import World
+    from gpas_cli.train.trained import TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,13 @@ class StageContext:
 
     def trained_checkpoint(self) -> Path:
         """Return the final checkpoint of the cell's last training. Raises GpasError if there is none."""
-        return last_checkpoint(self.runs, self.cell.trained.key, self.cell.optim.steps)
+        return last_checkpoint(self.runs, self.cell.trained.key)
+
+    def load_trained(self) -> TrainedNetwork:
+        """Return the network of the cell's last training. Raises GpasError or DamagedCheckpoint if there is none."""
+        from gpas_cli.train.trained import load_trained
+
+        return load_trained(self.cell, self.trained_checkpoint(), self.world)
 
 
 def runner(cell: Cell, kind: str) -> Callable[[StageContext], Outcome]:

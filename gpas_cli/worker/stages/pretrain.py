@@ -23,7 +23,7 @@ def run(stage: StageContext) -> Outcome:
         earlier=[a.checkpoints for a in earlier],
         cache=stage.cache,
         root=stage.root,
-        teacher=last_checkpoint(stage.runs, teacher.trained.key, teacher.optim.steps) if teacher else None,
+        teacher=last_checkpoint(stage.runs, teacher.trained.key) if teacher else None,
         code=attempt.code,
     )
     subject = Subject(attempt.grid, attempt.name, attempt.key, here.number, here.path, attempt.cell)
