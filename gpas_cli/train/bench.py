@@ -86,28 +86,28 @@ def measure(
     seconds: float,
     cache: Path | None = None,
     rows: int = 0,
-    tell: Callable[[str], None] = lambda message: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> Speed:
     """Measure updates of `cell` for about `seconds`: at least three, after WARMUP_UPDATES that are not counted.
 
     `rows`: compute only so many rows of each update (0: all), at least twice after one that is not counted; the time of
     a whole update is then extrapolated, as the optimizer's part does not depend on the rows. The float32 matrix product
-    is the one that runs with the same `cache` use on this machine. `tell` is called with a description of each step.
+    is the one that runs with the same `cache` use on this machine. `notify` is called with a description of each step.
     """
     batch = cell.optim.batch
     part = rows if 0 < rows < batch else batch
     whole = part == batch
-    tell("building the network")
+    notify("building the network")
     measured = cell if whole else replace(cell, optim=replace(cell.optim, batch=part, mean_rows=0))
     loop = synthetic_loop(measured, resources, padded=cell.data.layout == "pad")
     settle_matmul(cell, loop, cache)
     for number in range(WARMUP_UPDATES if whole else 1):
-        tell(f"update {number + 1}, not counted")
+        notify(f"update {number + 1}, not counted")
         timed_update(loop)
     times: list[float] = []
     tokens_before = loop.position.tokens
     while len(times) < (3 if whole else 2) or sum(times) < seconds:
-        tell(f"update {len(times) + 1}" + (f", the last took {times[-1]:.2g} s" if times else ""))
+        notify(f"update {len(times) + 1}" + (f", the last took {times[-1]:.2g} s" if times else ""))
         times.append(timed_update(loop))
     scale = batch / part
     per_step = statistics.median(times)

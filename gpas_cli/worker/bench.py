@@ -27,7 +27,7 @@ def run(asked: BenchRequest) -> dict[str, Any]:
         seconds=asked.seconds,
         rows=asked.rows,
         cache=Path(asked.cache),
-        tell=_print_doing,
+        notify=_print_doing,
     )
     return {**asdict(speed), "device": choose_device().type}
 

@@ -95,15 +95,16 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
         outcome = {"outcome": "interrupted" if _no_disk(error.__cause__) else "failed", "cause": str(error)}
     except Exception as error:
         traceback.print_exc()
-        outcome = _blamed(run, error)
-    return run.leave(outcome)
+        outcome = _outcome_of(run, error)
+    return run.conclude(outcome)
 
 
 class Run:
     """An attempt as one of its processes runs it. Only the first process has a journal."""
 
     def __init__(self, directory: AttemptDir, here: RankEnv):
-        self.directory, self.place = directory, here
+        self.directory = directory
+        self.place = here
         self.joined = False
         self.attempt = directory.read_attempt()
         self.flag = StopFlag(request_path(directory.path))
@@ -120,18 +121,18 @@ class Run:
         if self._journal is not None:
             self._journal(kind, **fields)
 
-    def leave(self, outcome: dict[str, Any]) -> int:
+    def conclude(self, outcome: dict[str, Any]) -> int:
         """Record the outcome and return its exit code."""
         if self._journal is not None:
-            code = _leave(self._journal, outcome)
+            code = _close(self._journal, outcome)
         else:
             code = JobExit.of(outcome["outcome"])
             if outcome["outcome"] == "failed":
-                ranks.tell_failure(self.directory, self.place.rank, outcome["cause"])
+                ranks.record_failure(self.directory, self.place.rank, outcome["cause"])
         return JobExit.FAULTY_NODE if "node" in outcome else code
 
 
-def _blamed(run: Run, error: Exception) -> dict[str, Any]:
+def _outcome_of(run: Run, error: Exception) -> dict[str, Any]:
     """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
     cause = f"{type(error).__name__}: {error}"
     if _no_disk(error):
@@ -142,8 +143,8 @@ def _blamed(run: Run, error: Exception) -> dict[str, Any]:
 
     if not lost_a_peer(error):
         return {"outcome": "failed", "cause": cause}
-    if run.place.rank == 0 and (told := ranks.told_failure(run.directory, patience=2)):
-        return {"outcome": "failed", "cause": told}
+    if run.place.rank == 0 and (cause := ranks.recorded_failure(run.directory, patience=2)):
+        return {"outcome": "failed", "cause": cause}
     return {"outcome": "interrupted", "cause": ranks.LOST_PEER}
 
 
@@ -156,7 +157,7 @@ def _threads(attempt: AttemptRecord, processes: int) -> int:
     return max(1, attempt.threads // processes)
 
 
-def _leave(journal: Journal, outcome: dict[str, Any]) -> int:
+def _close(journal: Journal, outcome: dict[str, Any]) -> int:
     journal("outcome", **{"step": 0, "cause": "", "metrics": {}, **outcome})
     try:
         journal.close()

@@ -41,13 +41,13 @@ def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], si
     folder = Path(tempfile.mkdtemp(prefix="gpas-"))
     children = list[subprocess.Popen[bytes]]()
 
-    def pass_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         for child in children:
             with suppress(ProcessLookupError):
                 child.send_signal(number)
 
     for number in signals:
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     try:
         for rank in range(size):
             children.append(_start(command, rank, size, threads, folder))
@@ -65,19 +65,19 @@ def failed_path(attempt: AttemptDir, rank: int) -> Path:
     return attempt.path / f"failed-{rank}.json"
 
 
-def tell_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
+def record_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
     """Record why process `rank` failed, for the first process or the parent to journal."""
     with suppress(OSError):
         write_json(failed_path(attempt, rank), {"rank": rank, "cause": cause})
 
 
-def told_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
+def recorded_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
     """Return why a process other than the first failed, None if none has recorded it after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         for path in sorted(attempt.path.glob("failed-*.json")):
-            told: dict[str, Any] = read_json(path)
-            return f"process {told['rank']}: {told['cause']}"
+            failure: dict[str, Any] = read_json(path)
+            return f"process {failure['rank']}: {failure['cause']}"
         if time.monotonic() >= until:
             return None
         time.sleep(POLL_SECONDS)
@@ -107,7 +107,8 @@ def _start(command: Sequence[str], rank: int, size: int, threads: int, folder: P
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait until all have ended, at most GRACE_SECONDS after the first. Return the first nonzero code, or 0."""
-    first, until = 0, None
+    first = 0
+    until = None
     while True:
         codes = [child.poll() for child in children]
         first = first or next((code for code in codes if code), 0)
@@ -126,7 +127,7 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     """
     if codes[0] >= 0 and outcome(tail(attempt.journal_path)):
         return codes[0]
-    cause = told_failure(attempt)
+    cause = recorded_failure(attempt)
     if not cause and first < 0:
         _die_of(-first)
     journal = Journal(attempt.journal_path)

@@ -34,13 +34,13 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> dict[str, Any]:
     if demand is None:
         raise GpasError(f"the record of stage {attempt.key} does not say which text to tokenise")
     wanted = TextRequirement(demand.data, demand.vocab, demand.rows)
-    teller = _Teller(emit, stop)
+    reporter = _ProgressReporter(emit, stop)
     try:
         tokens = token_cache(
-            wanted.data, wanted.vocab, Path(attempt.cache), root=Path(attempt.root), notify=teller.notice
+            wanted.data, wanted.vocab, Path(attempt.cache), root=Path(attempt.root), notify=reporter.notice
         )
         shards = build(
-            tokens, wanted.data, wanted.rows, notify=teller.notice, workers=attempt.threads, watch=teller.watch
+            tokens, wanted.data, wanted.rows, notify=reporter.notice, workers=attempt.threads, watch=reporter.watch
         )
     except _Stopped as stopped:
         return {"outcome": str(stopped)}
@@ -52,11 +52,12 @@ class _Stopped(Exception):
     """Raised when the job is asked to stop; the text is the outcome."""
 
 
-class _Teller:
+class _ProgressReporter:
     """Journals the progress of the job, and raises _Stopped when it is asked to stop."""
 
     def __init__(self, emit: Emit, stop: Stop):
-        self._emit, self._stop = emit, stop
+        self._emit = emit
+        self._stop = stop
         self._next = 0.0
         self._made: dict[str, int] = {}
 
@@ -64,11 +65,11 @@ class _Teller:
         """Report the start of a phase, in the journal and in the log."""
         print(message, flush=True)
         self._emit("phase", name=message)
-        self._leave()
+        self._stop_if_asked()
 
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
         """Report progress, as `prepare.SplitProgress`."""
-        self._leave()
+        self._stop_if_asked()
         begins, self._made[split] = split not in self._made, totals.documents
         if begins:  # documents of earlier attempts; a job whose attempts stop adding to them is not retried forever
             self._emit("checkpoint", step=sum(self._made.values()))
@@ -79,9 +80,9 @@ class _Teller:
         if need is not None:
             self._emit("step", step=min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split)
 
-    def _leave(self) -> None:
-        if wish := self._stop():
-            raise _Stopped(wish)
+    def _stop_if_asked(self) -> None:
+        if outcome := self._stop():
+            raise _Stopped(outcome)
 
 
 def _facts(attempt: AttemptRecord) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def test_a_job_that_is_asked_to_leave_does_and_goes_on_later(project: Project) -
 
 def test_how_far_it_is() -> None:
     events: list[dict[str, Any]] = []
-    teller = tokenise._Teller(lambda kind, **fields: events.append({"kind": kind, **fields}), lambda: None)
-    teller.watch("train", Need("tokens", 1000), Totals(7, 345))
+    reporter = tokenise._ProgressReporter(lambda kind, **fields: events.append({"kind": kind, **fields}), lambda: None)
+    reporter.watch("train", Need("tokens", 1000), Totals(7, 345))
     seen = StageStatus(state="running", evidence="its lock", progress=progress(events))
     assert how_far(seen) == "running 34 % (train: 7 documents, 345 tokens)"
     assert how_far(StageStatus(state="failed", evidence="x", cause="no file")) == "failed: no file"

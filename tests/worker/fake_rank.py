@@ -36,7 +36,7 @@ def leave(outcome: str, code: int) -> None:
 if act == "done":
     leave("done", 0)
 if act == "fail":
-    ranks.tell_failure(here, rank, "no luck")
+    ranks.record_failure(here, rank, "no luck")
     sys.exit(1)
 if act == "crash":
     sys.exit(3)
