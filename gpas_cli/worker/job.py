@@ -143,8 +143,8 @@ def _outcome_of(run: Run, error: Exception) -> dict[str, Any]:
 
     if not lost_a_peer(error):
         return {"outcome": "failed", "cause": cause}
-    if run.place.rank == 0 and (cause := ranks.recorded_failure(run.directory, patience=2)):
-        return {"outcome": "failed", "cause": cause}
+    if run.place.rank == 0 and (failure := ranks.recorded_failure(run.directory, patience=2)):
+        return {"outcome": "failed", "cause": failure}
     return {"outcome": "interrupted", "cause": ranks.LOST_PEER}
 
 
