@@ -1,25 +1,61 @@
-"""Layer importance: the rise of the loss when one layer is removed (GPAS, section 5.5; here in nats per token)."""
+"""Layer importance: what a network loses without one of its layers (GPAS, section 5.5), and how far each turns the
+stream (`evaluate.angular`).
+
+Removing layer l means that the residual stream passes it unchanged: x_{l+1} = x_l. Everything that belongs to the layer
+goes with it (attention, feed-forward network, norms, gates, skip factor), and every other layer keeps its own norms,
+gate and factors, those that depend on its number included (the 1/sqrt(l) of LNS, the alpha of DeepNorm, the part of
+Mix-LN). Nothing is retrained.
+
+    Pre-LN, LNS, Sandwich, Peri   y = x + ...: the branch is left out, and the skip path remains.
+    Post-LN, DeepNorm, B2T        y = N(x + ...): the norm is left out too. The next layer reads the normalised output
+                                  of layer l - 1; without layer 1, it reads the embedding, which no norm has seen.
+    Mix-LN                        a layer of the first kind or of the second, depending on its number.
+    with a gate                   the stream is not scaled by 1 - act(alpha) of this layer.
+
+The parameters stay where they are: a list of layers without one of them takes the place of the network's, so that
+nothing is copied or loaded again.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torch import nn
 
-from gpas_cli.data.loader import validation_batches
+from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
+from gpas_cli.evaluate.angular import SERIES, AngularDistance
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
-from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import prepare_text, record_verified
+
+WHOLE = 0  # the `layer` of a measurement without a removal
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One measurement: the network without layer `layer` = 1, 2, ..., or with all layers if `layer` is WHOLE.
+
+    loss: nats per token. distances: the series of angular distances, of the whole network only. checkpoint, text: what
+    was measured on which text; measurements with others cannot be compared. rows: rows computed at once.
+    """
+
+    layer: int
+    loss: float
+    checkpoint: str
+    text: str
+    rows: int
+    distances: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -34,35 +70,124 @@ def without_layer(network: Llama, layer: int) -> Iterator[None]:
 
 
 def measure(
-    cell: Cell, trained: Path, cache: Path, root: Path, emit: Emit, stop: Stop, world: World = ALONE
+    cell: Cell,
+    trained: Path,
+    cache: Path,
+    root: Path,
+    emit: Emit,
+    stop: Stop,
+    world: World = ALONE,
+    earlier: Iterable[Removal] = (),
 ) -> Outcome:
-    """Measure the validation loss without each layer, minus the loss of the whole network. Collective.
+    """Measure the trained network whole and without each layer, and report the differences by layer. Collective.
 
-    `trained` is a checkpoint of the cell's last training stage. Raises DamagedCheckpoint if it is damaged.
+    `trained` is a checkpoint of the cell's last training stage. `earlier`: the measurements of earlier attempts; those
+    of this checkpoint and text are not repeated. Raises DamagedCheckpoint if the checkpoint is damaged.
     """
     emit = emit if world.leads else silent
+    began = time.perf_counter()
     corpus = prepare_text(cell, cache, root, notify=lambda _: None)
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
-    checkpoint.load(trained, cell.trained.key, network, None, world)
-    began, layers = time.perf_counter(), cell.model.size.layers
+    position = checkpoint.load(trained, cell.trained.key, network, None, world)
     emit("phase", name="removing layers")
-    whole = _loss(cell, network, corpus, precision, world)
-    record_verified(corpus, emit)
-    rises: list[float] = []
-    for layer in range(layers):
+    measuring = _Measuring.prepare(cell, network, corpus, precision, world, _identity(trained), earlier)
+    layers = cell.model.size.layers
+    for layer in measuring.missing():
         if leave := world.agree(stop()):
-            return Outcome(leave, layer)
-        with without_layer(network, layer):
-            rises.append(_loss(cell, network, corpus, precision, world) - whole)
-        emit("step", step=layer + 1, steps=layers, loss=whole + rises[-1])
-    emit("layers", step=layers, values={"importance": rises})
-    metrics = {"loss": whole, "mean_importance": sum(rises) / layers, "least_importance": min(rises)}
+            return Outcome(leave, len(measuring.removals))
+        removal = measuring.measure(layer)
+        record_verified(corpus, emit)
+        emit("removal", **asdict(removal))
+        if layer != WHOLE:
+            emit("step", step=layer, steps=layers, loss=removal.loss)
+    series = measuring.series()
+    emit("layers", step=position.step, values=series)
+    metrics = {"loss": measuring.removals[WHOLE].loss, **_metrics(series)}
     return Outcome("done", layers, metrics={**metrics, "seconds": time.perf_counter() - began})
 
 
-def _loss(cell: Cell, network: Llama, corpus: Corpus, precision: Precision, world: World) -> float:
-    batches = validation_batches(corpus.validation, cell.optim.batch, cell.parameters("importance").eval_tokens)
-    rows = micro_batch_rows(cell, precision, processes=world.size)
-    per_token = corpus.validation_bytes_per_token
-    return evaluate(network, batches, precision, per_token, micro_batch=rows, world=world)["loss"]
+def _identity(trained: Path) -> str:
+    """Return the path of a checkpoint from its stage's folder on."""
+    return "/".join(trained.parts[-5:])
+
+
+def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    rises = series["importance"]
+    turns = series[SERIES]
+    return {
+        "mean_importance": sum(rises) / len(rises),
+        "least_importance": min(rises),
+        "mean_angular_distance": sum(turns) / len(turns),
+    }
+
+
+@dataclass
+class _Measuring:
+    """A network, the batches that it is measured on, and the measurements so far, by layer."""
+
+    network: Llama
+    batches: Sequence[Batch]
+    precision: Precision
+    bytes_per_token: float
+    checkpoint: str
+    text: str
+    rows: int
+    world: World
+    removals: dict[int, Removal]
+
+    @classmethod
+    def prepare(
+        cls,
+        cell: Cell,
+        network: Llama,
+        corpus: Corpus,
+        precision: Precision,
+        world: World,
+        checkpoint: str,
+        earlier: Iterable[Removal],
+    ) -> _Measuring:
+        """Read the batches, and take over the measurements of `earlier` on the same checkpoint and text."""
+        facts = corpus.facts()
+        text = f"{facts['validation_fingerprint']} {facts['tokenizer']}"
+        found = world.broadcast([one for one in earlier if (one.checkpoint, one.text) == (checkpoint, text)])
+        # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
+        fitting = micro_batch_rows(cell, precision, processes=world.size)
+        rows = min([fitting, *(one.rows for one in found)])
+        batches = validation_batches(corpus.validation, cell.optim.batch, cell.parameters("importance").eval_tokens)
+        return cls(
+            network, list(batches), precision, corpus.validation_bytes_per_token, checkpoint, text, rows, world,
+            {one.layer: one for one in found},
+        )  # fmt: skip
+
+    def missing(self) -> list[int]:
+        """Return the layers that have not been removed yet, after WHOLE if the whole network was not measured."""
+        return [layer for layer in range(len(self.network.model.layers) + 1) if layer not in self.removals]
+
+    def measure(self, layer: int) -> Removal:
+        """Measure the network without `layer`. Collective."""
+        if layer == WHOLE:
+            angles = AngularDistance(self.network)
+            loss = self._loss(angles.watch)
+            distances = angles.series(self.world)
+        else:
+            with without_layer(self.network, layer - 1):
+                loss = self._loss()
+            distances = {}
+        removal = Removal(layer, loss, self.checkpoint, self.text, self.rows, distances)
+        self.removals[layer] = removal
+        return removal
+
+    def _loss(self, watch: Watch = unwatched) -> float:
+        found = evaluate(
+            self.network, self.batches, self.precision, self.bytes_per_token,
+            micro_batch=self.rows, world=self.world, watch=watch,
+        )  # fmt: skip
+        return found["loss"]
+
+    def series(self) -> dict[str, list[float]]:
+        """Return the series by layer: `importance`, the rise of the loss, and the angular distances."""
+        whole = self.removals[WHOLE]
+        removed = [self.removals[layer] for layer in sorted(self.removals) if layer != WHOLE]
+        distances = {name: list(values) for name, values in whole.distances.items()}
+        return {"importance": [one.loss - whole.loss for one in removed], **distances}

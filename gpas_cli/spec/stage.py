@@ -187,6 +187,14 @@ STAGE_KINDS: dict[str, StageKind] = {
             runner="gpas_cli.worker.stages.importance:run",
             metrics=(
                 Metric("mean_importance", "mean rise without a layer", better="higher", digits=4, unit="nats/token"),
+                Metric("least_importance", "least rise without a layer", better="higher", digits=4, unit="nats/token"),
+                Metric(
+                    "mean_angular_distance",
+                    "mean angular distance of a layer",
+                    better="higher",
+                    digits=4,
+                    unit="\N{GREEK SMALL LETTER PI}",
+                ),
             ),
         ),
     )

@@ -28,7 +28,9 @@ EXPENDABLE = ("step", "layers")  # kinds that are dropped first beyond the limit
 RESERVED = frozenset({"n", "t"})
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
-SYNCED = frozenset({"start", "evaluation", "checkpoint", "outcome"})  # rare; fsync shows them on other hosts at once
+SYNCED = frozenset(
+    {"start", "evaluation", "checkpoint", "removal", "outcome"}
+)  # rare; fsync shows them on other hosts at once
 
 
 class Journal:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -23,6 +24,15 @@ from gpas_cli.train.precision import Precision
 REFERENCE_ROWS = {
     SIZES[name]: rows for name, rows in {"71m": 256, "130m": 256, "250m": 256, "350m": 512, "1b": 128, "7b": 32}.items()
 }
+
+
+Watch = Callable[[DeviceRows], AbstractContextManager[object]]
+"""Returns the context of one forward pass over the rows, to read activations in it."""
+
+
+def unwatched(rows: DeviceRows) -> AbstractContextManager[object]:
+    """The `Watch` that reads nothing."""
+    return nullcontext()
 
 
 def validation_rows(cell: Cell) -> int:
@@ -45,8 +55,11 @@ def evaluate(
     *,
     micro_batch: int = 0,
     world: World = ALONE,
+    watch: Watch = unwatched,
 ) -> dict[str, float]:
     """Return losses in nats per token over `batches`, `micro_batch` rows at once (0: all) in each process. Collective.
+
+    Every row is in one forward pass of one process inside a context of `watch`.
 
     `loss` weighs every token equally. `loss_batch_mean` is the mean of the batches' means. `loss_reference` is their
     sum divided by their number plus one, as in the published code, whose counter starts at 1. `micro_batch` changes
@@ -56,7 +69,7 @@ def evaluate(
     means: list[Tensor] = []
     counts: list[int] = []
     for batch in batches:
-        means.append(_batch_mean(network, batch, precision, micro_batch, world))
+        means.append(_batch_mean(network, batch, precision, micro_batch, world, watch))
         counts.append(batch.predicted)
     reshard(network)
     network.train()
@@ -76,10 +89,14 @@ def evaluate(
     }
 
 
-def _batch_mean(network: Llama, batch: Batch, precision: Precision, micro_batch: int, world: World) -> Tensor:
+def _batch_mean(
+    network: Llama, batch: Batch, precision: Precision, micro_batch: int, world: World, watch: Watch
+) -> Tensor:
     """Return this process's share of the batch's mean loss, float64 of shape ()."""
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
     for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
         rows = DeviceRows.of(batch.inputs[part], batch.targets[part], precision.device)
-        total += summed_loss(network, rows, precision, weight)
+        # A row with an infinite divisor is another process's.
+        with watch(rows) if math.isfinite(weight) else nullcontext():
+            total += summed_loss(network, rows, precision, weight)
     return total

@@ -1,0 +1,87 @@
+"""Small cells for the tests of layer importance, and one of two processes that measure one of them together:
+`python importance_ranks.py RANK ROOM CHECKPOINT LAYOUT OUTPUT`."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpas_cli.evaluate.importance import measure
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.optim import make_adam
+from gpas_cli.train.parallel import ALONE, World, joined
+from gpas_cli.train.precision import make_deterministic
+
+WORDS = "gate norm layer stream scale depth alpha loss token head".split()
+
+
+def _text(words: int, seed: int) -> str:
+    chooser = random.Random(seed)
+    return " ".join(chooser.choice(WORDS) for _ in range(words)) + "\n"
+
+
+TEXTS = {f"t{i:02d}.txt": _text(40, i) for i in range(30)} | {f"v{i:02d}.txt": _text(3 + i % 13, i) for i in range(20)}
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
+DATA = {"source": "files", "path": "t*.txt", "validation": "v*.txt", "tokenizer": "bpe", "length": 16}
+OPTIM = {"lr": 0.01, "warmup": 3, "steps": 7, "batch": 5}
+
+
+class Recorder:
+    """A journal that keeps the events of a run."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == kind]
+
+
+def cell_of(*, layout: str = "pack", catalogue: Catalogue | None = None, **values: Any) -> Cell:
+    data = {**DATA, "layout": layout}
+    own = {"size": SIZE, "data": data, "optim": OPTIM, "importance": {"eval_tokens": 250}, **values}
+    return cell_from(own, catalogue)
+
+
+def save_network(
+    cell: Cell, folder: Path, change: Callable[[Llama], None] = lambda network: None, *, gates: float = 0.4
+) -> tuple[Path, Llama]:
+    """Save a network with large weights and open gates as if it were trained; return its checkpoint and itself."""
+    network = build(cell.model, seed=3)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith("proj.weight"):
+                parameter.mul_(8)
+        for gate in network.gates():
+            gate.alpha.fill_(gates)
+        change(network)
+    optimizer = make_adam(network, cell.optim)
+    return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=7), ALONE), network
+
+
+def main(rank: int, room: Path, path: Path, layout: str, output: Path) -> None:
+    make_deterministic(1)
+    cell = cell_of(norm="post", gate="gpas", layout=layout)
+    recorder = Recorder()
+    with joined(World(rank, 2, rank), f"file://{output}.meeting") as world:
+        outcome = measure(cell, path, room / "cache", room, recorder, lambda: None, world)
+    if rank == 0:
+        (event,) = recorder.of("layers")
+        output.write_text(json.dumps({"values": event["values"], "loss": outcome.metrics["loss"]}))
+    else:
+        assert not recorder.events
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:4]), sys.argv[4], Path(sys.argv[5]))
