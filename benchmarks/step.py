@@ -131,7 +131,8 @@ def compare(precision: str, rows: int, rounds: int, path: str) -> tuple[dict[str
     for name, padded in (("padded", True), ("full", False)):
         steps = {"ours": ours("none", precision, rows, padded=padded), "theirs": theirs(precision, rows, padded=padded)}
         seconds = take_turns(steps, rounds, {"ours": path, "theirs": path})
-        ratios[name], speeds[name] = ratio(seconds, "theirs", "ours"), rates(seconds, rows, padded=padded)
+        ratios[name] = ratio(seconds, "theirs", "ours")
+        speeds[name] = rates(seconds, rows, padded=padded)
         if padded and precision == "fp32" and path != PYTORCH_PATH:
             seconds = take_turns(steps, rounds, {"ours": path, "theirs": PYTORCH_PATH})
             ratios["out_of_the_box"] = ratio(seconds, "theirs", "ours")

@@ -54,7 +54,8 @@ class Columns:
 
     def fitting(self, room: int) -> Columns:
         """Return the table without the droppable columns for which `room` is too narrow."""
-        kept, widths = list(range(len(self.headers))), self._natural()
+        kept = list(range(len(self.headers)))
+        widths = self._natural()
         for header in self.droppable:
             # The last column may be narrower than its natural width.
             over = max(0, widths[kept[-1]] - GOOD_LAST)
@@ -103,7 +104,8 @@ class Columns:
             texts[i] = self._folded(console, texts[i][0], widths[i])
         for number in range(max(len(texts[0]), len(texts[-1]))):
             for i, (cell, lines, width) in enumerate(zip(row, texts, widths, strict=True)):
-                text, right = lines[number] if number < len(lines) else "", self.headers[i] in self.right
+                text = lines[number] if number < len(lines) else ""
+                right = self.headers[i] in self.right
                 last = i == len(row) - 1
                 shown = text if last and not right else _fit(text, width, right)
                 yield Segment(shown + ("" if last else " " * gap), _style(console, cell))

@@ -50,7 +50,8 @@ def prepare(
 
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
-    here, splits = project(), (split,) if split else SPLITS
+    here = project()
+    splits = (split,) if split else SPLITS
     wanted = requirements(entry.cell for entry in entries(names, where))
     made = []
     for demand in wanted:
@@ -183,7 +184,8 @@ def _table(found: Sequence[CachedCorpus]) -> Columns:
         for split, totals in one.splits.items():
             totals_text = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))
             rows.append((*facts, split, *totals_text, "yes" if totals.final else "grows", size))
-            facts, size = [""] * len(facts), ""
+            facts = [""] * len(facts)
+            size = ""
     return Columns((*facts_of, *numbers), rows, right=frozenset(numbers))
 
 

@@ -52,7 +52,8 @@ def export(
     from gpas_cli.evaluate.export import export as write
     from gpas_cli.state.outputs import text_of
 
-    entry, here = find_cells([cell])[0], project()
+    entry = find_cells([cell])[0]
+    here = project()
     trained = _checkpoint(entry)
     text = text_of(trained)
     options = ExportOptions(folder=folder, max_error=max_error, bundled=bundled, license_id=license_id)
@@ -76,7 +77,8 @@ def _checkpoint(entry: Entry) -> Path:
     """Return the newest checkpoint of the cell's last training stage. Raises GpasError if there is none."""
     from gpas_cli.state.outputs import newest_checkpoint
 
-    stage, runs = entry.cell.trained, project().runs
+    stage = entry.cell.trained
+    runs = project().runs
     found = newest_checkpoint(runs, stage.key)
     if found is not None:
         return found

@@ -121,7 +121,8 @@ class CellLog:
         from gpas_cli.state.describe import facts_of
         from gpas_cli.store.rundir import attempts
 
-        runs, stages = project().runs, [(stage.kind, stage.key) for stage in self.entry.cell.stages]
+        runs = project().runs
+        stages = [(stage.kind, stage.key) for stage in self.entry.cell.stages]
         if text := facts_of(runs, stages[0][1]).get("text"):
             stages.insert(0, (TOKENISE, text))
         for kind, key in stages:

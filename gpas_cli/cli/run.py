@@ -112,7 +112,8 @@ def run_entries(
     from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
     from gpas_cli.store.refresh import ingest
 
-    here, choice = project(), choose(executor)
+    here = project()
+    choice = choose(executor)
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:

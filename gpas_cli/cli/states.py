@@ -92,7 +92,9 @@ def evidence(state: CellStatus) -> str:
 
 def _doing(state: CellStatus, meter: UsageMeter) -> str:
     """Return loss, time left, GPU-hours and node of a running cell; position, start and reason of a queued one."""
-    parts, seen, job = [], state.progress, state.job
+    parts = []
+    seen = state.progress
+    job = state.job
     if state.state == "running" and seen:
         parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
         parts += [f"{duration(seen.eta)} left"] if seen.eta is not None else []

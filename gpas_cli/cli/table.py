@@ -55,7 +55,8 @@ def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
     from gpas_cli.report.table import build, stage_keys
     from gpas_cli.state.observe import statuses
 
-    here, chosen = project(), entries([name], where)
+    here = project()
+    chosen = entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
     # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done stage.
     results = _results(here, stage_keys(chosen))

@@ -123,7 +123,8 @@ def _queued(room: Activity, states: Sequence[CellStatus]) -> RenderableType:
 
 
 def _grids(room: Activity) -> RenderableType:
-    unit, uses = _unit(room), [*room.grids, room.total] if len(room.grids) > 1 else room.grids
+    unit = _unit(room)
+    uses = [*room.grids, room.total] if len(room.grids) > 1 else room.grids
     rows: list[dict[str, Cell]] = []
     for use in uses:
         style = "bold" if use is room.total else ""

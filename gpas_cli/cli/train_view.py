@@ -45,7 +45,8 @@ class TrainReporter(PlainReporter):
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
         super().started(job, attempt)
         self.say(f"run directory {attempt.path}")
-        self._attempt, self._offset = attempt, 0
+        self._attempt = attempt
+        self._offset = 0
 
     def finished(self, job: StageJob, status: StageStatus) -> None:
         self._tell()

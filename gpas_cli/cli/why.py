@@ -86,7 +86,8 @@ def _print(stage: Provenance) -> None:
 
 
 def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
-    facts, say = attempt.facts, console().print
+    facts = attempt.facts
+    say = console().print
     seen = _standing(attempt)
     mark = "  <- the number in tables" if attempt.number == decisive and seen.state == attempt.outcome else ""
     if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):

@@ -105,7 +105,8 @@ def prepare(
         raise ValueError(f"`rows` are needed for data.source: {data.source}, which is too large to tokenise in full")
     tokens = token_cache(data, vocab, cache, root=root, notify=notify)
     shards = build(tokens, data, rows, notify=notify)
-    tokenizer, limit = tokens.tokenizer, rows if tokens.source.endless else None
+    tokenizer = tokens.tokenizer
+    limit = rows if tokens.source.endless else None
     return Corpus(
         source=tokens.source.name,
         survey=tokens.survey,

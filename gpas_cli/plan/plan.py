@@ -159,7 +159,8 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
         return ()
     refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
     end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will be of both"
-    cells, made = count(len(before), "cell"), ", ".join(sorted(set(before.values())))
+    cells = count(len(before), "cell")
+    made = ", ".join(sorted(set(before.values())))
     return (
         f"{cells} would resume after the code has changed (from version {made} to {now}): {next(iter(before))}{end}",
     )

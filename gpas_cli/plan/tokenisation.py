@@ -69,7 +69,8 @@ def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
     for key in (key for key in keys if key not in trained):
         facts = facts_of(runs, key)
         if facts.get("stage") == TOKENISE:
-            claim, seen = read_claim(runs, key), observe(runs, key, alive)
+            claim = read_claim(runs, key)
+            seen = observe(runs, key, alive)
             yield Awaited(str(facts["name"]), key, replace(seen, job=seen.job or alive.job_of(claim)))
 
 

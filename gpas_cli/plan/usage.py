@@ -182,7 +182,8 @@ def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tup
 
 def _lasts(state: CellStatus, likes: Mapping[tuple[str, object], float]) -> float | None:
     """Return the remaining seconds of a running or queued cell, None if unknown. An interrupted cell resumes."""
-    eta, usual = _eta(state), likes.get(_like(state))
+    eta = _eta(state)
+    usual = likes.get(_like(state))
     return eta if eta is not None or usual is None else usual * (1 - (state.fraction or 0.0))
 
 

@@ -154,7 +154,8 @@ def _draw_final_norm(axes: Any, figure: Figure) -> None:
     """Draw the values of the final norm, which is not a layer, to the right of the last layer."""
     shown = [series for series in figure.series if series.final_norm() is not None]
     for i, series in enumerate(shown):
-        look, summary = _look(series), series.final_norm()
+        look = _look(series)
+        summary = series.final_norm()
         assert summary is not None  # chosen so
         values = [run.final_norm for run in series.runs] if figure.every_run else [summary.mean]
         axes.errorbar(

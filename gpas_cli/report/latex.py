@@ -88,7 +88,8 @@ LATEX = Style(
 
 def to_latex(table: Table) -> str:
     """Return one or more `table` environments below a comment on the packages they need; the last has the notes."""
-    lines, title = grid(table, LATEX), latex_escape(table.spec.title)
+    lines = grid(table, LATEX)
+    title = latex_escape(table.spec.title)
     widths, wrapped = _widths(table)
     layout = fit(column_groups(table), widths, wrapped, TEXT_WIDTH, SPACINGS)
     label = "l"

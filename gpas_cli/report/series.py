@@ -85,7 +85,8 @@ def by_layer(entry: Entry, values: Mapping[int, float]) -> tuple[Points, float |
     The value after the last layer's is the final norm's. If a layer has several values, such as the gates of its two
     sub-layers, the later ones are placed between it and the next layer.
     """
-    layers, count = entry.cell.model.size.layers, max(values, default=-1) + 1
+    layers = entry.cell.model.size.layers
+    count = max(values, default=-1) + 1
     each = max(1, count // layers)
     inside = {index: value for index, value in values.items() if index < each * layers and math.isfinite(value)}
     final = values.get(layers) if each == 1 else None

@@ -75,7 +75,8 @@ class ClaimSet:
 
         Return the status of every key at that moment; `held` contains the keys that this process has claimed.
         """
-        keys, states = list(keys), self.wanted if states is None else states
+        keys = list(keys)
+        states = self.wanted if states is None else states
         with locks.locked(claims_lock(self.runs)):
             sweep(self.runs)
             alive = SchedulerView(self.runs)

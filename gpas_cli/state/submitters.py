@@ -27,7 +27,9 @@ class Submitter:
     """The registration of this process as one that runs cells. It ends with the process, even without `close`."""
 
     def __init__(self, runs: Path):
-        self.host, self.pid, self.since = socket.gethostname(), os.getpid(), time.time()
+        self.host = socket.gethostname()
+        self.pid = os.getpid()
+        self.since = time.time()
         self.id = f"{self.host}-{self.pid}-{secrets.token_hex(4)}"
         self._stem = folder(runs) / self.id
         with locks.locked(claims_lock(runs)):  # otherwise `sweep` might remove the file before it is locked

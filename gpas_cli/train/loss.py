@@ -121,7 +121,8 @@ def _chunked(
     logarithms = products if exact == dtype else torch.empty_like(products, dtype=exact)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
-        states, counts = hidden[part].to(dtype), (targets[part] != IGNORED)[:, None]
+        states = hidden[part].to(dtype)
+        counts = (targets[part] != IGNORED)[:, None]
         logits = torch.mm(states, weight.t(), out=products[: len(states)])
         logs = torch.log_softmax(logits, -1, exact, out=logarithms[: len(states)])
         place = targets[part].clamp_min(0)[:, None]

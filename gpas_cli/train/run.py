@@ -92,7 +92,8 @@ def train(
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
     """Return the cell's tokenised text, as many rows as the recipe reads. Raises DataError."""
-    vocab, rows = cell.model.size.vocab, cell.optim.rows
+    vocab = cell.model.size.vocab
+    rows = cell.optim.rows
     return prepare(cell.data, vocab, cache, root=root, notify=notify, rows=rows)
 
 

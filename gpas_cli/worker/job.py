@@ -199,7 +199,8 @@ def _facts(run: Run, cell: Cell) -> dict[str, Any]:
     from gpas_cli.train.precision import choose_device
     from gpas_cli.worker.environment import environment
 
-    attempt, device = run.attempt, choose_device()
+    attempt = run.attempt
+    device = choose_device()
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Llama(cell.model).parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""

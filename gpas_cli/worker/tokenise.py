@@ -70,7 +70,8 @@ class _ProgressReporter:
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
         """Report progress, as `prepare.SplitProgress`."""
         self._stop_if_asked()
-        begins, self._made[split] = split not in self._made, totals.documents
+        begins = split not in self._made
+        self._made[split] = totals.documents
         if begins:  # documents of earlier attempts; a job whose attempts stop adding to them is not retried forever
             self._emit("checkpoint", step=sum(self._made.values()))
         if time.monotonic() < self._next:

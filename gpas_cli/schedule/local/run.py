@@ -172,7 +172,9 @@ class LocalRun:
             cause = f"{in_vain} attempts in a row made no progress; {status.cause or status.evidence}"
             self._end(task, replace(status, cause=cause))
             return
-        task.phase, task.status, task.process = "waiting", status, None
+        task.phase = "waiting"
+        task.status = status
+        task.process = None
         how = f"signal {status.signal}" if status.signal else status.cause
         self._reporter.notice(f"{task.job.id}: attempt {status.attempt} was killed ({how}); it starts again")
 

@@ -45,7 +45,8 @@ class Slots:
 
     def take(self, resources: Resources, environ: Mapping[str, str] = os.environ) -> Lease | None:
         """Return the slots that a job needs, None if too few are free. Raises GpasError if locks do not work."""
-        wanted, taken = self.machine.needs(resources), dict[str, int]()
+        wanted = self.machine.needs(resources)
+        taken = dict[str, int]()
         with locks.locked(self._folder / ".lock"):  # otherwise two processes could each hold half of what both need
             for device in self._devices():
                 fd = locks.try_hold(self._path(device))

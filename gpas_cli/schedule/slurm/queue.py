@@ -84,7 +84,8 @@ def _within(moment: float, seconds: float) -> bool:
 
 
 def _ask(runs: Path, known: Queue, line: bool) -> Queue:
-    began, names = time.time(), submission.open_names(runs)
+    began = time.time()
+    names = submission.open_names(runs)
     try:
         jobs = _with_past(runs, names, _live(names, line), known)
     except SlurmError as error:

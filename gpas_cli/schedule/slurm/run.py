@@ -58,7 +58,8 @@ class SlurmRun:
         alive = SchedulerView(runs)
         ended = False
         for key, job in self._jobs.items():
-            before, self._seen[key] = self._seen.get(key), observe(runs, key, alive)
+            before = self._seen.get(key)
+            self._seen[key] = observe(runs, key, alive)
             if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
                 self._reporter.finished(job, self._seen[key])
                 ended = True
