@@ -1,0 +1,327 @@
+"""Score a network at tasks of EleutherAI's lm-evaluation-harness, which is imported when it is needed.
+
+The tasks of the papers:
+
+    mmlu winogrande piqa openbookqa hellaswag boolq arc_easy    GPAS, table 3
+    social_iqa arc_challenge                                    the poster, besides those
+    wikitext lambada_openai                                     Spike No More
+
+Any other task of likelihoods that the installed harness has is scored as well.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from gpas_cli.data.files import read_lines
+from gpas_cli.data.hub import first_line
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError, GpasError, nearest
+from gpas_cli.evaluate.likelihood import Scorer, never
+from gpas_cli.evaluate.task_score import TaskScore
+
+# The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
+FOLDERS = {
+    "mmlu": "mmlu/default",
+    "winogrande": "winogrande",
+    "piqa": "piqa",
+    "openbookqa": "openbookqa",
+    "hellaswag": "hellaswag",
+    "boolq": "super_glue/boolq",
+    "arc_easy": "arc",
+    "arc_challenge": "arc",
+    "social_iqa": "siqa",
+    "wikitext": "wikitext",
+    "lambada_openai": "lambada",
+}
+SUFFIXES = (".jsonl", ".json")
+FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
+BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; that of a mean is computed exactly
+CONNECT_SECONDS = 3.0
+NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
+
+
+class DownstreamMissing(GpasError):
+    """lm-evaluation-harness is not installed."""
+
+
+class TaskUnavailable(GpasError):
+    """The documents of a task cannot be read, for instance because this machine has no network."""
+
+
+def require_harness() -> None:
+    """Raise DownstreamMissing if lm-evaluation-harness is not installed."""
+    if find_spec("lm_eval") is None:
+        raise DownstreamMissing(
+            "this task needs lm-evaluation-harness, which is not installed: pip install 'gpas-cli[downstream]'"
+        )
+
+
+def harness_version() -> str:
+    """Return the name and version of the installed harness."""
+    from importlib.metadata import version
+
+    require_harness()
+    return f"lm_eval {version('lm_eval')}"
+
+
+def score_official(
+    task: str,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    *,
+    shots: int = 0,
+    folder: Path | None = None,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = never,
+) -> list[TaskScore]:
+    """Return the metrics of the harness's own task of that name; of a group (mmlu) those of the group.
+
+    `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
+    documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
+    cache of `datasets`. `limit`: documents per task. Raises DownstreamMissing without the harness, TaskUnavailable if
+    the documents cannot be had, ScoringStopped after `stop`, and GpasError if there is no such task.
+    """
+    require_harness()
+    with _quiet() as aloud, _random_state_kept(), _without_pool(), _offline_if_unreachable():
+        from lm_eval.evaluator import evaluate
+
+        from gpas_cli.evaluate.harness_model import HarnessModel
+
+        loaded = _load(task, shots, folder)
+        model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
+        found = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=BOOTSTRAP_SAMPLES)
+    return _scores(task, shots, found)
+
+
+def _load(task: str, shots: int, folder: Path | None) -> Any:
+    """Return the definition and documents of the task, as `evaluate` of the harness takes them."""
+    import lm_eval.tasks
+    from lm_eval.tasks._factory import TaskFactory
+
+    definitions = Path(lm_eval.tasks.__file__).parent
+    chosen = FOLDERS.get(task)
+    manager = lm_eval.tasks.TaskManager(
+        include_path=str(definitions / chosen) if chosen else None, include_defaults=not chosen
+    )
+    if task not in manager.task_index:
+        raise GpasError(f"lm-evaluation-harness has no task '{task}'; {nearest(task, manager.all_tasks)}")
+    files = _files(folder, task) if folder else {}
+    fields = {"num_fewshot": shots, **_overrides(task, files, shots)}
+    try:
+        # `load` alone cannot replace fields of a group's tasks.
+        built = TaskFactory().build(manager.task_index[task], overrides=fields, registry=manager.task_index)
+        loaded = manager.load(built if isinstance(built, list) else [built])
+    except GpasError:
+        raise
+    except Exception as error:
+        # `datasets`, the hub and the disk raise many classes of exceptions here.
+        raise TaskUnavailable(
+            f"the documents of {task} cannot be had: {type(error).__name__}: {first_line(error)}; "
+            "connect this machine to the network, or set HF_HOME to a cache that has them"
+        ) from error
+    for each in loaded["tasks"].values():
+        each.set_fewshot_seed(seed=FEWSHOT_SEED)
+    return loaded
+
+
+def _files(folder: Path, task: str) -> dict[str, Path]:
+    """Return the files of the folder with the task's documents ("test") and those for solved examples ("train")."""
+    names = {"test": task, "train": f"{task}.train"}
+    candidates = {
+        split: [path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
+        for split, name in names.items()
+    }
+    return {split: paths[0] for split, paths in candidates.items() if paths}
+
+
+def _overrides(task: str, files: Mapping[str, Path], shots: int) -> dict[str, Any]:
+    """Return the fields with which a definition takes its documents from `files`; none without such files."""
+    if "test" not in files:
+        return {}
+    if shots and "train" not in files:
+        path = files["test"]
+        raise TaskUnavailable(f"{task}: solved examples for the prompts need {path.with_name(f'{task}.train.jsonl')}")
+    train = "train" if shots else None
+    fields = {"training_split": train, "validation_split": None, "test_split": "test", "fewshot_split": train}
+    return {**fields, "custom_dataset": _Documents(task, files)}
+
+
+class _Documents:
+    """The documents of local files, as the harness asks for them: called once for each task of a group."""
+
+    def __init__(self, task: str, files: Mapping[str, Path]):
+        self.task = task
+        self.splits = {split: _read(path) for split, path in files.items()}
+
+    def __call__(self, config_source: str = "", **_rest: Any) -> Any:
+        from datasets import Dataset
+
+        part = Path(config_source).stem.removeprefix(f"{self.task}_")
+        splits = {split: self._of_part(documents, part) for split, documents in self.splits.items()}
+        return {split: Dataset.from_list(documents) for split, documents in splits.items()}
+
+    def _of_part(self, documents: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
+        """Return the documents of one subject of MMLU; of other tasks all."""
+        if self.task != "mmlu":
+            return documents
+        chosen = [document for document in documents if document.get("subject") == part]
+        if not chosen:
+            raise TaskUnavailable(f"the file with the documents of {self.task} has none of the subject {part}")
+        return chosen
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON array, or of the lines of a .jsonl file. Raises TaskUnavailable with the place."""
+    where = str(path)
+    try:
+        if path.suffix == ".jsonl":
+            documents = []
+            for number, line in enumerate(read_lines(path), start=1):
+                where = f"{path}:{number}"
+                documents.append(json.loads(line))
+        else:
+            documents = json.loads(path.read_bytes())
+    except (DataError, OSError, ValueError) as error:
+        raise TaskUnavailable(f"{where}: {error}") from error
+    if not isinstance(documents, list) or not documents or not all(isinstance(one, dict) for one in documents):
+        raise TaskUnavailable(f"{path}: not a list of documents")
+    return documents
+
+
+def _scores(task: str, shots: int, found: Any) -> list[TaskScore]:
+    harness = harness_version()
+    counts = found["n-samples"]
+    examples = counts[task]["effective"] if task in counts else sum(one["effective"] for one in counts.values())
+    version = str(found["versions"].get(task, ""))
+    results = {**found["results"].get(task, {}), **found.get("groups", {}).get(task, {})}
+    scores = []
+    for key, value in results.items():
+        metric, separator, filtered = key.partition(",")
+        if separator and not metric.endswith("_stderr") and (number := _number(value)) is not None:
+            stderr = _number(results.get(f"{metric}_stderr,{filtered}"))
+            scores.append(
+                TaskScore(
+                    task=task,
+                    metric=metric if filtered == "none" else f"{metric}/{filtered}",
+                    value=number,
+                    stderr=stderr,
+                    examples=examples,
+                    task_version=version,
+                    harness=harness,
+                    shots=shots,
+                )
+            )
+    return scores
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number, None for anything else: the harness writes "N/A" where it has no standard error."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+@contextmanager
+def _quiet() -> Iterator[Callable[[Callable[[int, int], None]], Callable[[int, int], None]]]:
+    """Discard what the harness prints and logs; the value of the context makes a function print all the same."""
+    shown = (sys.stdout, sys.stderr)
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
+    levels = [logger.level for logger in loggers]
+
+    def aloud(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def report(done: int, total: int) -> None:
+            with redirect_stdout(shown[0]), redirect_stderr(shown[1]):
+                function(done, total)
+
+        return report
+
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield aloud
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Restore Python's random state afterwards: loading documents draws from it."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set environment variables inside the context."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+def _without_pool() -> Any:
+    """Keep the harness's bootstrap in this process: forking one that has computed with torch can hang."""
+    return _environment(DISABLE_MULTIPROC="1")
+
+
+@contextmanager
+def _offline_if_unreachable() -> Iterator[None]:
+    """Let the hub's libraries use only their cache if the hub cannot be reached: they would retry for minutes."""
+    if _reachable():
+        yield
+        return
+    # These modules read the variable HF_HUB_OFFLINE only once, at import.
+    import datasets.config
+    import huggingface_hub.constants
+
+    before = (huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
+    huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _reachable() -> bool:
+    """Return whether the hub, or the proxy on the way to it, accepts a connection."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    proxy = getproxies().get(address.scheme)
+    if proxy:
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

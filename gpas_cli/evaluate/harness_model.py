@@ -1,0 +1,81 @@
+"""The model class that lm-evaluation-harness asks for likelihoods. Importing this module needs lm_eval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.likelihood import Request, Scorer, never
+
+REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """A network behind a `Scorer`, with the tokenizer that it was trained with.
+
+    The base class divides texts into context and continuation. No special tokens are added to a text: the network has
+    never seen an end token between the two.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        tokenizer: Tokenizer,
+        progress: Callable[[int, int], None] | None = None,
+        stop: Callable[[], bool] = never,
+    ):
+        super().__init__()
+        self.scorer = scorer
+        self.progress = progress
+        self.stop = stop
+        self._tokens = tokenizer
+        self._encode = lru_cache(REMEMBERED_TEXTS)(tokenizer.encode)
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokens.eos_id
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_rest: Any) -> list[int]:
+        return list(self._encode(string))
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **_rest: Any
+    ) -> list[tuple[float, bool]]:
+        asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        return [(one.total, one.greedy) for one in self.scorer.score(asked, self.progress, self.stop)]
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
+        """Return log p of whole texts. The first token follows the end token, as in training; a text longer than the
+        scorer's `max_length` is divided into windows, and every token is scored once, in the window with the most
+        context."""
+        asked: list[Request] = []
+        spans: list[slice] = []
+        for instance in requests:
+            (text,) = instance.args
+            windows = map(
+                make_disjoint_window,
+                get_rolling_token_windows(
+                    token_list=self.tok_encode(text),
+                    prefix_token=self.prefix_token_id,
+                    max_seq_len=self.scorer.max_length,
+                    context_len=1,
+                ),
+            )
+            start = len(asked)
+            asked.extend(Request(tuple(context), tuple(continuation)) for context, continuation in windows)
+            spans.append(slice(start, len(asked)))
+        totals = [one.total for one in self.scorer.score(asked, self.progress, self.stop)]
+        return [math.fsum(totals[span]) for span in spans]
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = True) -> NoReturn:
+        raise GpasError("tasks that generate text are not scored; only those of likelihoods are")

@@ -1,0 +1,24 @@
+"""The score of a network at a downstream task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """One metric of one task.
+
+    metric: `acc`, `acc_norm`, `perplexity`, `word_perplexity`, ... value: accuracies are fractions. stderr: its
+    standard error, None if unknown. examples: how many documents were scored. harness: the program that scored them,
+    and its version. shots: solved examples in each prompt.
+    """
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    examples: int
+    task_version: str
+    harness: str
+    shots: int = 0

@@ -1,0 +1,371 @@
+"""lm-evaluation-harness on our network: the papers' tasks on local documents, and agreement with its `hf` backend."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from end_to_end import WORDS
+from exporting import CPU, Room, needs_transformers, run_alone
+
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import harness
+from gpas_cli.evaluate.harness import DownstreamMissing, TaskUnavailable, score_official
+from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
+from gpas_cli.evaluate.task_score import TaskScore
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.train import checkpoint
+from gpas_cli.train.run import prepare_text
+
+needs_harness = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed (the extra `downstream`)"
+)
+MAX_LENGTH = 64
+CHOOSER = random.Random(7)
+CELLS: dict[str, dict[str, object]] = {
+    "plain": {"norm": "pre", "gate": "gpas"},
+    "bundled": {"norm": "mix", "gate": "gpas"},
+}
+
+
+def words(fewest: int, most: int) -> str:
+    return " ".join(CHOOSER.choice(WORDS) for _ in range(CHOOSER.randint(fewest, most)))
+
+
+def four() -> dict[str, object]:
+    return {"text": [words(1, 5) for _ in range(4)], "label": list("ABCD")}
+
+
+def any_of(*options: Any) -> Any:
+    return CHOOSER.choice(options)
+
+
+def random_states() -> tuple[Any, ...]:
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+# A document of each task in the harness's own format.
+DOCUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "winogrande": lambda: {
+        "sentence": f"{words(3, 5)} _ {words(2, 4)}", "option1": words(1, 2), "option2": words(1, 2),
+        "answer": any_of("1", "2"),
+    },
+    "piqa": lambda: {"goal": words(3, 9), "sol1": words(1, 9), "sol2": words(1, 9), "label": any_of(0, 1)},
+    "openbookqa": lambda: {"question_stem": words(3, 9), "choices": four(), "answerKey": any_of(*"ABCD")},
+    "hellaswag": lambda: {
+        "activity_label": words(1, 2), "ctx_a": words(3, 5), "ctx_b": words(1, 3),
+        "endings": [words(2, 6) for _ in range(4)], "label": any_of(*"0123"),
+    },
+    "boolq": lambda: {"passage": words(9, 20), "question": words(3, 6), "label": any_of(0, 1)},
+    "arc_easy": lambda: {"question": words(3, 9), "choices": four(), "answerKey": any_of(*"ABCD")},
+    "arc_challenge": lambda: {"question": words(3, 9), "choices": four(), "answerKey": any_of(*"ABCD")},
+    "social_iqa": lambda: {
+        "context": words(3, 9), "question": words(2, 4), "answerA": words(1, 4), "answerB": words(1, 4),
+        "answerC": words(1, 4), "label": any_of(*"123"),
+    },
+    "wikitext": lambda: {"page": f" = {words(1, 2)} = \n\n {words(60, 90)} , {words(2, 4)} . \n"},
+    "lambada_openai": lambda: {"text": words(8, 12)},
+}  # fmt: skip
+SHARED = ("arc_easy", "openbookqa", "social_iqa")
+METRICS = {
+    "winogrande": {"acc"}, "boolq": {"acc"}, "social_iqa": {"acc"}, "lambada_openai": {"perplexity", "acc"},
+    "wikitext": {"word_perplexity", "byte_perplexity", "bits_per_byte"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    return Room(tmp_path_factory.mktemp("harness"))
+
+
+@pytest.fixture(scope="module")
+def folder(room: Room) -> Path:
+    """Return a folder with 30 documents of each task, 4 for solved examples, and 3 of each subject of MMLU."""
+    folder = room.folder / "documents"
+    folder.mkdir()
+    for task, make in DOCUMENTS.items():
+        write(folder / f"{task}.jsonl", [make() for _ in range(30)])
+        write(folder / f"{task}.train.jsonl", [make() for _ in range(4)])
+    return folder
+
+
+def write(path: Path, documents: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+
+
+def trained(room: Room, cell: Cell) -> tuple[Scorer, Tokenizer]:
+    network = build(cell.model)
+    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
+    tokenizer = prepare_text(cell, room.folder / "cache", room.folder, lambda _: None).tokenizer
+    return Scorer(network, CPU, max_length=MAX_LENGTH), tokenizer
+
+
+@pytest.fixture(scope="module")
+def ours(room: Room) -> tuple[Scorer, Tokenizer]:
+    return trained(room, room.cell(**CELLS["plain"]))
+
+
+@needs_harness
+@pytest.mark.parametrize("task", DOCUMENTS)
+def test_every_task_of_the_papers_is_scored_on_local_documents(
+    ours: tuple[Scorer, Tokenizer], folder: Path, task: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = random_states()
+    seen: list[tuple[int, int]] = []
+    scores = score_official(task, *ours, folder=folder, progress=lambda done, total: seen.append((done, total)))
+    assert {score.metric for score in scores} == METRICS.get(task, {"acc", "acc_norm"})
+    for score in scores:
+        assert (score.task, score.examples, score.shots) == (task, 30, 0)
+        assert score.harness.startswith("lm_eval 0.4.")
+        assert score.task_version
+        if score.metric.startswith("acc"):
+            assert score.value * 30 == pytest.approx(round(score.value * 30))
+            assert score.stderr == pytest.approx(math.sqrt(score.value * (1 - score.value) / 29))
+    assert seen[-1][0] == seen[-1][1]
+    # Training goes on with the same random numbers, and nothing was printed.
+    assert random_states() == before
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_harness
+def test_accuracy_is_that_of_the_likeliest_choice_after_the_harness_prompt(
+    ours: tuple[Scorer, Tokenizer], folder: Path
+) -> None:
+    scorer, tokenizer = ours
+    right, right_by_length = 0, 0
+    for line in (folder / "arc_easy.jsonl").read_text().splitlines():
+        document = json.loads(line)
+        choices = document["choices"]["text"]
+        prompt = f"Question: {document['question']}\nAnswer:"
+        found = scorer.score([Request.of_text(tokenizer, prompt, f" {choice}") for choice in choices])
+        totals = [one.total for one in found]
+        by_length = [total / len(choice) for total, choice in zip(totals, choices, strict=True)]
+        answer = "ABCD".index(document["answerKey"])
+        right += totals.index(max(totals)) == answer
+        right_by_length += by_length.index(max(by_length)) == answer
+    scores = {score.metric: score.value for score in score_official("arc_easy", scorer, tokenizer, folder=folder)}
+    assert scores == {"acc": pytest.approx(right / 30), "acc_norm": pytest.approx(right_by_length / 30)}
+
+
+@needs_harness
+def test_word_perplexity_scores_every_token_of_a_page_longer_than_the_context_once(
+    ours: tuple[Scorer, Tokenizer], tmp_path: Path
+) -> None:
+    scorer, tokenizer = ours
+    page = " ".join(CHOOSER.choice(WORDS) for _ in range(150))
+    write(tmp_path / "wikitext.jsonl", [{"page": page}])
+    ids = (tokenizer.eos_id, *tokenizer.encode(page))
+    assert len(ids) > 2 * MAX_LENGTH
+    total = 0.0
+    for start in range(0, len(ids) - 1, MAX_LENGTH):
+        # The last window is moved to the left, so that its tokens have as much context as fits.
+        end = min(start + MAX_LENGTH, len(ids) - 1)
+        first = max(0, end - MAX_LENGTH) if start else 0
+        total += scorer.score([Request(ids[first : start + 1], ids[start + 1 : end + 1])])[0].total
+    scores = {score.metric: score for score in score_official("wikitext", scorer, tokenizer, folder=tmp_path)}
+    assert scores["word_perplexity"].value == pytest.approx(math.exp(-total / 150))
+    assert scores["bits_per_byte"].value == pytest.approx(-total / len(page) / math.log(2))
+    assert scores["word_perplexity"].stderr is None
+
+
+@needs_harness
+def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer, Tokenizer], tmp_path: Path) -> None:
+    subjects = sorted(
+        path.stem.removeprefix("mmlu_")
+        for path in (Path(importlib.util.find_spec("lm_eval").origin).parent / "tasks/mmlu/default").glob("mmlu_*.yaml")  # type: ignore[union-attr,arg-type]
+    )
+    assert len(subjects) == 57
+    documents = [
+        {
+            "subject": subject, "question": words(3, 6), "choices": [words(1, 2) for _ in range(4)],
+            "answer": any_of(0, 1, 2, 3),
+        }
+        for number, subject in enumerate(subjects)
+        for _ in range(1 + number % 3)
+    ]  # fmt: skip
+    write(tmp_path / "mmlu.jsonl", documents)
+    (score,) = score_official("mmlu", *ours, folder=tmp_path)
+    assert (score.task, score.metric, score.examples) == ("mmlu", "acc", len(documents))
+    scorer, tokenizer = ours
+    right = 0
+    for document in documents:
+        name = document["subject"].replace("_", " ")
+        options = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", document["choices"], strict=True))
+        prompt = (
+            f"The following are multiple choice questions (with answers) about {name}.\n\n"
+            f"{document['question']}{options}\nAnswer:"
+        )
+        totals = [one.total for one in scorer.score([Request.of_text(tokenizer, prompt, f" {x}") for x in "ABCD"])]
+        right += totals.index(max(totals)) == document["answer"]
+    assert score.value == pytest.approx(right / len(documents))
+
+
+@needs_harness
+def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer], folder: Path, tmp_path: Path) -> None:
+    scorer, tokenizer = ours
+    longer = Scorer(scorer.network, CPU, max_length=4 * MAX_LENGTH)
+    (none, *_) = score_official("arc_easy", longer, tokenizer, folder=folder)
+    asked: list[Request] = []
+
+    class Spy(Scorer):
+        def score(self, requests: Any, *rest: Any) -> Any:
+            asked.extend(requests)
+            return super().score(requests, *rest)
+
+    spy = Spy(scorer.network, CPU, max_length=4 * MAX_LENGTH)
+    (two, *_) = score_official("arc_easy", spy, tokenizer, shots=2, folder=folder)
+    assert (none.shots, two.shots) == (0, 2)
+    assert all(tokenizer.decode(request.context).count("Question:") == 3 for request in asked)
+    assert not any(tokenizer.eos_id in request.context + request.continuation for request in asked)
+    (tmp_path / "arc_easy.jsonl").write_bytes((folder / "arc_easy.jsonl").read_bytes())
+    with pytest.raises(TaskUnavailable, match=r"solved examples .* need .*arc_easy\.train\.jsonl"):
+        score_official("arc_easy", spy, tokenizer, shots=2, folder=tmp_path)
+
+
+@needs_harness
+def test_a_limit_and_a_stop_end_a_task_early(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
+    scores = score_official("piqa", *ours, folder=folder, limit=7)
+    assert {score.examples for score in scores} == {7}
+    with pytest.raises(ScoringStopped):
+        score_official("piqa", *ours, folder=folder, stop=lambda: True)
+
+
+@needs_harness
+def test_a_task_that_generates_text_is_refused(ours: tuple[Scorer, Tokenizer]) -> None:
+    from gpas_cli.evaluate.harness_model import HarnessModel
+
+    with pytest.raises(GpasError, match="generate"):
+        HarnessModel(*ours).generate_until([])
+
+
+@needs_harness
+def test_documents_that_cannot_be_read_are_reported_with_their_place(
+    ours: tuple[Scorer, Tokenizer], tmp_path: Path
+) -> None:
+    (tmp_path / "piqa.jsonl").write_text('{"goal": "a"}\n{"goal": \n')
+    with pytest.raises(TaskUnavailable, match=r"piqa\.jsonl:2: Expecting value"):
+        score_official("piqa", *ours, folder=tmp_path)
+    (tmp_path / "boolq.json").write_text("{}")
+    with pytest.raises(TaskUnavailable, match=r"boolq\.json: not a list"):
+        score_official("boolq", *ours, folder=tmp_path)
+
+
+@needs_harness
+def test_without_network_a_task_is_unavailable_at_once(
+    ours: tuple[Scorer, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(harness, "getproxies", dict)
+    with pytest.raises(TaskUnavailable, match=r"documents of piqa cannot be had: .*baber/piqa.*HF_HOME"):
+        score_official("piqa", *ours)
+    assert not datasets.config.HF_HUB_OFFLINE
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_without_the_harness_the_message_names_the_extra(
+    ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "find_spec", lambda _: None)
+    with pytest.raises(DownstreamMissing, match=r"pip install 'gpas-cli\[downstream\]'"):
+        score_official("piqa", *ours)
+
+
+# In a process of its own: the harness's own backend on an exported folder. Independent of gpas_cli.
+HF = """
+import json, logging, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+import lm_eval.tasks
+folder, documents, texts, tasks, length = sys.argv[1:]
+lm = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=4, add_bos_token=False,
+          max_length=int(length), trust_remote_code=True)
+pairs = json.loads(Path(texts).read_text())
+asked = [Instance("loglikelihood", {}, tuple(pair), i) for i, pair in enumerate(pairs)]
+totals = lm.loglikelihood(asked, disable_tqdm=True)
+pages = [Instance("loglikelihood_rolling", {}, (context + continuation,), 0) for context, continuation in pairs]
+rolling = lm.loglikelihood_rolling(pages, disable_tqdm=True)
+definitions = Path(lm_eval.tasks.__file__).parent
+folders = [str(definitions / name) for name in ("arc", "openbookqa", "siqa")]
+manager = lm_eval.tasks.TaskManager(include_path=folders, include_defaults=False)
+scores = {}
+for task in tasks.split():
+    rows = [json.loads(line) for line in (Path(documents) / (task + ".jsonl")).read_text().splitlines()]
+    def dataset(**_rest):
+        return {"test": Dataset.from_list(rows)}
+    splits = {"training_split": None, "validation_split": None, "test_split": "test"}
+    spec = {"task": task, "custom_dataset": dataset, **splits}
+    result = evaluate(lm, manager.load([{"group": "x", "task": [spec]}]), log_samples=False)["results"][task]
+    scores[task] = {key.split(",")[0]: value for key, value in result.items() if key.endswith(",none")}
+print(json.dumps({"totals": totals, "rolling": rolling, "scores": scores}))
+"""
+
+
+@pytest.fixture(scope="module")
+def texts(room: Room) -> list[tuple[str, str]]:
+    pairs = [(words(1, 30), f" {words(1, 8)}") for _ in range(60)]
+    shared = words(8, 9)
+    odd = [
+        ("", "the start"),
+        (f"{words(2, 3)} ", "a blank"),
+        (words(2, 3) + "\n", "a line"),
+        (words(90, 99), " too long"),
+    ]
+    return [*pairs, *((shared, f" {letter}") for letter in "ABCD"), *odd]
+
+
+@needs_harness
+@needs_transformers
+@pytest.mark.parametrize("name", CELLS)
+def test_likelihoods_and_scores_agree_with_the_hf_backend_on_an_exported_network(
+    room: Room, folder: Path, texts: list[tuple[str, str]], name: str
+) -> None:
+    from lm_eval.api.instance import Instance
+
+    from gpas_cli.evaluate.harness_model import HarnessModel
+
+    cell = room.cell(**CELLS[name])
+    report = room.export(cell, name)
+    assert report.form == {"plain": "llama", "bundled": "bundled"}[name]
+    path = room.folder / f"{name}-texts.json"
+    path.write_text(json.dumps(texts))
+    theirs = run_alone(room.folder, HF, room.folder / "out" / name, folder, path, " ".join(SHARED), MAX_LENGTH)
+
+    scorer, tokenizer = trained(room, cell)
+    model = HarnessModel(scorer, tokenizer)
+    asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(texts)]
+    found = model.loglikelihood(asked)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in theirs["totals"]], abs=1e-4)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs["totals"]]
+    assert scorer.truncated > 0
+    requests = [Request.of_text(tokenizer, *pair) for pair in texts]
+    assert [one.total for one in scorer.score(requests)] == [total for total, _ in found]
+    pages = [Instance("loglikelihood_rolling", {}, ("".join(pair),), 0) for pair in texts]
+    # The backend adds up a text's likelihoods in float32.
+    assert model.loglikelihood_rolling(pages) == pytest.approx(theirs["rolling"], abs=1e-4, rel=1e-6)
+
+    scores: list[TaskScore] = [one for task in SHARED for one in score_official(task, scorer, tokenizer, folder=folder)]
+    for score in scores:
+        assert score.value == theirs["scores"][score.task][score.metric]
+        assert score.stderr == theirs["scores"][score.task][f"{score.metric}_stderr"]
+    assert len(scores) == 5
+    assert len({score.value for score in scores}) > 1
