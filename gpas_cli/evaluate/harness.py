@@ -90,7 +90,8 @@ def score_official(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = never,
 ) -> list[TaskScore]:
-    """Return the metrics of the harness's own task of that name; of a group (mmlu) those of the group.
+    """Return the metrics of the harness's own task of that name; of a group (mmlu) those of the group, of a tag (ai2_arc)
+    those of each task.
 
     `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
     documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
@@ -205,29 +206,33 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _scores(task: str, shots: int, found: Any) -> list[TaskScore]:
-    harness = harness_version()
-    counts = found["n-samples"]
-    examples = counts[task]["effective"] if task in counts else sum(one["effective"] for one in counts.values())
-    version = str(found["versions"].get(task, ""))
-    results = {**found["results"].get(task, {}), **found.get("groups", {}).get(task, {})}
-    scores = []
+    """Return the metrics of `task`; of a tag, which has no results of its own, those of its tasks."""
+    results = {**found["results"], **found.get("groups", {})}
+    counts = {name: int(count["effective"]) for name, count in found["n-samples"].items()}
+    return [
+        TaskScore(
+            task=name,
+            metric=metric,
+            value=value,
+            stderr=stderr,
+            examples=counts.get(name, sum(counts.values())),
+            task_version=str(found["versions"].get(name, "")),
+            harness=harness_version(),
+            shots=shots,
+        )
+        for name in ([task] if task in results else results)
+        for metric, value, stderr in _metrics(results[name])
+    ]
+
+
+def _metrics(results: Mapping[str, object]) -> Iterator[tuple[str, float, float | None]]:
+    """Yield name, value and standard error of each metric, which the harness names "acc,none" and "acc_stderr,none"."""
     for key, value in results.items():
         metric, separator, filtered = key.partition(",")
-        if separator and not metric.endswith("_stderr") and (number := _number(value)) is not None:
+        number = _number(value)
+        if separator and not metric.endswith("_stderr") and number is not None:
             stderr = _number(results.get(f"{metric}_stderr,{filtered}"))
-            scores.append(
-                TaskScore(
-                    task=task,
-                    metric=metric if filtered == "none" else f"{metric}/{filtered}",
-                    value=number,
-                    stderr=stderr,
-                    examples=examples,
-                    task_version=version,
-                    harness=harness,
-                    shots=shots,
-                )
-            )
-    return scores
+            yield metric if filtered == "none" else f"{metric}/{filtered}", number, stderr
 
 
 def _number(value: object) -> float | None:

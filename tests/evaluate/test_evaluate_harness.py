@@ -211,6 +211,18 @@ def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer,
 
 
 @needs_harness
+def test_a_group_of_tasks_without_a_score_of_its_own_gives_the_scores_of_its_tasks(
+    ours: tuple[Scorer, Tokenizer], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(harness.FOLDERS, "ai2_arc", "arc")
+    (tmp_path / "ai2_arc.jsonl").write_bytes((folder / "arc_easy.jsonl").read_bytes())
+    scores = score_official("ai2_arc", *ours, folder=tmp_path)
+    alone = score_official("arc_easy", *ours, folder=folder)
+    assert {score.task for score in scores} == {"arc_easy", "arc_challenge"}
+    assert [score for score in scores if score.task == "arc_easy"] == alone
+
+
+@needs_harness
 def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer], folder: Path, tmp_path: Path) -> None:
     scorer, tokenizer = ours
     longer = Scorer(scorer.network, CPU, max_length=4 * MAX_LENGTH)
