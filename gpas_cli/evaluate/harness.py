@@ -90,8 +90,9 @@ def score_official(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = never,
 ) -> list[TaskScore]:
-    """Return the metrics of the harness's own task of that name; of a group (mmlu) those of the group, of a tag (ai2_arc)
-    those of each task.
+    """Return the metrics of the harness's own task of that name.
+
+    Of a group with a score of its own (mmlu) they are the group's, of another one (ai2_arc) those of each task.
 
     `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
     documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
