@@ -224,7 +224,8 @@ class Cluster:
         self.run("munged", *(f"--{name}={value}" for name, value in options.items()))
 
     def _mariadbd(self) -> None:
-        d, fast = self.folder, ["--innodb-flush-method=nosync", "--innodb-log-file-size=64M", "--no-defaults"]
+        d = self.folder
+        fast = ["--innodb-flush-method=nosync", "--innodb-log-file-size=64M", "--no-defaults"]
         command = ["mariadbd", "--no-defaults", f"--user={_user()}", f"--datadir={d}/mysql", *fast[:2]]
         if not (d / "mysql/mysql").is_dir():
             (d / "mysql").mkdir()

@@ -93,7 +93,8 @@ def test_a_journal_that_grows_is_the_same_and_one_that_is_rewritten_is_not(proje
 
 
 def test_what_lasts_is_undone_in_time_and_at_the_latest_when_all_is_to_be_calm(project: Project) -> None:
-    field, undone = Field(project, {}), list[str]()
+    field = Field(project, {})
+    undone = list[str]()
     field.lasting(0.0, "short").callback(undone.append, "short")
     field.lasting(60.0, "long").callback(undone.append, "long")
     field.tick()

@@ -40,7 +40,8 @@ def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
 
 
 def test_what_the_file_does_is_in_the_key_and_what_it_says_is_not(toy: Toy) -> None:
-    file, keys = toy.folder / "my_schemes.py", {name: cell["key"] for name, cell in toy.status().items()}
+    file = toy.folder / "my_schemes.py"
+    keys = {name: cell["key"] for name, cell in toy.status().items()}
     file.write_text(f"# A remark.\n{CODE}")
     assert {name: cell["key"] for name, cell in toy.status().items()} == keys
     file.write_text(CODE.replace("0.9", "0.8"))

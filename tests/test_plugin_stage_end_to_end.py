@@ -46,7 +46,8 @@ def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
 
 def test_its_parameters_are_in_its_key_and_not_in_that_of_the_training(toy: Toy) -> None:
     config = toy.folder / "experiments.yaml"
-    before, text = toy.status()["pre-s1"]["key"], config.read_text()
+    before = toy.status()["pre-s1"]["key"]
+    text = config.read_text()
     config.write_text(text.replace("sigmas: 2", "sigmas: 3"))
     after = toy.status()["pre-s1"]
     assert after["key"] != before

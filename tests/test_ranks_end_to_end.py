@@ -75,7 +75,8 @@ def test_after_a_killed_process_the_job_starts_again_and_ends_in_the_same_bits(s
 
 
 def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
-    expected, (first,) = final_bytes(straight), straight.attempts()
+    expected = final_bytes(straight)
+    (first,) = straight.attempts()
     shutil.rmtree(first / "checkpoints")
     second = first.with_name("002")
     second.mkdir()

@@ -209,7 +209,8 @@ def _mark(field: Field, pid: int) -> None:
 
 def give(field: Field, step: Step) -> Hit:
     """Start the command of the step, unless too many are running."""
-    project, alive = field.project, field.project.running()
+    project = field.project
+    alive = field.project.running()
     too_many = len(alive) >= field.most_commands
     if step.kind in (*RUNNERS, "run-wait"):
         too_many = too_many or len(project.running(*RUNNERS)) >= field.most_runners

@@ -56,7 +56,8 @@ def make_plan(
     """Return the steps for `seconds` seconds, the first at 0, on average `pace` seconds apart."""
     chooser = random.Random(seed)
     table = weights(executor, without)
-    steps, at = list[Step](), 0.0
+    steps = list[Step]()
+    at = 0.0
     while at < seconds:
         kind = chooser.choices(list(table), list(table.values()))[0] if steps else "run"
         draws = tuple(chooser.random() for _ in range(DRAWS))

@@ -124,7 +124,8 @@ def in_folder(process: Process, folder: Path) -> bool:
 
 def of_folder(folder: Path) -> list[Process]:
     """Return the gpas processes in the folder and all that name something in it, except this one and its ancestors."""
-    spared, pid = set[int](), os.getpid()
+    spared = set[int]()
+    pid = os.getpid()
     while pid and (found := look_at(pid)) is not None:
         spared.add(pid)
         pid = found.parent

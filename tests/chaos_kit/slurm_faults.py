@@ -88,7 +88,8 @@ def preempt(field: Field, step: Step) -> Hit:
 
 
 def stop_controller(field: Field, step: Step) -> Hit:
-    cluster, seconds = cluster_of(field), 1 + 8 * step.draws[1]
+    cluster = cluster_of(field)
+    seconds = 1 + 8 * step.draws[1]
     pid = cluster.alive("slurmctld")
     cluster.kill("slurmctld", signal.SIGSTOP)
     field.lasting(seconds, CLUSTER).callback(cluster.kill, "slurmctld", signal.SIGCONT)
@@ -96,7 +97,8 @@ def stop_controller(field: Field, step: Step) -> Hit:
 
 
 def kill_controller(field: Field, step: Step) -> Hit:
-    cluster, seconds = cluster_of(field), 6 * step.draws[1]
+    cluster = cluster_of(field)
+    seconds = 6 * step.draws[1]
     pid = cluster.alive("slurmctld")
     cluster.kill("slurmctld", signal.SIGKILL)
     field.lasting(seconds, CLUSTER).callback(repair, cluster)
@@ -104,14 +106,18 @@ def kill_controller(field: Field, step: Step) -> Hit:
 
 
 def kill_node_daemon(field: Field, step: Step) -> Hit:
-    cluster, node, seconds = cluster_of(field), _node(step), 6 * step.draws[1]
+    cluster = cluster_of(field)
+    node = _node(step)
+    seconds = 6 * step.draws[1]
     cluster.kill(f"slurmd.{node}", signal.SIGKILL)
     field.lasting(seconds, CLUSTER).callback(repair, cluster)
     return node, f"SIGKILL to slurmd on {node}; started again in {seconds:.1f} s"
 
 
 def power_off(field: Field, step: Step) -> Hit:
-    cluster, node, seconds = cluster_of(field), _node(step), 6 * step.draws[1]
+    cluster = cluster_of(field)
+    node = _node(step)
+    seconds = 6 * step.draws[1]
     with suppress(RuntimeError, subprocess.TimeoutExpired):  # a busy controller notices by itself
         cluster.power_off(node)
     field.lasting(seconds, CLUSTER).callback(repair, cluster)

@@ -41,7 +41,8 @@ def make_reference(project: Project) -> Reference:
     """Run every grid undisturbed. Raise AssertionError if that fails."""
     command = project.give(*project.run_words())
     assert command.process.wait() == 0, command.output()
-    attempts, keys = records.read_attempts(project.runs), list(names_of(project.stages()))
+    attempts = records.read_attempts(project.runs)
+    keys = list(names_of(project.stages()))
     found = {place: value for place, value, _ in records.values(attempts)}
     return Reference(found, records.weights(project.runs, keys))
 
@@ -60,7 +61,8 @@ class Round:
     def storm(self, steps: Sequence[Step], seconds: float) -> float:
         """Carry out the steps until all are done, time is up or every cell is done; return the seconds it took."""
         self.witness.start()
-        began, over = time.monotonic(), threading.Event()
+        began = time.monotonic()
+        over = threading.Event()
         ticking = threading.Thread(target=self._tick, args=(over,), daemon=True)
         ticking.start()
         try:
@@ -187,7 +189,8 @@ class Round:
             yield Violation("wrong", "a process was left behind", "this machine", left)
         yield from judge.commands_behaved([*map(self._ended, project.commands), *witness.refused])
         yield from self._database()
-        attempts, lives = records.read_attempts(project.runs), list(witness.census.lives.values())
+        attempts = records.read_attempts(project.runs)
+        lives = list(witness.census.lives.values())
         yield from judge.each_cell_once(names, attempts)
         yield from judge.same_bits(names, records.values(attempts), self.reference.values)
         yield from judge.same_weights(names, records.weights(project.runs, list(names)), self.reference.weights)
@@ -210,7 +213,8 @@ class Round:
         checked = project.gpas("db", "check", expect=None)
         if checked.returncode:
             yield Violation("wrong", "`gpas db check` complains", "the database", checked.stdout + checked.stderr)
-        before, dumped = self._tables(), self._dump()
+        before = self._tables()
+        dumped = self._dump()
         project.gpas("db", "rebuild", "--yes")
         yield from judge.database_agrees(before, self._tables(), "the table")
         yield from judge.database_agrees(dumped, self._dump(), "the content")

@@ -68,10 +68,12 @@ class Witness:
         """Run `gpas status --json`, occasionally with a wrong clock, with squeue before and after."""
         shift = self._chooser.choice(SHIFTS) if self._chooser.random() < SHIFTED else 0.0
         environment = {**self.project.environment(), **({"CHAOS_SHIFT": str(shift)} if shift else {})}
-        before, began = self._squeue(), time.time()
+        before = self._squeue()
+        began = time.time()
         asked = self.project.command("status", "--json", *GRIDS)
         done = subprocess.run(asked, cwd=self.project.folder, env=environment, capture_output=True, text=True)
-        ended, after = time.time(), self._squeue()
+        ended = time.time()
+        after = self._squeue()
         if done.returncode:
             self.refused.append(Ended(" ".join(asked[1:]), done.returncode, done.stdout + done.stderr))
             return

@@ -70,7 +70,8 @@ class Face:
     """A project in `folder`; call it with the words of a command."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]):
-        self.folder, self.runs = folder, folder / "runs"
+        self.folder = folder
+        self.runs = folder / "runs"
         self._patch, self._capture = monkeypatch, capture
         (folder / "text").mkdir(parents=True)
         for name in range(40):

@@ -143,7 +143,8 @@ def write_parquet(path: Path, column: str, values: list[object], groups: int = 7
 
 def test_parquet_is_read_row_by_row(tmp_path: Path):
     texts: list[object] = [f"text {n}" for n in range(40)]
-    texts[3], texts[20] = None, " "
+    texts[3] = None
+    texts[20] = " "
     write_parquet(tmp_path / "a.parquet", "body", texts)
     (tmp_path / "b.txt").write_text("a file beside it")
     source = Files("*", "body", tmp_path)
@@ -260,7 +261,8 @@ def test_a_stamp_depends_on_the_files_held_out(tmp_path: Path, monkeypatch):
 
 
 def book(characters: int) -> str:
-    draw, text = random.Random(3), ""
+    draw = random.Random(3)
+    text = ""
     while len(text) < characters:
         text += draw.choice(["chapter", "gate", "épsilon", "norm", "loss"])
         text += draw.choice([" ", " ", "\n", "\n\n", "\r\n\r\n"])

@@ -136,7 +136,9 @@ class Unready:
     """Rows that fail at one read."""
 
     def __init__(self, rows: Rows, broken_at: int = -1):
-        self._rows, self.reads, self.broken_at = rows, 0, broken_at
+        self._rows = rows
+        self.reads = 0
+        self.broken_at = broken_at
 
     def __len__(self) -> int:
         return len(self._rows)

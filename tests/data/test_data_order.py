@@ -26,7 +26,8 @@ def test_the_keyed_order_is_fixed_for_good():
 
 
 def test_places_may_be_asked_for_one_by_one_and_in_any_order():
-    keyed, places = KeyedOrder(1, 2, 5_000_000), np.array([4_999_999, 0, 77, 0])
+    keyed = KeyedOrder(1, 2, 5_000_000)
+    places = np.array([4_999_999, 0, 77, 0])
     assert keyed[places].tolist() == [int(keyed[np.array([place])][0]) for place in places]
     assert keyed[places].dtype == np.int64
     assert keyed[np.zeros(0, np.int64)].tolist() == []

@@ -69,7 +69,8 @@ def test_growing_with_workers_continues_where_one_process_stopped(make_cache: Ma
 
 
 def test_a_worker_that_is_killed_is_replaced(make_cache: Make):
-    cache, killed = make_cache(), list[int]()
+    cache = make_cache()
+    killed = list[int]()
 
     def watch(totals: Totals) -> None:
         pids = [child.pid for child in multiprocessing.active_children() if child.pid not in killed]
@@ -143,7 +144,8 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_a_killed_command_leaves_whole_shards_and_no_workers_and_is_resumed(root: Path, tmp_path: Path):
     """Two runs are killed at different places while a second command waits; the bytes equal those of one process."""
     write_jsonl(root / "corpus" / "c.jsonl", sentences(1500, seed=5))
-    shared, commands = tmp_path / "shared", list[subprocess.Popen[str]]()
+    shared = tmp_path / "shared"
+    commands = list[subprocess.Popen[str]]()
     try:
         for wanted in (4, 11):
             victim = start(root, shared)

@@ -157,7 +157,8 @@ def test_a_layer_that_is_not_the_composition_of_its_sublayers_is_refused(monkeyp
 
 
 def test_gradients_of_the_stream_are_autograds() -> None:
-    model, text = network(norm="mix", gate="gpas"), sample()
+    model = network(norm="mix", gate="gpas")
+    text = sample()
     gradients = stream_gradients(model, text.tokens, text.targets)
     assert len(gradients) == 5
     model.zero_grad()

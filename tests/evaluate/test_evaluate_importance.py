@@ -104,7 +104,8 @@ def streams(
 def loss_by_hand(
     network: Llama, text: list[Batch], formula: Callable[[Block, Tensor, Any], Tensor], removed: int = 0
 ) -> float:
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for batch in text:
         for inputs, targets in zip(torch.tensor(batch.inputs), torch.tensor(batch.targets), strict=True):
             final = network.model.norm(streams(network, inputs, formula, removed)[-1])[0]

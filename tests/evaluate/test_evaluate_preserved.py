@@ -103,7 +103,8 @@ def test_gates_at_zero_have_ratio_one() -> None:
 
 def test_preserved_is_not_the_gradient_without_gates() -> None:
     """Gates shrink the stream, and every norm's Jacobian grows by as much. Appendix B compares another pair."""
-    network, plain = gated("pre", init=0.3), build(
+    network = gated("pre", init=0.3)
+    plain = build(
         parse_model({"size": SIZE, "norm": "pre", "init": {"std": 0.2}}), dtype=torch.float64
     )  # fmt: skip
     _, preserved = both_gradients(network, TOKENS, TARGETS)

@@ -54,7 +54,8 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
         os.chown(path, STRANGER, -1)
         return
-    seen, real = path.stat(), Path.stat
+    seen = path.stat()
+    real = Path.stat
     values = [*seen[:4], STRANGER, *seen[5:]]
 
     def stat(self: Path, **options: bool) -> os.stat_result:

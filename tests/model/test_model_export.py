@@ -87,7 +87,8 @@ def load_all(folder: Path, rows: list[list[int]], names: list[str]) -> dict[str,
 
 
 def test_an_error_above_the_bound_is_refused_and_nothing_is_written(room: Room) -> None:
-    cell, alphas = room.cell(gate="gpas", seed=5), (1.25, 1.25, 1.25, 1.25)
+    cell = room.cell(gate="gpas", seed=5)
+    alphas = (1.25, 1.25, 1.25, 1.25)
     with pytest.raises(GpasError, match=r"changes the logits by .* more than --max-error 0\.001.*--bundled"):
         room.export(cell, "refused", alphas)
     assert not (room.folder / "out/refused").exists()

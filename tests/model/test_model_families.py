@@ -75,7 +75,8 @@ def test_gpt_is_pytorchs_transformer(scheme: str) -> None:
 def test_b2t_adds_the_layers_input_before_its_last_norm(family: str) -> None:
     """Takase et al. (2023): LN(x_in + x_ffn + FFN(x_ffn)), x_ffn = LN(x_in + Attn(x_in))."""
     ours = network(norm="b2t", family=family)
-    block, x = ours.model.layers[1], torch.randn(2, 7, 16, dtype=torch.float64)
+    block = ours.model.layers[1]
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
     positions = ours.model.positions(x)
     middle = block.attn_out_norm(x + block.self_attn(x, positions))
     expected = block.mlp_out_norm(x + middle + block.mlp(middle))
@@ -84,8 +85,10 @@ def test_b2t_adds_the_layers_input_before_its_last_norm(family: str) -> None:
 
 def test_the_gate_of_b2t_leaves_the_bottom_connection_alone() -> None:
     ours = network(norm="b2t", gate={"init": 0.4})
-    block, x = ours.model.layers[1], torch.randn(2, 7, 16, dtype=torch.float64)
-    positions, kept = ours.model.positions(x), 1 - block.gate.value()
+    block = ours.model.layers[1]
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    positions = ours.model.positions(x)
+    kept = 1 - block.gate.value()
     middle = block.attn_out_norm(kept * x + block.self_attn(x, positions))
     expected = block.mlp_out_norm(x + kept * middle + block.mlp(middle))
     torch.testing.assert_close(block(x, positions), expected, rtol=1e-12, atol=1e-14)
@@ -104,14 +107,16 @@ def test_peri_is_sandwich_behind_an_embedding_norm_with_one_key() -> None:
 
 @pytest.mark.parametrize("ffn", [ffn for ffn in FFNS if ffn != "swiglu"])
 def test_two_matrix_feed_forward_networks(ffn: str) -> None:
-    mlp, x = network(family={"ffn": ffn}).model.layers[0].mlp, torch.randn(3, 16, dtype=torch.float64)
+    mlp = network(family={"ffn": ffn}).model.layers[0].mlp
+    x = torch.randn(3, 16, dtype=torch.float64)
     act = {"gelu": lambda v: F.gelu(v, approximate="tanh"), "relu": torch.relu, "silu": F.silu}[ffn]
     torch.testing.assert_close(mlp(x), act(x @ mlp.up_proj.weight.T) @ mlp.down_proj.weight.T)
 
 
 def test_layernorm_in_lns_as_a_constant_scales_weight_and_bias() -> None:
     ours = network(norm={"scheme": "lns", "apply": "scale"}, family={"norm": "layernorm"})
-    norm, x = ours.model.layers[3].input_layernorm, torch.randn(3, 16, dtype=torch.float64)
+    norm = ours.model.layers[3].input_layernorm
+    x = torch.randn(3, 16, dtype=torch.float64)
     plain = F.layer_norm(x, (16,), norm.weight, norm.bias, 1e-6)
     torch.testing.assert_close(norm(x), plain / 2)
 
@@ -142,7 +147,8 @@ def test_every_scheme_and_family_trains_every_parameter(scheme: str) -> None:
 def test_the_initialisation_of_gpt(scheme: str) -> None:
     size = {**SIZE, "hidden": 64, "ffn": 256, "vocab": 500}
     model = parse_model({"size": size, "norm": scheme, "family": "gpt", "init": "small"})
-    named, small = canonical_parameters(build(model)), (2 / 320) ** 0.5
+    named = canonical_parameters(build(model))
+    small = (2 / 320) ** 0.5
     for name, parameter in named.items():
         slot = name.rpartition(".")[2]
         if slot.endswith("_bias"):

@@ -33,7 +33,8 @@ def language_loss(network: Llama, ids: np.ndarray) -> tuple[torch.Tensor, torch.
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_and_gradients(name: str, case: str, dtype: torch.dtype, tolerance: float) -> None:
     golden = json.loads((GOLDEN / f"{name}.json").read_text())["cases"][case]
-    network, hidden = filled(name, dtype), []
+    network = filled(name, dtype)
+    hidden = []
     for layer in network.model.layers:
         layer.register_forward_pre_hook(lambda _, args: hidden.append(args[0].detach().double()))
     network.model.norm.register_forward_hook(lambda _, __, out: hidden.append(out.detach().double()))

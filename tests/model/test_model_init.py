@@ -84,7 +84,9 @@ def test_deepnorm_with_gpas_takes_either_initialisation() -> None:
 def test_presets(preset: str) -> None:
     """hidden 64, ffn 96, 4 layers: standard deviations of q, v, o, gate, down and the head."""
     size = {"hidden": 64, "ffn": 96, "heads": 2, "layers": 4, "vocab": 300}
-    small, depth, gain = math.sqrt(2 / (5 * 64)), math.sqrt(8), 32**-0.25
+    small = math.sqrt(2 / (5 * 64))
+    depth = math.sqrt(8)
+    gain = 32**-0.25
     square, oblong = math.sqrt(1 / 64), math.sqrt(2 / 160)
     expected = {
         "normal": (0.02, 0.02, 0.02, 0.02, 0.02, 0.02),

@@ -169,7 +169,8 @@ COUNTS = {
 
 @pytest.mark.parametrize("size", COUNTS)
 def test_parameter_counts_are_the_references(size: str) -> None:
-    shape, extra = SIZES[size], {"sandwich": 2, "peri": 2}
+    shape = SIZES[size]
+    extra = {"sandwich": 2, "peri": 2}
     for scheme, gate in itertools.product(SCHEMES, (None, "gpas")):
         if gate and size not in ("71m", "7b"):
             continue
@@ -204,7 +205,8 @@ def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -
     def ours(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
         return mlp(x)  # type: ignore[no-any-return]
 
-    inputs, kept = (x, *mlp.parameters()), list[torch.Tensor]()
+    inputs = (x, *mlp.parameters())
+    kept = list[torch.Tensor]()
     d_y = torch.randn_like(x)
     for a, b in zip(*(torch.autograd.grad(f(*inputs), inputs, d_y) for f in (plain, ours)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
@@ -219,7 +221,8 @@ def test_rmsnorm_saves_only_its_input_and_has_every_derivative(scale: float) -> 
     torch.manual_seed(0)
     norm = norm_slot(Norm(scale=scale), 6, 1e-6).double()
     torch.nn.init.normal_(norm.weight)
-    inputs, kept = (torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True), norm.weight), list[torch.Tensor]()
+    inputs = (torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True), norm.weight)
+    kept = list[torch.Tensor]()
 
     def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (weight * scale)

@@ -129,7 +129,8 @@ def test_a_cell_this_machine_cannot_run_is_invalid(runs: Path) -> None:
 
 def test_flops_count_the_head_the_layers_and_attention() -> None:
     cell = entry().cell
-    size, length = cell.model.size, cell.data.length
+    size = cell.model.size
+    length = cell.data.length
     d, f, v, layers = size.hidden, size.ffn, size.vocab, size.layers
     matrices = v * d + layers * (4 * d * d + 3 * d * f)
     assert flops_per_token(cell) == 6 * matrices + 6 * layers * length * d

@@ -153,7 +153,8 @@ def count(source: str, *names: str) -> int:
     [("gpas", "paper", "table2_perplexity"), ("poster", "poster", "pretrain_perplexity")],
 )
 def test_pretraining(digest: dict[str, Any], source: str, section: str, ours: str) -> None:
-    table, checked = published(source, ours), 0
+    table = published(source, ours)
+    checked = 0
     for key, sizes in digest[section][ours].items():
         for size, printed in sizes.items():
             cell = {**method(key), "size": size.lower()}
@@ -173,7 +174,8 @@ def test_pretraining(digest: dict[str, Any], source: str, section: str, ours: st
     ],
 )
 def test_finetuning(digest: dict[str, Any], source: str, section: str, theirs: str, ours: str) -> None:
-    table, checked = published(source, ours), 0
+    table = published(source, ours)
+    checked = 0
     for key, scores in digest[section][theirs].items():
         cell = {**method(key), "size": "1b"}
         row = next(row for row in table.rows if row.fits(cell))
@@ -206,7 +208,8 @@ ABLATIONS = {
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_ablations(digest: dict[str, Any], name: str) -> None:
-    table, rows = published("gpas", name), digest["paper"][f"{name}_350m_pre"]
+    table = published("gpas", name)
+    rows = digest["paper"][f"{name}_350m_pre"]
     for key, printed in rows.items():
         cell = {"norm": "pre", "size": "350m", "gate": {**ABLATIONS[name], "no_gpas": "none"}[key]}
         assert table.value(cell) == printed["ppl"]
@@ -342,7 +345,8 @@ def test_raptr(digest: dict[str, Any]) -> None:
     assert set(found) == set(tables("raptr"))
     for name, values in found.items():
         assert in_order(published("raptr", name)) == values, name
-    ul2, rows = ["TriviaQA", "TydiQA", "SQuADv2", "SuperGLUE"], digest["raptr"]["table3_ul2"].values()
+    ul2 = ["TriviaQA", "TydiQA", "SQuADv2", "SuperGLUE"]
+    rows = digest["raptr"]["table3_ul2"].values()
     stds = [tuple(row[name]["std"] for name in ul2) for row in rows]
     ours = [row.stds or (None,) * 4 for row in published("raptr", "table3_scores").rows]
     assert ours == stds

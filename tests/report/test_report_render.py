@@ -251,7 +251,8 @@ def test_json_has_every_number_of_the_csv(table: Table) -> None:
     rows = csv.DictReader(io.StringIO(to_csv(table)))
     cells = [cell for row in json.loads(to_json(table))["rows"] for cell in row["cells"]]
     for row, cell in zip(rows, cells, strict=True):
-        delta, printed = cell["delta"] or {}, cell["published"]["gpas"]
+        delta = cell["delta"] or {}
+        printed = cell["published"]["gpas"]
         numbers = {name: cell[name] for name in ("mean", "std", "n", "wanted")}
         numbers |= {"delta": delta.get("mean"), "p": delta.get("p")}
         numbers |= {f"delta_{name}": delta.get(name) for name in ("std", "n")}

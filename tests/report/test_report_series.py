@@ -76,7 +76,8 @@ def test_numbers_are_shaded_in_their_order_and_named() -> None:
 
 
 def test_a_cell_of_two_grids_counts_once_and_equal_titles_name_their_grid() -> None:
-    one, other = entry(), replace(entry(optim={"lr": 5e-4, "warmup": 1, "steps": 10}), grid="other")
+    one = entry()
+    other = replace(entry(optim={"lr": 5e-4, "warmup": 1, "steps": 10}), grid="other")
     shared = replace(one, grid="other")
     series = make_series([run(one, 1.0), run(shared, 1.0), run(other, 2.0)])
     assert [(s.title, len(s.runs)) for s in series] == [("Pre-LN (demo)", 1), ("Pre-LN (other)", 1)]

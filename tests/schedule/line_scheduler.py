@@ -91,8 +91,11 @@ class LineScheduler(Scheduler):
         raise GpasError("a line does not know when its jobs start")
 
     def submit(self, request: RunRequest) -> LineRun:
-        runs, name = request.project.runs, f"line-{secrets.token_hex(4)}"
-        jobs, done, place = stage_jobs(request.entries), Submitted(), runs / ".line" / name
+        runs = request.project.runs
+        name = f"line-{secrets.token_hex(4)}"
+        jobs = stage_jobs(request.entries)
+        done = Submitted()
+        place = runs / ".line" / name
         place.mkdir(parents=True)
         with ClaimSet(runs, request.retry, "line") as claims:
             done.seen = claims.take(jobs)
@@ -129,7 +132,8 @@ class LineScheduler(Scheduler):
         return replace(last, state=state, evidence=str(job), cause="", outcome="", claim=claim, job=job)
 
     def job_of(self, claim: Claim) -> LineJob | None:
-        place, jobs = self._place(claim), self._jobs(claim)
+        place = self._place(claim)
+        jobs = self._jobs(claim)
         if locks.probe(place / "worker.lock") is not locks.Lock.HELD:
             return None
         current = int((place / "current").read_text()) if (place / "current").exists() else -1
@@ -160,7 +164,8 @@ class LineRun:
         self.stopped = True
 
     def follow(self) -> RunSummary:
-        runs, entries = self.request.project.runs, self.request.entries
+        runs = self.request.project.runs
+        entries = self.request.entries
         while not self.stopped and any(seen.state in ALIVE for seen in statuses(runs, entries).values()):
             time.sleep(0.05)
         self.request.ingest()
@@ -183,7 +188,8 @@ def _submission(directory: Path) -> str:
 
 def work(place: Path) -> None:
     """Run the jobs of a line one after the other."""
-    runs, line = place.parents[1], json.loads((place / "jobs.json").read_text())
+    runs = place.parents[1]
+    line = json.loads((place / "jobs.json").read_text())
     for index, job in enumerate(line["jobs"]):
         (place / "current").write_text(str(index))
         with locks.locked(claims_lock(runs)):

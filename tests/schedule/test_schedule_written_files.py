@@ -53,7 +53,8 @@ def test_an_attempt_on_this_machine(project: Project, monkeypatch: pytest.Monkey
 
 def test_an_attempt_of_an_array_element(project: Project) -> None:
     code = Snapshot("c0de", project.runs / ".code/c0de", {"commit": "a" * 40, "dirty": False})
-    submitter, old = Submitter(project.runs), OLD / ".slurm/gpas-toy-0123456789ab"
+    submitter = Submitter(project.runs)
+    old = OLD / ".slurm/gpas-toy-0123456789ab"
     made = submission.record(project, "gpas-g-0", [[JOB]], code, submitter, {JOB.key})
     made.submitted("7")
     for name in ("submission.json", "job.json", "elements.jsonl"):

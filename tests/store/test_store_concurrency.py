@@ -38,7 +38,8 @@ def test_a_sync_that_dies_is_taken_up_where_it_was(
     for n in range(3):
         life.whole(f"{n:016x}")
     with monkeypatch.context() as patch:
-        store, calls = ingest.store_points, iter(range(10))
+        store = ingest.store_points
+        calls = iter(range(10))
 
         def dies(*arguments: Any) -> None:
             store(*arguments)

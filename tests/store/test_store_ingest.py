@@ -204,7 +204,8 @@ def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engin
 def test_an_unreadable_attempt_is_reported_and_stops_no_other(
     engine: Engine, life: Life, content: str | None, message: str
 ) -> None:
-    bad, good = life.attempt(), life.whole(OTHER)
+    bad = life.attempt()
+    good = life.whole(OTHER)
     if content is None:
         bad.attempt_path.unlink()
     else:
@@ -306,7 +307,8 @@ def flip(attempt: AttemptDir) -> None:
 
 
 def test_a_journal_that_was_damaged_after_it_was_read_is_read_anew(connect: Connect, url: str, life: Life) -> None:
-    engine, attempt = connect(url), life.whole()
+    engine = connect(url)
+    attempt = life.whole()
     sync(engine, life.runs)
     assert outcomes(engine) == [("done", None)]
     flip(attempt)
@@ -320,7 +322,8 @@ def test_a_journal_that_was_damaged_after_it_was_read_is_read_anew(connect: Conn
 
 
 def test_a_journal_that_was_replaced_and_has_grown_is_read_anew(connect: Connect, url: str, life: Life) -> None:
-    engine, attempt = connect(url), life.whole()
+    engine = connect(url)
+    attempt = life.whole()
     sync(engine, life.runs)
     attempt.journal_path.unlink()
     life.start(attempt, host="elsewhere")
@@ -335,7 +338,8 @@ def test_a_journal_that_was_replaced_and_has_grown_is_read_anew(connect: Connect
 
 
 def test_a_journal_that_was_only_copied_is_not_read_again(connect: Connect, url: str, life: Life) -> None:
-    engine, attempt = connect(url), life.whole()
+    engine = connect(url)
+    attempt = life.whole()
     sync(engine, life.runs)
     os.utime(attempt.journal_path, (1, 1))
     assert sync(engine, life.runs) == Ingested()

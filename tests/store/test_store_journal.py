@@ -147,10 +147,13 @@ def test_an_event_without_its_newline_is_complete(tmp_path: Path) -> None:
 
 def test_reading_in_stretches_gives_what_reading_at_once_gives(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    events, offset, found = written(path, 50), 0, []
+    events = written(path, 50)
+    offset = 0
+    found = []
     while (stretch := read(path, offset, limit=300))[1] > offset:
         assert len(stretch[0]) < 10
-        offset, found = stretch[1], found + stretch[0]
+        offset = stretch[1]
+        found = found + stretch[0]
     assert found == events
 
 
@@ -170,7 +173,8 @@ def test_tail_gives_the_last_events_and_no_more_bytes_than_asked(tmp_path: Path,
 
 def test_a_full_disk_costs_nothing_once_it_has_room_again(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
     path = tmp_path / "j"
-    journal, full = Journal(path), disk(250)
+    journal = Journal(path)
+    full = disk(250)
     for step in range(10):
         journal("step", step=step, loss=0.5)
     assert 0 < journal.pending < 10
@@ -203,7 +207,8 @@ def test_when_memory_is_full_too_the_oldest_steps_go_first(
     tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PENDING_LIMIT", 5)
-    journal, full = Journal(tmp_path / "j"), disk(0)
+    journal = Journal(tmp_path / "j")
+    full = disk(0)
     journal("start")
     for step in range(10):
         journal("step", step=step)
@@ -223,7 +228,8 @@ def test_without_steps_to_drop_the_oldest_goes(
     tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PENDING_LIMIT", 2)
-    journal, full = Journal(tmp_path / "j"), disk(0)
+    journal = Journal(tmp_path / "j")
+    full = disk(0)
     for name in "abcd":
         journal("phase", name=name)
     full.room = 10**6

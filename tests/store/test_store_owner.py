@@ -43,7 +43,8 @@ def test_nothing_is_made_where_there_are_no_run_directories(connect: Connect, ur
 def test_another_projects_results_are_neither_overwritten_nor_shown(
     connect: Connect, url: str, life: Life, tmp_path: Path
 ) -> None:
-    engine, other = connect(url), type(life)(tmp_path / "other/runs")
+    engine = connect(url)
+    other = type(life)(tmp_path / "other/runs")
     life.whole()
     other.whole()
     sync(engine, life.runs)

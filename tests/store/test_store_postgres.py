@@ -44,7 +44,8 @@ def server_user() -> str | None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Path]:
     """The folder of a running server's socket. In /tmp, because the path of a socket may have 107 bytes at most."""
-    folder, user = Path(tempfile.mkdtemp(prefix="gpas-pg-", dir="/tmp")), server_user()
+    folder = Path(tempfile.mkdtemp(prefix="gpas-pg-", dir="/tmp"))
+    user = server_user()
     data = folder / "data"
     data.mkdir(mode=0o700)
     if user is not None:

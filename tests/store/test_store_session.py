@@ -285,7 +285,9 @@ def test_the_log_of_a_second_writer_belongs_to_the_files_group(connect: Connect,
     if os.getuid() != 0:
         pytest.skip("only root can be a second user")
     unprivileged.chmod(0o777)
-    path, shared, groups = unprivileged / "gpas.db", 54321, os.getgroups()
+    path = unprivileged / "gpas.db"
+    shared = 54321
+    groups = os.getgroups()
     connect(f"sqlite:///{path}").dispose()
     os.chown(path, -1, shared)
     path.chmod(0o664)

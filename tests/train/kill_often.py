@@ -53,7 +53,9 @@ def start(root: Path, cell: dict[str, Any], number: int) -> tuple[int, Any]:
 
 def main(root: Path, cell: dict[str, Any], kills: int) -> None:
     make_deterministic(1)
-    chooser, at, killed = random.Random(11), 0, list[int]()
+    chooser = random.Random(11)
+    at = 0
+    killed = list[int]()
     steps = cell["optim"]["steps"]
     for number in range(kills):
         child, told = start(root, cell, number)

@@ -68,7 +68,8 @@ def test_no_scheme_and_no_site_breaks_the_graph(norm: str) -> None:
 
 def test_batches_of_other_shapes_compile_once_more_at_most() -> None:
     torch._dynamo.reset()
-    counter, made = CompileCounter(), network("pre")
+    counter = CompileCounter()
+    made = network("pre")
     compile_layers(made, counter)
     for lengths in itertools.permutations((9, 5, 4, 2)):
         summed_loss(made, rows(*lengths), FP32).backward()
@@ -81,7 +82,8 @@ def test_batches_of_other_shapes_compile_once_more_at_most() -> None:
 def test_all_shapes_of_a_training_compile_for_layers_of_two_kinds(dynamic: bool | None) -> None:
     """Padded and full rows, fewer rows, and a single row; with gradients and, as in evaluations, without."""
     torch._dynamo.reset()
-    counter, made = CompileCounter(), network("mix")
+    counter = CompileCounter()
+    made = network("mix")
     compile_layers(made, counter, dynamic=dynamic)
     shapes = [(9, 5, 4, 2), (9, 9, 9, 9), (9, 3, 1, 1), (9, 9), (9, 5), (9,), (4,)]
     for lengths in shapes:

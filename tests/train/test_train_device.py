@@ -29,7 +29,8 @@ class Operations(TorchDispatchMode):
 
     def __init__(self, found: list[str], on_host: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.found, self.on_host = found, {tensor.data_ptr() for tensor in on_host}
+        self.found = found
+        self.on_host = {tensor.data_ptr() for tensor in on_host}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if NEEDS_NUMBERS & set(function.tags) and args[0].data_ptr() not in self.on_host:

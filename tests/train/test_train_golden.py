@@ -60,7 +60,8 @@ def gate_gradients(network: Llama) -> list[float]:
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    golden, before = json.loads((GOLDEN / f"{name}.json").read_text()), []
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    before = []
 
     def watched_clip(network: Llama, spec: Optim) -> torch.Tensor:
         before.append(gate_gradients(network))
@@ -139,7 +140,8 @@ def test_bfloat16_weights_get_the_reference_adam() -> None:
     size = {"hidden": 8, "ffn": 8, "heads": 2, "layers": 1, "vocab": 300}
     made = cell_from({"size": size, "precision": "pure_bf16", "data": "quickstart", "optim": values})
     network = build(made.model, dtype=torch.bfloat16)
-    ours, weight = make_adam(network, made.optim), network.lm_head.weight
+    ours = make_adam(network, made.optim)
+    weight = network.lm_head.weight
     copies = [torch.nn.Parameter(weight.detach().clone()) for _ in range(2)]
     theirs, fused = torch.optim.Adam(copies[:1], foreach=False), torch.optim.Adam(copies[1:], fused=True)
     generator = torch.Generator().manual_seed(1)

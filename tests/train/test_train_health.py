@@ -23,7 +23,8 @@ def healthy(updates: int = 600, seed: int = 1) -> list[tuple[float, float]]:
 
 
 def judge(series: list[tuple[float, float]], health: Health | None = None, first: int = 1) -> list[Spike | Divergence]:
-    health, told = health or Health(Monitoring(), VOCAB), []
+    health = health or Health(Monitoring(), VOCAB)
+    told = []
     for step, (loss, norm) in enumerate(series, first):
         spikes, divergence = health.add(step, loss, norm)
         told += spikes

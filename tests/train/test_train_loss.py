@@ -51,7 +51,8 @@ def test_without_padding_and_by_chunks_it_is_the_plain_loss(
     monkeypatch: pytest.MonkeyPatch, chunk: int, family: str, hole: bool
 ) -> None:
     monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
-    made, (inputs, targets) = network(family=family), padded(hole)
+    made = network(family=family)
+    (inputs, targets) = padded(hole)
     expected = plain(made, inputs, targets)
     rows = DeviceRows.of(inputs, targets, CPU)
     assert rows.packing is not None
@@ -65,7 +66,8 @@ def test_without_padding_and_by_chunks_it_is_the_plain_loss(
 
 def test_in_single_precision_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "CHUNK_LOGITS", 350)
-    made, (inputs, targets) = network(torch.float32), padded()
+    made = network(torch.float32)
+    (inputs, targets) = padded()
     expected = plain(made, inputs, targets)
     ours = summed_loss(made, DeviceRows.of(inputs, targets, CPU), Precision("fp32", CPU))
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
@@ -90,7 +92,8 @@ def test_a_batch_without_targets_costs_nothing_and_is_zero() -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "pure_bf16"])
 def test_in_bfloat16_it_is_near_the_exact_one(name: str) -> None:
-    precision, (inputs, targets) = Precision(name, CPU), padded()
+    precision = Precision(name, CPU)
+    (inputs, targets) = padded()
     made = network(precision.weights)
     ours = summed_loss(made, DeviceRows.of(inputs, targets, CPU), precision)
     assert ours.dtype == torch.float32
@@ -105,7 +108,8 @@ def test_an_evaluation_makes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         loss, "_chunked", lambda *args, **kwargs: wanted.append(kwargs["wanted"]) or whole(*args, **kwargs)
     )
-    made, rows = network(), DeviceRows.of(*padded(), CPU)
+    made = network()
+    rows = DeviceRows.of(*padded(), CPU)
     with torch.no_grad():
         summed_loss(made, rows, Precision("fp32", CPU))
     summed_loss(made, rows, Precision("fp32", CPU))

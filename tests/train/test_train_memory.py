@@ -56,8 +56,10 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
 def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) -> None:
     size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
-    model, precision = parse_model({"size": size, "norm": scheme}), Precision(name, CPU)
-    network, tokens = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32), (2, 48)
+    model = parse_model({"size": size, "norm": scheme})
+    precision = Precision(name, CPU)
+    network = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32)
+    tokens = (2, 48)
     sizes = {parameter.numel() for parameter in network.parameters()}  # no activation has one of these sizes
     kept: dict[int, torch.Tensor] = {}  # storages count once; the reference prevents reuse
 
@@ -137,7 +139,8 @@ def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpas_cli.train import strategy
 
     small, large = (parse_model({"size": size}) for size in (SIZE, "1b"))
-    two, gpu = World(0, 2, 0), Precision("bf16", torch.device("cuda"))
+    two = World(0, 2, 0)
+    gpu = Precision("bf16", torch.device("cuda"))
 
     def chosen(model: Model, precision: Precision, world: World, **asked: Any) -> tuple[str, bool]:
         layout = choose_layout(Resources(**asked), model, precision, world)

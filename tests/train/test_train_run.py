@@ -62,7 +62,8 @@ def go(
     paths: RunPaths, folder: Path, what: Cell, stop_at: int | None = None, **kwargs: object
 ) -> tuple[Outcome, Recorder]:
     """Train into `folder`; if `stop_at` is given, request a stop after that many updates."""
-    recorder, asked = Recorder(), iter(range(10**6))
+    recorder = Recorder()
+    asked = iter(range(10**6))
     stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
     where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root, kwargs.pop("teacher", None))
     return train(what, where, recorder, cadence=CADENCE, stop=stop, **kwargs), recorder
@@ -135,7 +136,8 @@ def test_a_resumed_run_ends_in_the_same_bits(paths: RunPaths, tmp_path: Path, pr
     straight, _ = go(paths, tmp_path / "straight", what)
     chooser = random.Random(7)
     for trial in range(3):
-        stop_at, lost = chooser.randrange(1, STEPS), chooser.random() < 0.5
+        stop_at = chooser.randrange(1, STEPS)
+        lost = chooser.random() < 0.5
         first, second = tmp_path / f"{trial}-1", tmp_path / f"{trial}-2"
         left, _ = go(paths, first, what, stop_at)
         assert (left.outcome, left.step) == ("interrupted", stop_at)
@@ -164,7 +166,8 @@ def test_base_and_gpas_see_the_same_batches(paths: RunPaths, tmp_path: Path) -> 
 def test_a_loss_that_is_not_a_number_is_a_result(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy, calls = loop.summed_loss, iter(range(10**6))
+    healthy = loop.summed_loss
+    calls = iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 8 else 1))
     outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 9)
@@ -175,7 +178,8 @@ def test_a_loss_that_is_not_a_number_is_a_result(
 def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy, calls = loop.clip, iter(range(10**6))
+    healthy = loop.clip
+    calls = iter(range(10**6))
     monkeypatch.setattr(loop, "clip", lambda *a: healthy(*a) * (math.inf if next(calls) == 12 else 1))
     outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 13)
@@ -186,7 +190,8 @@ def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
 def test_a_loss_that_stays_high_is_a_divergence(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy, calls = loop.summed_loss, iter(range(10**6))
+    healthy = loop.summed_loss
+    calls = iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 8 else 1))
     outcome, _ = go(paths, tmp_path, cell(), watch=Monitoring(patience=6))
     assert (outcome.outcome, outcome.step) == ("diverged", 14)
@@ -217,7 +222,8 @@ def test_a_resumed_run_reports_the_same_spikes(
 
 def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_path: Path) -> None:
     def attempt(number: int, code: str, stop_at: int | None = None, **more: str) -> tuple[Outcome, Recorder]:
-        recorder, asked = Recorder(), iter(range(10**6))
+        recorder = Recorder()
+        asked = iter(range(10**6))
         earlier = [tmp_path / str(before) for before in range(number)]
         where = replace(paths, checkpoints=tmp_path / str(number), earlier=earlier, code=code)
         stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at else (lambda: None)
@@ -346,7 +352,8 @@ def test_clipping_bounds_all_gradients_then_the_gates(paths: RunPaths) -> None:
     from gpas_cli.model.llama import build
     from gpas_cli.train.optim import clip, gradient_norm
 
-    network, spec = build(cell().model), cell().optim
+    network = build(cell().model)
+    spec = cell().optim
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter)
     before = clip(network, spec)

@@ -130,7 +130,10 @@ def test_tensorboard_writes_a_folder_for_each_cell(
 
     class SummaryWriter:
         def __init__(self, folder: str, purge_step: int | None) -> None:
-            self.folder, self.purge_step, self.scalars, self.closed = folder, purge_step, [], False
+            self.folder = folder
+            self.purge_step = purge_step
+            self.scalars = []
+            self.closed = False
             made.append(self)
 
         def add_scalar(self, name: str, number: float, step: int) -> None:

@@ -17,7 +17,8 @@ from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
 
-here, rank = AttemptDir(Path(sys.argv[1])), int(os.environ["RANK"])
+here = AttemptDir(Path(sys.argv[1]))
+rank = int(os.environ["RANK"])
 act = json.loads((here.path / "acts.json").read_text())[rank]
 asked: list[int] = []
 signal.signal(signal.SIGTERM, signal.SIG_IGN if act == "hang" else lambda number, _: asked.append(number))

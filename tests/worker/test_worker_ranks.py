@@ -45,7 +45,8 @@ class Job:
     def __init__(self, runs: Path, *acts: str):
         self.attempt = make_attempt(runs, "0123456789abcdef", {"created": time.time(), "submitter": {}})
         (self.attempt.path / "acts.json").write_text(json.dumps(acts))
-        self.size, alive = len(acts), locks.hold(alive_path(self.attempt))
+        self.size = len(acts)
+        alive = locks.hold(alive_path(self.attempt))
         root = str(Path(__file__).parents[2])
         self.process = subprocess.Popen(
             [sys.executable, "-S", "-c", PARENT, str(FAKE), str(self.attempt.path), str(self.size)],

@@ -37,7 +37,8 @@ from gpas_cli.state.submitters import SILENCE_SECONDS
 
 
 def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None:
-    cell, notices = entry("wait", 1), Notices()
+    cell = entry("wait", 1)
+    notices = Notices()
     first = Background(scheduler(project, cell, reporter=notices))
     kill(job_pid(until(working(project, cell))))
     until(lambda: ran(project) == ["wait-1 1", "wait-1 2"])

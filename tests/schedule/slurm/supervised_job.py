@@ -15,7 +15,8 @@ from gpas_cli.store.journal import Journal
 
 directory = Path(sys.argv[1])
 attempt = json.loads((directory / "attempt.json").read_text())
-act, first = attempt["axes"]["act"], attempt["number"] == 1
+act = attempt["axes"]["act"]
+first = attempt["number"] == 1
 journal = Journal(directory / "journal.jsonl")
 if act == "no-gpus":
     cause = "the job asked for 1 GPU, and none is visible on n1"
