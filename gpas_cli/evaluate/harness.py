@@ -32,7 +32,7 @@ from gpas_cli.data.hub import first_line
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
-from gpas_cli.evaluate.task_score import TaskScore
+from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
 FOLDERS = {
@@ -57,10 +57,6 @@ NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "
 
 class DownstreamMissing(GpasError):
     """lm-evaluation-harness is not installed."""
-
-
-class TaskUnavailable(GpasError):
-    """The documents of a task cannot be read, for instance because this machine has no network."""
 
 
 def require_harness() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpas_cli.errors import GpasError
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
@@ -22,3 +24,7 @@ class TaskScore:
     task_version: str
     harness: str
     shots: int = 0
+
+
+class TaskUnavailable(GpasError):
+    """The documents of a task cannot be read, for instance because this machine has no network."""

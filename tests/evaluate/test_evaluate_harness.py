@@ -19,9 +19,9 @@ from exporting import CPU, Room, needs_transformers, run_alone
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import harness
-from gpas_cli.evaluate.harness import DownstreamMissing, TaskUnavailable, score_official
+from gpas_cli.evaluate.harness import DownstreamMissing, score_official
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
-from gpas_cli.evaluate.task_score import TaskScore
+from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
