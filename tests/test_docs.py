@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -106,6 +107,15 @@ def test_readme_is_short_and_has_its_picture() -> None:
     picture = (ROOT / re.search(r"!\[.*?\]\((.*?\.svg)\)", text)[1]).read_text("utf-8")
     assert "gpas&#160;table&#160;quickstart&#160;--paper" in picture
     assert_loads_nothing(picture)
+
+
+def test_the_description_on_a_package_index_has_no_relative_link() -> None:
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
+    text = (ROOT / "README.md").read_text("utf-8")
+    for each in hook["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    assert [link for link in LINK.findall(text) if "://" not in link] == []
+    assert "CONTRIBUTING.md names the files" in text
 
 
 def test_a_picture_is_what_a_command_prints() -> None:
@@ -263,7 +273,7 @@ def test_the_citation_and_the_changelog_are_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0")
     assert citation["preferred-citation"]["title"].startswith("GPAS: Accelerating Convergence")
-    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"## {__version__} " in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert (ROOT / "LICENSE").read_text("utf-8").split("\n")[0].strip() == "Apache License"
     assert (ROOT / "gpas_cli/py.typed").is_file()
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, CellsOrGrids, Executor, Where, Yes, cells_or_grids, confirm, console, project
-from gpas_cli.cli.outcome import Notify, finish
-from gpas_cli.cli.run import Jobs, Wait, run_entries
+from gpas_cli.cli.console import CellsOrGrids, Where, cells_or_grids, confirm, console, project
+from gpas_cli.cli.outcome import finish
+from gpas_cli.cli.run import run_entries
+from gpas_cli.cli.run_options import RunOptions, with_run_options
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 
@@ -20,16 +21,13 @@ if TYPE_CHECKING:
 NAMED = 20  # cells whose results are printed before the confirmation
 
 
+@with_run_options
 def rerun(
     words: CellsOrGrids = None,
     where: Where = None,
-    executor: Executor = "auto",
-    jobs: Jobs = None,
-    wait: Wait = False,
     undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request and keep the earlier result.")] = False,
-    yes: Yes = False,
-    notify: Notify = None,
-    as_json: AsJson = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run cells that have a result again, as a new attempt.
 
@@ -60,9 +58,9 @@ def rerun(
     _print_results(chosen)
     if len(states) > len(chosen):
         console().print(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")
-    confirm(f"Run {count(len(chosen), 'cell')} again?", yes)
+    confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
     run_again(project().runs, _keys([state.entry for state in chosen]))
-    run_entries([state.entry for state in chosen], executor=executor, jobs=jobs, yes=yes, wait=wait, notify=notify)
+    run_entries([state.entry for state in chosen], options)
 
 
 def _keys(entries: Sequence[Entry]) -> list[str]:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Executor, Where, Yes, console, entries, experiments, find_cells, project
-from gpas_cli.cli.outcome import Notify, finish
-from gpas_cli.cli.run import Jobs, Wait, run_entries
+from gpas_cli.cli.console import Where, console, entries, experiments, find_cells, project
+from gpas_cli.cli.outcome import finish
+from gpas_cli.cli.run import run_entries
+from gpas_cli.cli.run_options import RunOptions, with_run_options
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
 RETRIED = ("failed", "cancelled", "unknown")
 
 
+@with_run_options
 def retry(
     cells: Annotated[
         list[str] | None, typer.Argument(help="Cells by name or key; by default every failed or cancelled one.")
     ] = None,
     where: Where = None,
-    executor: Executor = "auto",
-    jobs: Jobs = None,
-    wait: Wait = False,
-    yes: Yes = False,
-    notify: Notify = None,
-    as_json: AsJson = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run failed and cancelled cells again, from their last checkpoint if they have one. Attempts are kept.
 
@@ -49,7 +47,7 @@ def retry(
         finish(RunSummary())
     if cells:
         chosen += _waiting_for(chosen, asked)
-    run_entries(chosen, executor=executor, jobs=jobs, yes=yes, wait=wait, retry=RETRIED, notify=notify)
+    run_entries(chosen, options, retry=RETRIED)
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:

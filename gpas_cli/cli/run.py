@@ -12,11 +12,8 @@ from typer.core import TyperGroup
 
 from gpas_cli.cli.console import (
     STATE,
-    AsJson,
-    Executor,
     NamesAndSettings,
     Where,
-    Yes,
     confirm,
     console,
     experiments,
@@ -24,7 +21,8 @@ from gpas_cli.cli.console import (
     project,
     varied_entries,
 )
-from gpas_cli.cli.outcome import Notify, finish
+from gpas_cli.cli.outcome import finish
+from gpas_cli.cli.run_options import RunOptions, with_run_options
 from gpas_cli.cli.submitted_view import SubmissionReporter, print_submitted
 from gpas_cli.words import count, listed
 
@@ -49,26 +47,19 @@ app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.",
 
 ASK_ABOVE_HOURS = 1.0
 NAMED = 3  # cells named in one line of the summary
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
-]
-Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
 
 
 @app.command("grid")
+@with_run_options
 def run_grid(
     names: NamesAndSettings = None,
     where: Where = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
-    executor: Executor = "auto",
-    jobs: Jobs = None,
-    wait: Wait = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="SLURM: print when jobs would start; submit nothing.")
     ] = False,
-    yes: Yes = False,
-    notify: Notify = None,
-    as_json: AsJson = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run every cell of a grid that has no result yet. Running a grid twice is free.
 
@@ -83,29 +74,16 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
-    run_entries(
-        varied_entries(names, where),
-        executor=executor,
-        jobs=jobs,
-        yes=yes,
-        wait=wait,
-        dry_run=dry_run,
-        test_only=test_only,
-        notify=notify,
-    )
+    run_entries(varied_entries(names, where), options, dry_run=dry_run, test_only=test_only)
 
 
 def run_entries(
     chosen: list[Entry],
+    options: RunOptions,
     *,
-    executor: str,
-    jobs: int | None,
-    yes: bool,
-    wait: bool,
     dry_run: bool = False,
     test_only: bool = False,
     retry: Collection[str] = (),
-    notify: str | None = None,
 ) -> None:
     """Plan, ask for confirmation, run, and exit with the code of the outcome."""
     from gpas_cli.cli.plan import as_mapping, headline, plan_for, render
@@ -113,7 +91,7 @@ def run_entries(
     from gpas_cli.store.refresh import ingest
 
     here = project()
-    choice = choose(executor)
+    choice = choose(options.executor)
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
@@ -132,12 +110,12 @@ def run_entries(
         console().print(warning, style="yellow", markup=False)
     guess = planned.estimate
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
-        confirm(f"Start {count(len(planned.jobs), 'job')}?", yes)
-    request = RunRequest(project=here, entries=chosen, retry=retry, at_once=jobs, ingest=lambda: ingest(here))
-    submitted, summary = _run(scheduler, request, wait)
+        confirm(f"Start {count(len(planned.jobs), 'job')}?", options.yes)
+    request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
+    submitted, summary = _run(scheduler, request, options.wait)
     if summary:
         _conclude(summary)
-    finish(summary, notify, submitted)
+    finish(summary, options.notify, submitted)
 
 
 def _run(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitted | None, RunSummary | None]:
