@@ -108,15 +108,15 @@ class Chaos:
 
     def _executors(self) -> list[str]:
         """Return local, slurm, or both. Exit if SLURM was requested and is unavailable."""
-        from cluster import lacking
+        from cluster import why_unavailable
 
         wanted = ["local", "slurm"] if self.options.executor == "both" else [self.options.executor]
         if self.options.replay:
             first = self.options.replay.name.split("-")
             wanted = [first[1]] if len(first) == 3 else wanted[:1]
-        reason = lacking("light") if "slurm" in wanted else ""
+        reason = why_unavailable("light") if "slurm" in wanted else ""
         if reason and wanted == ["slurm"]:
-            raise SystemExit(f"a SLURM cannot be had here: {reason}")
+            raise SystemExit(f"no SLURM cluster can be started here: {reason}")
         if reason:
             say(f"SLURM is left out: {reason}")
         return ["local"] if reason else wanted
@@ -209,13 +209,13 @@ def verdict(broken: list[Violation], chaos: Chaos) -> str:
     from chaos_kit.plan import is_fault
 
     counts = Counter(violation.verdict for violation in broken)
-    told = ", ".join(f"{counts[word]} {word}" for word in ("lost", "doubled", "wrong"))
+    violations = ", ".join(f"{counts[word]} {word}" for word in ("lost", "doubled", "wrong"))
     faults = {kind: n for kind, n in chaos.thrown.most_common() if n and (is_fault(kind) or kind == "clock-shift")}
     commands = {kind: n for kind, n in chaos.thrown.most_common() if n and kind not in faults}
     words = [
         f"{sum(some.values())} {what}: {_list(some)}" for what, some in (("faults", faults), ("commands", commands))
     ]
-    return f"{told} ({chaos.cells} cells in {chaos.rounds} rounds; {'; '.join(words)})"
+    return f"{violations} ({chaos.cells} cells in {chaos.rounds} rounds; {'; '.join(words)})"
 
 
 def _list(counts: dict[str, int]) -> str:

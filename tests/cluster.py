@@ -34,7 +34,7 @@ HOSTS = Path("/etc/hosts")
 _reserved: list[socket.socket] = []
 
 
-def lacking(kind: str) -> str:
+def why_unavailable(kind: str) -> str:
     """Return why a cluster of that kind cannot be started here, or "" if it can."""
     programs = [name for k in ("light", "full")[: 1 + (kind == "full")] for name in NEEDED[k]]
     absent = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:{SBIN}") is None]
@@ -347,7 +347,7 @@ if __name__ == "__main__":
         install(words[1] or "light")
     elif words[0] == "up":
         kind = words[2] or "light"
-        if reason := lacking(kind):
+        if reason := why_unavailable(kind):
             raise SystemExit(reason)
         Cluster(Path(words[1]), kind).up()
         print(f". {Path(words[1]).absolute()}/env.sh")

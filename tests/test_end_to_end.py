@@ -53,11 +53,11 @@ def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
     markdown = toy.gpas("table", "--format", "markdown").stdout
     assert "Pre-LN" in markdown
     assert "±" in markdown
-    told = json.loads(toy.gpas("why", "pre-gpas-s1", "--json").stdout)["stages"][0]
-    assert told["attempts"][0]["facts"]["code"]
-    assert Path(told["attempts"][0]["checkpoint"]).is_dir()
+    stage = json.loads(toy.gpas("why", "pre-gpas-s1", "--json").stdout)["stages"][0]
+    assert stage["attempts"][0]["facts"]["code"]
+    assert Path(stage["attempts"][0]["checkpoint"]).is_dir()
     cell = toy.status()["pre-gpas-s1"]
-    assert told["attempts"][0]["metrics"]["perplexity"] == pytest.approx(cell["metrics"]["perplexity"])
+    assert stage["attempts"][0]["metrics"]["perplexity"] == pytest.approx(cell["metrics"]["perplexity"])
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     for what in ("loss", "activation_variance"):
         toy.gpas("figure", "--what", what, "--out", what)
@@ -82,11 +82,11 @@ def why_ended(toy: Toy) -> list[int | None]:
     """Return the signal that ended each attempt, as `gpas why` prints it in text and in JSON."""
     signals = []
     for name in toy.states():
-        told = json.loads(toy.gpas("why", name, "--json").stdout)["stages"][0]["attempts"]
-        signals += [attempt["signal"] for attempt in told]
+        attempts = json.loads(toy.gpas("why", name, "--json").stdout)["stages"][0]["attempts"]
+        signals += [attempt["signal"] for attempt in attempts]
         text = " ".join(toy.gpas("why", name).stdout.split())
-        assert text.count("without an outcome (signal 9, exit.json)") == sum(t["signal"] == 9 for t in told)
-        assert [t["state"] for t in told] == ["interrupted" if t["signal"] else "done" for t in told]
+        assert text.count("without an outcome (signal 9, exit.json)") == sum(t["signal"] == 9 for t in attempts)
+        assert [t["state"] for t in attempts] == ["interrupted" if t["signal"] else "done" for t in attempts]
     return signals
 
 
@@ -189,8 +189,8 @@ def test_a_disk_that_fills_up_costs_no_cell(tmp_path: Path, small_disk: Path, le
     wait(lambda: bool(list(small_disk.glob("runs/??/*/*/checkpoints/step-*"))))
     with full(small_disk, leaving):
         assert running.wait(120) in (0, 3, 4)
-        told = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
-        assert "No space" in told  # the full disk may truncate the sentence
+        output = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
+        assert "No space" in output  # the full disk may truncate the sentence
     gpas("retry")
     assert gpas("run", "grid").returncode == 0
     cells = json.loads(gpas("status", "--json").stdout)["cells"]

@@ -67,5 +67,5 @@ def test_a_job_runs_the_recorded_text_and_not_the_file(toy: Toy) -> None:
     code, journal = job(toy, 3, plugin={"name": "my_schemes.py", "source": CODE.replace("self.fade)", "2)")})
     assert code == 1
     assert "the wiring of 'faded' has changed since this cell was recorded" in journal
-    told = toy.gpas("status", expect=2).stderr
-    assert "experiments.yaml:2:11: plugins: my_schemes.py:1: RuntimeError" in told
+    message = toy.gpas("status", expect=2).stderr
+    assert "experiments.yaml:2:11: plugins: my_schemes.py:1: RuntimeError" in message

@@ -80,8 +80,8 @@ def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
     shutil.rmtree(first / "checkpoints")
     second = first.with_name("002")
     second.mkdir()
-    told = json.loads((first / "attempt.json").read_text())
-    (second / "attempt.json").write_text(json.dumps({**told, "number": 2, "executor": "slurm"}))
+    record = json.loads((first / "attempt.json").read_text())
+    (second / "attempt.json").write_text(json.dumps({**record, "number": 2, "executor": "slurm"}))
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
     sizes = {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "2"}
     processes = [

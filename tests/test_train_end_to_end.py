@@ -70,19 +70,19 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:
 
 
 def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None:
-    told = json.loads(toy.gpas("explain", "pre-s1", "optim.lr=3e-3", "--json").stdout)["cells"][0]
-    assert (told["name"], told["cell"]["optim"]["lr"]) == ("pre-s1+lr0.003", 0.003)
+    explained = json.loads(toy.gpas("explain", "pre-s1", "optim.lr=3e-3", "--json").stdout)["cells"][0]
+    assert (explained["name"], explained["cell"]["optim"]["lr"]) == ("pre-s1+lr0.003", 0.003)
     said = toy.gpas("train", "pre-s1", "optim.lr=3e-3").stdout
     assert "pre-s1+lr0.003" in said
     (attempt,) = toy.attempts()
     recorded = json.loads((attempt / "attempt.json").read_text())
-    assert recorded["key"] == told["key"]
-    assert recorded["cell"] == told["cell"]
+    assert recorded["key"] == explained["key"]
+    assert recorded["cell"] == explained["cell"]
     assert (recorded["grid"], recorded["name"], recorded["axes"]["optim.lr"]) == ("small", "pre-s1+lr0.003", 0.003)
     assert toy.states()["pre-s1"] == "missing"
     assert "is done in attempt 1" in toy.gpas("train", "pre-s1", "optim.lr=0.003", expect=2).stderr
     assert "pre-s1+lr0.003" in toy.gpas("why", "pre-s1", "optim.lr=3e-3").stdout
-    for word in (told["key"][:8], "pre-s1+lr0.003", "small/pre-s1+lr0.003"):
+    for word in (explained["key"][:8], "pre-s1+lr0.003", "small/pre-s1+lr0.003"):
         assert "pre-s1+lr0.003" in toy.gpas("why", word).stdout
         assert "30/30" in toy.gpas("logs", word).stdout
     assert "did you mean 'pre-s1+lr0.003'?" in toy.gpas("why", "pre-s1+lr0.03", expect=2).stderr
@@ -137,9 +137,9 @@ def test_why_tells_the_spikes_of_all_attempts(toy: Toy) -> None:
     append(attempt / "journal.jsonl", kind="spike", step=17, of="loss", value=9.5, usual=5.0)
     assert "spikes: loss 9.5 at update 17" in toy.gpas("why", "pre-s1").stdout
     assert "computed     micro-batches of " in toy.gpas("why", "pre-s1").stdout
-    told = json.loads(toy.gpas("why", "pre-s1", "--json").stdout)["stages"][0]
-    assert told["attempts"][-1]["computed"]["gemm_origin"] == "probe"
-    assert told["spikes"] == [{"step": 17, "of": "loss", "value": 9.5}]
+    stage = json.loads(toy.gpas("why", "pre-s1", "--json").stdout)["stages"][0]
+    assert stage["attempts"][-1]["computed"]["gemm_origin"] == "probe"
+    assert stage["spikes"] == [{"step": 17, "of": "loss", "value": 9.5}]
 
 
 def append(journal: Path, **event: object) -> None:

@@ -17,8 +17,8 @@ def test_a_noun_and_a_verb_agree_with_their_number() -> None:
 
 def test_ordinals() -> None:
     numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 111, 123)
-    told = "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 111th 123rd".split()
-    assert [words.ordinal(number) for number in numbers] == told
+    expected = "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 111th 123rd".split()
+    assert [words.ordinal(number) for number in numbers] == expected
 
 
 @pytest.mark.parametrize(

@@ -107,12 +107,12 @@ def _signal_job(number: int, find: Callable[[Field], list[Process]]) -> Fault:
             return NOTHING
         delay(step, 1.0)
         word = signal.Signals(number).name
-        return (field.name(process), _told(field, process, word)) if process.send(number) else NOTHING
+        return (field.name(process), _signalled(field, process, word)) if process.send(number) else NOTHING
 
     return fault
 
 
-def _told(field: Field, process: Process, word: str) -> str:
+def _signalled(field: Field, process: Process, word: str) -> str:
     return f"{word} to process {process.pid} of {field.name(process)}, attempt {Path(process.directory).name}"
 
 
@@ -154,13 +154,13 @@ def kill_both(field: Field, step: Step) -> Hit:
         return NOTHING
     delay(step, 1.0)
     above = look_at(process.parent)
-    told = _told(field, process, "SIGKILL")
+    effect = _signalled(field, process, "SIGKILL")
     if above is not None and in_folder(above, field.project.folder):
         _mark(field, above.pid)
         above.kill()
-        told += f" and to its parent {above.pid}"
+        effect += f" and to its parent {above.pid}"
     process.kill()
-    return field.name(process), told
+    return field.name(process), effect
 
 
 def kill_all(field: Field, step: Step) -> Hit:
@@ -183,7 +183,7 @@ def freeze_job(field: Field, step: Step) -> Hit:
         return NOTHING
     seconds = 1 + 6 * step.draws[2]
     field.lasting(seconds).callback(process.send, signal.SIGCONT)
-    return field.name(process), f"{_told(field, process, 'SIGSTOP')}, for {seconds:.1f} s"
+    return field.name(process), f"{_signalled(field, process, 'SIGSTOP')}, for {seconds:.1f} s"
 
 
 def disk_full(field: Field, step: Step) -> Hit:

@@ -73,26 +73,26 @@ def each_cell_once(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Ite
     """Every stage has exactly one deciding outcome."""
     for key, name in names.items():
         decided = [attempt for attempt in attempts if attempt.key == key and attempt.decided()]
-        told = ", ".join(f"{attempt.directory}: {attempt.decided()}" for attempt in decided)
+        evidence = ", ".join(f"{attempt.directory}: {attempt.decided()}" for attempt in decided)
         if not decided:
             tried = [f"{a.directory}: {a.outcome['outcome'] if a.outcome else 'no outcome'}" for a in of(attempts, key)]
             yield Violation("lost", "no attempt has a result", name, "; ".join(tried) or "there is no attempt")
         elif len(decided) > 1:
-            yield Violation("doubled", "several attempts have a result", name, told)
+            yield Violation("doubled", "several attempts have a result", name, evidence)
 
 
 def same_bits(
     names: Mapping[str, str], found: Iterable[tuple[Place, Any, str]], reference: Mapping[Place, Any]
 ) -> Iterator[Violation]:
     """Every value equals the reference bit for bit. Only the first difference per stage and kind is reported."""
-    told = set[tuple[str, str]]()
+    reported = set[tuple[str, str]]()
     for place, value, directory in sorted(found, key=lambda item: item[0]):
         key, kind, step, name = place
         ours, theirs = repr(value), repr(reference.get(place))
         # Layer statistics are also recorded at the first update after a resumption.
-        if ours == theirs or (kind == "layers" and place not in reference) or (key, kind) in told:
+        if ours == theirs or (kind == "layers" and place not in reference) or (key, kind) in reported:
             continue
-        told.add((key, kind))
+        reported.add((key, kind))
         where = f"{kind} {name} at update {step}"
         evidence = f"{where} is {ours[:200]}, in the reference {theirs[:200]} ({directory})"
         yield Violation("wrong", "a value differs from the undisturbed run", names.get(key, key), evidence)
@@ -131,13 +131,13 @@ def locked_once(names: Mapping[str, str], locked: Iterable[tuple[float, str, Seq
 
 
 def _journals(name: str, attempts: Sequence[Attempt]) -> Iterator[Violation]:
-    told = [attempt for attempt in attempts if attempt.events]
-    for a, b in pairwise(told):
+    started = [attempt for attempt in attempts if attempt.events]
+    for a, b in pairwise(started):
         last, first = a.events[-1]["t"], b.events[0]["t"]
         if last > first:
             evidence = f"{a.directory} until {last:.3f}, {b.directory} from {first:.3f}"
             yield Violation("doubled", "two journals were written at the same time", name, evidence)
-    for attempt in told:
+    for attempt in started:
         starts = [event for event in attempt.events if event["kind"] == "start"]
         if len(starts) > 1:
             pids = ", ".join(str(event.get("pid")) for event in starts)
@@ -156,15 +156,15 @@ def shown_truly(
     `commands` are the lifetimes of `gpas run` and `gpas retry` processes, `samples` the times at which processes were
     sampled. If they are given, a stage that no process works on must not be shown as queued or running.
     """
-    told = set[tuple[str, str]]()
+    reported = set[tuple[str, str]]()
     for poll in polls:
         watched = commands is not None and _watched(poll, samples)
         for cell in poll.shown:
             why = _untrue(poll, cell, of(attempts, cell.key), [life for life in lives if life.key == cell.key])
             if not why and watched and cell.state in ALIVE and not _somebody(poll, cell, lives, commands or ()):
                 why = "shown as under way though neither a process of it nor a command lives"
-            if why and (cell.cell, why) not in told:
-                told.add((cell.cell, why))
+            if why and (cell.cell, why) not in reported:
+                reported.add((cell.cell, why))
                 shift = f"; asked with a clock {poll.shift:+.0f} s wrong" if poll.shift else ""
                 said = f"{cell.state}: {cell.evidence}{f': {cell.cause}' if cell.cause else ''}"
                 evidence = f"{said} (asked {poll.began:.2f}, answered {poll.ended:.2f}{shift})"
@@ -214,9 +214,9 @@ def _somebody(poll: Poll, cell: Shown, lives: Sequence[Life], commands: Sequence
 def failures_excused(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
     """No attempt failed for a reason of its own, because every cell is valid."""
     for attempt in attempts:
-        told = attempt.outcome
-        if told and told["outcome"] in ("failed", "diverged") and not EXCUSES.search(str(told.get("cause"))):
-            evidence = f"{told['outcome']}: {told.get('cause')} ({attempt.directory})"
+        outcome = attempt.outcome
+        if outcome and outcome["outcome"] in ("failed", "diverged") and not EXCUSES.search(str(outcome.get("cause"))):
+            evidence = f"{outcome['outcome']}: {outcome.get('cause')} ({attempt.directory})"
             yield Violation("wrong", "an attempt failed by itself", names.get(attempt.key, attempt.key), evidence)
 
 

@@ -50,8 +50,8 @@ class Attempt:
 
     def decided(self, until: float = float("inf")) -> str:
         """Return done or diverged if the journal recorded it before `until`, else ""."""
-        told = [event for event in self.events if event["kind"] == "outcome" and event["t"] <= until]
-        return next((str(event["outcome"]) for event in told if event["outcome"] in DECISIVE), "")
+        outcomes = [event for event in self.events if event["kind"] == "outcome" and event["t"] <= until]
+        return next((str(event["outcome"]) for event in outcomes if event["outcome"] in DECISIVE), "")
 
 
 def read_attempts(runs: Path) -> list[Attempt]:

@@ -36,8 +36,8 @@ def repair(cluster: Cluster) -> None:
 
 def release_held(cluster: Cluster) -> int:
     """Release the jobs that SLURM holds because a node failed to launch them; return their number."""
-    told = [line.split("|") for line in _ask(cluster, "squeue", "-h", "-r", "-o", "%i|%r").splitlines()]
-    held = [words[0] for words in told if "held" in words[-1].lower()]
+    rows = [line.split("|") for line in _ask(cluster, "squeue", "-h", "-r", "-o", "%i|%r").splitlines()]
+    held = [words[0] for words in rows if "held" in words[-1].lower()]
     for job in held:
         _ask(cluster, "scontrol", "release", job)
     return len(held)
@@ -52,8 +52,8 @@ def _ask(cluster: Cluster, *words: str) -> str:
 
 
 def _elements(field: Field, state: str) -> list[str]:
-    told = _ask(cluster_of(field), "squeue", "-h", "-r", "-t", state, "-o", "%i %j").splitlines()
-    return [line.split()[0] for line in told if line.split()[1].startswith("gpas-")]
+    lines = _ask(cluster_of(field), "squeue", "-h", "-r", "-t", state, "-o", "%i %j").splitlines()
+    return [line.split()[0] for line in lines if line.split()[1].startswith("gpas-")]
 
 
 def _on_element(words: tuple[str, ...], states: str = "PD,R") -> Fault:

@@ -91,11 +91,11 @@ class Witness:
         if self.project.cluster is None:
             return {}
         try:
-            told = self.project.cluster.run("squeue", "-h", "-r", "-o", "%j %K %i %T").splitlines()
+            lines = self.project.cluster.run("squeue", "-h", "-r", "-o", "%j %K %i %T").splitlines()
         except (RuntimeError, subprocess.TimeoutExpired):
             return {}
         found = dict[str, tuple[str, str]]()
-        for name, index, job, state in (words for line in told if len(words := line.split()) == 4):
+        for name, index, job, state in (words for line in lines if len(words := line.split()) == 4):
             for key in self._keys(name, index) if state in LIVE else ():
                 found[key] = (job, state)
         return found

@@ -1,4 +1,4 @@
-"""A project whose cells were run by nobody: their journals are written here, and the `gpas` command reads them."""
+"""A project with made-up results: its journals are written here, without any job, for the `gpas` command to read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Finished:
         return expand(load(self.folder / "experiments.yaml"), ["tiny"])
 
     def attempt(self, cell: Entry) -> AttemptDir:
-        """An attempt at the cell that nobody has begun."""
+        """Create an attempt at the cell that has not started."""
         (job,) = stage_jobs([cell]).values()
         return make_attempt(self.runs, job.key, {**to_mapping(job.record()), "created": 1.7e9})
 

@@ -62,7 +62,7 @@ def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bo
     stat = journal.stat()
     journal.write_bytes(content)
     assert states(project)["gpas-s1"] == "interrupted"
-    if not writable:  # as a failing disk does it: nobody changes the time, so that reading in has no reason to look
+    if not writable:  # as a failing disk leaves it: with its old time, so that ingestion has no reason to read it
         os.utime(journal, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     said = project.shown()
     assert "103" not in said
@@ -73,7 +73,7 @@ def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bo
 
 
 def test_files_that_are_no_files_block_no_command(project: Finished) -> None:
-    """A FIFO that nobody writes to would be waited for without end."""
+    """Opening a FIFO without a writer would block forever."""
     cell = project.cells()[0]
     attempt = project.attempt(cell)
     (attempt.path / "exit.json").write_text('{"code": 1, "signal": null}')

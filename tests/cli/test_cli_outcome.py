@@ -32,7 +32,7 @@ def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("command", "warning"),
-    [("echo nobody there >&2; exit 7", "the command exited with code 7: nobody there"), ("sleep 60", "timed out")],
+    [("echo no such host >&2; exit 7", "the command exited with code 7: no such host"), ("sleep 60", "timed out")],
 )
 def test_its_failure_costs_a_warning_only(
     face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str

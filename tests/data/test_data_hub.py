@@ -99,7 +99,7 @@ def test_a_survey_of_arrow_files_is_cached(tmp_path: Path, monkeypatch: pytest.M
         ("rows.jsonl", "number", r"column 'number' of 'rows\.jsonl' is not text but int64"),
         ("none/*.parquet", "text", r"no file matches 'none/\*\.parquet'"),
         ("test_only", "text", r"'test_only' has no split 'train'; it has test"),
-        ("nobody/nothing", "text", r"cannot load 'nobody/nothing': \w+: .*data\.source: files"),
+        ("no-one/nothing", "text", r"cannot load 'no-one/nothing': \w+: .*data\.source: files"),
     ],
 )
 def test_what_cannot_be_loaded_is_said(tmp_path: Path, path: str, field: str, message: str):

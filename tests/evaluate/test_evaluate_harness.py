@@ -132,7 +132,7 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
             assert score.value * 30 == pytest.approx(round(score.value * 30))
             assert score.stderr == pytest.approx(math.sqrt(score.value * (1 - score.value) / 29))
     assert seen[-1][0] == seen[-1][1]
-    # Training goes on with the same random numbers, and nothing was printed.
+    # Training continues with the same random numbers, and nothing was printed.
     assert random_states() == before
     assert capfd.readouterr() == ("", "")
 

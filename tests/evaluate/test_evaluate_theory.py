@@ -35,9 +35,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_random_tokens_replace_text_that_is_not_tokenised_and_nothing_is_written(root: Path) -> None:
-    told = examine(cell(), root / "cache", root)
-    assert "random tokens" in told.sample
-    assert (told.length, len(told.layers), len(told.preserved)) == (11, 2, 3)
+    report = examine(cell(), root / "cache", root)
+    assert "random tokens" in report.sample
+    assert (report.length, len(report.layers), len(report.preserved)) == (11, 2, 3)
     assert not (root / "cache").exists()
 
 
@@ -68,11 +68,11 @@ def test_gates_come_from_the_first_readable_checkpoint(root: Path) -> None:
     path = checkpoint.save(root / "kept", cell().key, trained, make_adam(trained, cell().optim), Position(step=8))
     broken = root / "step-00000009"
     broken.write_bytes(b"torn")
-    told = examine(cell(), root / "cache", root, [broken, path])
-    assert told.gates == "as trained (step-00000008)"
-    assert told.preserved[0].predicted == pytest.approx((1 - 0.7 / (1 + 2.718281828459045**-0.7)) ** 4, rel=1e-6)
-    assert told.preserved[0].error is not None
-    assert told.preserved[0].error < 1e-12
+    report = examine(cell(), root / "cache", root, [broken, path])
+    assert report.gates == "as trained (step-00000008)"
+    assert report.preserved[0].predicted == pytest.approx((1 - 0.7 / (1 + 2.718281828459045**-0.7)) ** 4, rel=1e-6)
+    assert report.preserved[0].error is not None
+    assert report.preserved[0].error < 1e-12
     assert "none of 1" in examine(cell(), root / "cache", root, [broken]).gates
     assert examine(cell(gate=None), root / "cache", root, [path]).preserved == ()
 
@@ -87,9 +87,9 @@ def test_a_slow_computation_is_refused_with_an_estimate(root: Path, monkeypatch:
     monkeypatch.setattr(theory, "THREAD_RATE", 1.0)
     with pytest.raises(GpasError, match=r"take about [\d]+ min here; .* --force"):
         examine(cell(), root / "cache", root)
-    told: list[str] = []
-    assert examine(cell(), root / "cache", root, force=True, notify=told.append).layers
-    assert told[-1].startswith(f"layer {cell().model.size.layers} of {cell().model.size.layers}")
+    notices: list[str] = []
+    assert examine(cell(), root / "cache", root, force=True, notify=notices.append).layers
+    assert notices[-1].startswith(f"layer {cell().model.size.layers} of {cell().model.size.layers}")
     monkeypatch.setattr(theory, "THREAD_RATE", 1e12)
     monkeypatch.setattr(theory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     with pytest.raises(GpasError, match=r"10\.0 kB are free"):

@@ -97,17 +97,17 @@ def test_an_error_above_the_bound_is_refused_and_nothing_is_written(room: Room) 
 
 
 def test_measurements_are_reported_and_recorded(room: Room) -> None:
-    written = room.export(room.cell(gate="gpas", seed=6), "told")
+    written = room.export(room.cell(gate="gpas", seed=6), "described")
     measured = written.measured
     assert 0 < measured.random_error < 1e-4
     assert 0 < measured.held_out_error < 1e-4
     assert measured.exported_perplexity == pytest.approx(measured.perplexity, rel=1e-5)
     assert measured.held_out_tokens >= 500
-    kept = json.loads((room.folder / "out/told/gpas.json").read_text())
+    kept = json.loads((room.folder / "out/described/gpas.json").read_text())
     assert kept["measured"]["random_error"] == measured.random_error
     assert kept["cell"]["gate"]["activation"] == "silu"
     with pytest.raises(GpasError, match="already exists and is not an empty folder"):
-        room.export(room.cell(gate="gpas", seed=6), "told")
+        room.export(room.cell(gate="gpas", seed=6), "described")
 
 
 def test_bfloat16_weights_are_folded_in_float32_and_bundled_unchanged(room: Room) -> None:
@@ -173,8 +173,8 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert "plain LLaMA" in text
     assert "after update 10 of 20" in text
     assert "training has not ended" in text
-    told = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
-    assert (told["schema"], told["form"], told["step"]) == (1, "bundled", 10)
+    report = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
+    assert (report["schema"], report["form"], report["step"]) == (1, "bundled", 10)
     assert {path.name for path in (toy.folder / "again").iterdir()} == {
         "README.md", "config.json", "generation_config.json", "gpas.json", "model.safetensors",
         "modeling_gpas.py", "tokenizer.json", "tokenizer_config.json",

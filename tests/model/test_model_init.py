@@ -38,11 +38,11 @@ def reference_name(name: str, sandwich: bool) -> str:
 
 def groups(name: str) -> dict[str, list[torch.Tensor]]:
     """Return the initial parameters of an architecture by the reference's groups, first layer first."""
-    told = model_of(name.removeprefix("scale_")).to_mapping()
-    gate = told["gate"] and {**told["gate"], "init": 0}
+    values = model_of(name.removeprefix("scale_")).to_mapping()
+    gate = values["gate"] and {**values["gate"], "init": 0}
     # "normal" also where the scheme is DeepNorm with a gate: experiments.yaml says so for table2.
     init = "scaled" if name.startswith("scale_") else "deepnorm" if name == "deeppost" else "normal"
-    model = parse_model({**told, "size": SIZE, "gate": gate, "init": init})
+    model = parse_model({**values, "size": SIZE, "gate": gate, "init": init})
     found = defaultdict(list)
     for key, parameter in canonical_parameters(build(model, seed=42)).items():
         found[reference_name(key, "sandwich" in name)].append(parameter.detach().double())
@@ -54,16 +54,20 @@ def groups(name: str) -> dict[str, list[torch.Tensor]]:
 def test_every_parameter_is_initialised_like_the_references(name: str) -> None:
     ours = groups(name)
     assert ours.keys() == STATISTICS[name].keys()
-    for group, told in STATISTICS[name].items():
-        if told["std"] == 0:
-            expected = told["mean"] if isinstance(told["mean"], list) else [told["mean"]] * len(ours[group])
+    for group, statistics in STATISTICS[name].items():
+        if statistics["std"] == 0:
+            expected = (
+                statistics["mean"] if isinstance(statistics["mean"], list) else [statistics["mean"]] * len(ours[group])
+            )
             for parameter, value in zip(ours[group], expected, strict=True):
                 torch.testing.assert_close(parameter, torch.full_like(parameter, value), rtol=2e-6, atol=0)
             continue
         values = torch.cat([parameter.flatten() for parameter in ours[group]])
         error = SIGMAS / math.sqrt(len(values))
-        assert values.std().item() == pytest.approx(told["std"], rel=error), group
-        assert values.mean().item() == pytest.approx(told["mean"], abs=error * math.sqrt(2) * told["std"]), group
+        assert values.std().item() == pytest.approx(statistics["std"], rel=error), group
+        assert values.mean().item() == pytest.approx(
+            statistics["mean"], abs=error * math.sqrt(2) * statistics["std"]
+        ), group
 
 
 def test_deepnorm_with_gpas_takes_either_initialisation() -> None:

@@ -111,29 +111,29 @@ def seen(room: Room) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_greedy_generation_is_the_argmax_of_repeated_passes(seen: dict[str, Any], name: str) -> None:
-    told = seen[name]
-    assert told["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
-    assert told["one"] == told["uncached"] == told["alone"]
-    assert len({tuple(row[-12:]) for row in told["alone"]}) > 1
-    assert told["beams"] > 0
+    report = seen[name]
+    assert report["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+    assert report["one"] == report["uncached"] == report["alone"]
+    assert len({tuple(row[-12:]) for row in report["alone"]}) > 1
+    assert report["beams"] > 0
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_padding_on_either_side_changes_nothing(seen: dict[str, Any], name: str) -> None:
-    told = seen[name]
-    assert told["continued"] == [row[-12:] for row in told["alone"]]
-    assert told["error"] < 1e-4
-    assert told["static"]
+    report = seen[name]
+    assert report["continued"] == [row[-12:] for row in report["alone"]]
+    assert report["error"] < 1e-4
+    assert report["static"]
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_it_loads_without_a_warning_and_knows_its_special_tokens(seen: dict[str, Any], name: str) -> None:
-    told = seen[name]
-    assert told["said"] == []
-    assert told["ids"] == [1, 0] * 3
-    assert told["text"].startswith("gate norm")
-    assert told["states"] == 5
-    assert told["last"] < 1e-5
+    report = seen[name]
+    assert report["said"] == []
+    assert report["ids"] == [1, 0] * 3
+    assert report["text"].startswith("gate norm")
+    assert report["states"] == 5
+    assert report["last"] < 1e-5
 
 
 @pytest.mark.parametrize("name", ["mix", "plain"])
@@ -149,10 +149,10 @@ def test_the_code_in_the_model_card_runs(room: Room, name: str) -> None:
 def test_saved_by_transformers_and_loaded_again_it_is_the_same_and_can_be_trained(room: Room, name: str) -> None:
     room.export(room.cell(**CELLS[name]), f"saved-{name}")
     out = room.folder / "out"
-    told = run_alone(room.folder, SAVE, out / f"saved-{name}", out / f"saved-{name}-again")
-    assert told["said"] == []
-    assert told["equal"]
-    assert told["generation"]
-    assert told["trained"]
-    assert told["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+    report = run_alone(room.folder, SAVE, out / f"saved-{name}", out / f"saved-{name}-again")
+    assert report["said"] == []
+    assert report["equal"]
+    assert report["generation"]
+    assert report["trained"]
+    assert report["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
     assert (out / f"saved-{name}-again/modeling_gpas.py").exists() == (name != "plain")

@@ -52,9 +52,9 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
     thread.start()
     until(working(project, cells[0]))
     until(seen(project, cells[1], "queued"))
-    told = cancel_now(project, *cells[:2])
-    assert [answer.asked for answer in told] == [True, True]
-    assert "was asked to stop" in told[0].what
+    answers = cancel_now(project, *cells[:2])
+    assert [answer.asked for answer in answers] == [True, True]
+    assert "was asked to stop" in answers[0].what
     until(seen(project, cells[0], "cancelled"))
     go(project)
     thread.join(10)
@@ -123,9 +123,9 @@ def test_one_request_for_a_shared_stage(project: Project) -> None:
     cell = entry("wait", 1)
     with other_run(project, "wait:1"):
         until(working(project, cell))
-        told = cancel_now(project, cell, replace(cell, name="twin"))
-        assert [answer.what for answer in told] == [told[0].what] * 2
-        assert told[1].state.entry.name == "twin"
+        answers = cancel_now(project, cell, replace(cell, name="twin"))
+        assert [answer.what for answer in answers] == [answers[0].what] * 2
+        assert answers[1].state.entry.name == "twin"
         until(seen(project, cell, "cancelled"))
 
 
@@ -162,12 +162,12 @@ def test_a_process_nobody_here_can_reach_is_said_so(project: Project) -> None:
 
 def test_what_has_ended_or_never_began_is_not_cancelled(project: Project) -> None:
     run(project, entry("done", 1))
-    told = cancel_now(project, entry("done", 1), entry("done", 2))
-    assert [answer.what for answer in told] == [
+    answers = cancel_now(project, entry("done", 1), entry("done", 2))
+    assert [answer.what for answer in answers] == [
         "is done: there is nothing to cancel",
         "is missing: there is nothing to cancel",
     ]
-    assert not any(answer.asked for answer in told)
+    assert not any(answer.asked for answer in answers)
     assert not list(project.runs.rglob("cancel.json"))
 
 

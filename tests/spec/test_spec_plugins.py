@@ -135,9 +135,9 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
     file.write_text(EXPERIMENTS.format(plugins="absent.py, mine.py, mine.py"))
     with pytest.raises(InvalidExperiments) as caught:
         load(file)
-    told = str(caught.value)
-    assert "experiments.yaml:2:11: plugins: absent.py: No such file or directory" in told
-    assert "experiments.yaml:2:31: plugins: mine.py: the scheme 'weighted' already exists in mine.py" in told
+    message = str(caught.value)
+    assert "experiments.yaml:2:11: plugins: absent.py: No such file or directory" in message
+    assert "experiments.yaml:2:31: plugins: mine.py: the scheme 'weighted' already exists in mine.py" in message
 
 
 @pytest.fixture

@@ -58,19 +58,19 @@ def main(root: Path, cell: dict[str, Any], kills: int) -> None:
     killed = list[int]()
     steps = cell["optim"]["steps"]
     for number in range(kills):
-        child, told = start(root, cell, number)
+        child, output = start(root, cell, number)
         # Let every trial run a little further, so that the last one is killed near the end.
         at = max(at, round(steps * (number + chooser.random()) / kills))
-        for line in told:
+        for line in output:
             if int(line) >= min(at, steps - 1):
                 break
         time.sleep(chooser.random() * 0.01)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         killed.append(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
-        told.close()
-    child, told = start(root, cell, kills)
-    seen = [int(line) for line in told]
+        output.close()
+    child, output = start(root, cell, kills)
+    seen = [int(line) for line in output]
     os.waitpid(child, 0)
     print(json.dumps({"killed": killed, "end": seen[-1], "resumed_at": seen[0]}))
 

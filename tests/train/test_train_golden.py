@@ -36,11 +36,11 @@ class GoldenBatches:
 
 
 def recipe(golden: dict) -> Optim:
-    told = golden["optimizer"]
+    settings = golden["optimizer"]
     return Optim(
-        lr=told["lr"], warmup=told["warmup_steps"], steps=told["num_training_steps"], batch=4,
-        min_ratio=told["min_lr_ratio"], eps=told["eps"], clip=told["grad_clipping"],
-        clip_gates=told["clip_gate_grad"], mean_rows=4 // told["gradient_accumulation"],
+        lr=settings["lr"], warmup=settings["warmup_steps"], steps=settings["num_training_steps"], batch=4,
+        min_ratio=settings["min_lr_ratio"], eps=settings["eps"], clip=settings["grad_clipping"],
+        clip_gates=settings["clip_gate_grad"], mean_rows=4 // settings["gradient_accumulation"],
     )  # fmt: skip
 
 
@@ -71,21 +71,21 @@ def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypat
     run = training(name, dtype, micro_batch=2)
     # Adam divides by the root of a mean squared gradient: where that is nearly zero, float32 has no digits left.
     loose, looser = (tolerance, tolerance) if dtype == torch.float64 else (1e-3, 1e-2)
-    for told in golden["updates"]:
+    for reference in golden["updates"]:
         done = run.update()
-        close(done.rate, told["lr_used"], 1e-12)
-        close(done.loss.item(), np.mean(told["micro_losses"]), tolerance)
-        close(done.grad_norm.item(), told["grad_l2_before_clip"], loose)
-        if "gates_after" in told:
-            close(before[-1], told["gate_grads_before_clip"], looser)
+        close(done.rate, reference["lr_used"], 1e-12)
+        close(done.loss.item(), np.mean(reference["micro_losses"]), tolerance)
+        close(done.grad_norm.item(), reference["grad_l2_before_clip"], loose)
+        if "gates_after" in reference:
+            close(before[-1], reference["gate_grads_before_clip"], looser)
             close(
                 gate_gradients(run.network),
-                told.get("gate_grads_after_clip", told["gate_grads_before_clip"]),
+                reference.get("gate_grads_after_clip", reference["gate_grads_before_clip"]),
                 looser,
             )
-            close([gate.alpha.item() for gate in run.network.gates()], told["gates_after"], looser)
+            close([gate.alpha.item() for gate in run.network.gates()], reference["gates_after"], looser)
         squares = sum(p.detach().double().square().sum().item() for p in run.network.parameters())
-        close(np.sqrt(squares), told["param_l2_after"], tolerance)
+        close(np.sqrt(squares), reference["param_l2_after"], tolerance)
     parameters = canonical_parameters(run.network)
     assert parameters.keys() == golden["final_params"].keys()
     for key, final in golden["final_params"].items():

@@ -24,13 +24,13 @@ def healthy(updates: int = 600, seed: int = 1) -> list[tuple[float, float]]:
 
 def judge(series: list[tuple[float, float]], health: Health | None = None, first: int = 1) -> list[Spike | Divergence]:
     health = health or Health(Monitoring(), VOCAB)
-    told = []
+    verdicts = []
     for step, (loss, norm) in enumerate(series, first):
         spikes, divergence = health.add(step, loss, norm)
-        told += spikes
+        verdicts += spikes
         if divergence:
-            return [*told, divergence]
-    return told
+            return [*verdicts, divergence]
+    return verdicts
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -41,10 +41,10 @@ def test_a_healthy_run_is_left_alone(seed: int) -> None:
 def test_a_spike_is_reported_once_with_the_running_median() -> None:
     series = healthy()
     series[299:303] = [(5.5, 0.4), (5.3, 4.0), (5.1, 5.0), (4.6, 0.5)]
-    told = judge(series)
-    assert [(spike.step, spike.of, spike.value) for spike in told] == [(300, "loss", 5.5), (301, "grad_norm", 4.0)]
-    assert told[0].usual == pytest.approx(3.8, abs=0.2)
-    assert told[1].usual == pytest.approx(0.4, rel=0.1)
+    verdicts = judge(series)
+    assert [(spike.step, spike.of, spike.value) for spike in verdicts] == [(300, "loss", 5.5), (301, "grad_norm", 4.0)]
+    assert verdicts[0].usual == pytest.approx(3.8, abs=0.2)
+    assert verdicts[1].usual == pytest.approx(0.4, rel=0.1)
 
 
 def test_two_spikes_apart_are_two() -> None:
@@ -71,7 +71,7 @@ def test_a_resumed_run_reports_the_same(at: int, tmp_path: Path) -> None:
     whole = judge(series)
     assert len(whole) == 3
     before = Health(Monitoring(), VOCAB)
-    told = judge(series[:at], before)
+    verdicts = judge(series[:at], before)
     (tmp_path / f"step-{at:08d}.safetensors").touch()
     before.save(tmp_path, at)
     after = Health(Monitoring(), VOCAB)
@@ -79,7 +79,7 @@ def test_a_resumed_run_reports_the_same(at: int, tmp_path: Path) -> None:
     assert state is not None
     after.restore(state)
     assert json.dumps(after.state()) == json.dumps(before.state())
-    assert told + judge(series[at:], after, first=at + 1) == whole
+    assert verdicts + judge(series[at:], after, first=at + 1) == whole
 
 
 def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_what_is_not_finite_has_diverged(pair: tuple[float, float], cause: str) 
 
 
 def test_a_loss_above_guessing_for_long_has_diverged() -> None:
-    told = judge([*healthy(100), *[(8.0, 1.0)] * 600])
-    assert isinstance(told[-1], Divergence)
-    assert told[-1].step == 100 + Monitoring().patience
-    assert "8.000, was above 7.2" in told[-1].cause
+    verdicts = judge([*healthy(100), *[(8.0, 1.0)] * 600])
+    assert isinstance(verdicts[-1], Divergence)
+    assert verdicts[-1].step == 100 + Monitoring().patience
+    assert "8.000, was above 7.2" in verdicts[-1].cause
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_loss_above_guessing_for_long_has_diverged() -> None:
     ],
 )
 def test_a_plateau_has_not(losses: list[float]) -> None:
-    told = judge([(losses[0], 1.0), *[(loss, 1.0) for loss in losses]])
-    assert not [verdict for verdict in told if isinstance(verdict, Divergence)]
+    verdicts = judge([(losses[0], 1.0), *[(loss, 1.0) for loss in losses]])
+    assert not [verdict for verdict in verdicts if isinstance(verdict, Divergence)]
 
 
 def test_the_count_continues_after_a_resume() -> None:
@@ -139,5 +139,5 @@ def test_the_count_continues_after_a_resume() -> None:
     assert judge([(6.0, 1.0), *[(9.0, 1.0)] * 30], before) == []
     after = Health(Monitoring(patience=50), VOCAB)
     after.restore(before.state())
-    told = judge([(9.0, 1.0)] * 40, after, first=32)
-    assert [verdict.step for verdict in told] == [51]
+    verdicts = judge([(9.0, 1.0)] * 40, after, first=32)
+    assert [verdict.step for verdict in verdicts] == [51]

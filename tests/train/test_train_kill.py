@@ -37,10 +37,10 @@ def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["killed"].count(9) >= kills - 1, "the last one may have been done already"
-    assert told["end"] == 0
-    assert told["resumed_at"] > OPTIM["steps"] // 2
+    report = json.loads(done.stdout)
+    assert report["killed"].count(9) >= kills - 1, "the last one may have been done already"
+    assert report["end"] == 0
+    assert report["resumed_at"] > OPTIM["steps"] // 2
     ours, theirs = final(tmp_path / str(kills)), final(tmp_path / "straight")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

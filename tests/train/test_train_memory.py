@@ -94,10 +94,10 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     what = {"size": SIZE, "gate": "gpas", "data": data, "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 8}}
     plain = run(tmp_path, ["plain", what, {"micro_batch": 2}, [], 99], ALONE)
     monkeypatch.setattr(loop, "summed_loss", limited(loop.summed_loss, 2))
-    told = run(tmp_path, ["small", what, {}, [], 99], ALONE)
-    assert told["outcome"] == {**plain["outcome"], "metrics": {**told["outcome"]["metrics"]}}
-    assert [event["loss"] for event in told["step"]] == [event["loss"] for event in plain["step"]]
-    assert [event["message"] for event in told["warning"] if "rows at once" in event["message"]] == [
+    result = run(tmp_path, ["small", what, {}, [], 99], ALONE)
+    assert result["outcome"] == {**plain["outcome"], "metrics": {**result["outcome"]["metrics"]}}
+    assert [event["loss"] for event in result["step"]] == [event["loss"] for event in plain["step"]]
+    assert [event["message"] for event in result["warning"] if "rows at once" in event["message"]] == [
         "8 rows at once do not fit the device's memory; continuing with 4",
         "4 rows at once do not fit the device's memory; continuing with 2",
     ]

@@ -95,13 +95,13 @@ def sharded(rank: int, ranks: int, folder: str) -> None:
         ours, whole = measured(network), measured(trained())
     assert ours.keys() == whole.keys()
     assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
-    (Path(folder) / f"told-{rank}").touch()
+    (Path(folder) / f"reported-{rank}").touch()
     os._exit(0)  # a gloo thread that outlives Python may abort the process
 
 
 def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(sharded, args=(2, str(tmp_path)), nprocs=2)
-    assert len(list(tmp_path.glob("told-*"))) == 2
+    assert len(list(tmp_path.glob("reported-*"))) == 2
 
 
 def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_without_pending_updates_nothing_is_reported() -> None:
-    observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda *a, **k: pytest.fail("told something"))
+    observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda *a, **k: pytest.fail("an event was emitted"))
     assert observer.settle() is None
 
 

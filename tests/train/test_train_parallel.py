@@ -69,7 +69,7 @@ def keep(root: Path, case: list[Any]) -> None:
     (root / f"{case[0]}.json").write_text(json.dumps(run(root, case, ALONE)))
 
 
-def told(root: Path, name: str) -> dict[str, Any]:
+def result_of(root: Path, name: str) -> dict[str, Any]:
     return json.loads((root / f"{name}.json").read_text())
 
 
@@ -94,7 +94,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("way", LAYOUTS)
 def test_two_processes_compute_what_one_does(room: Path, way: str, name: str) -> None:
-    one, two = told(room, f"one-{name}"), told(room, f"{way}-{name}")
+    one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
     tolerance = {"bf16": 2e-2, "pure": 5e-2}.get(name, 1e-6)
     same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
     same(two["evaluation"], one["evaluation"], "loss loss_batch_mean loss_reference tokens", tolerance)
@@ -107,7 +107,7 @@ def test_two_processes_compute_what_one_does(room: Path, way: str, name: str) ->
 
 @pytest.mark.parametrize("way", LAYOUTS)
 def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
-    one, two = told(room, "one-pre")["layers"], told(room, f"{way}-pre")["layers"]
+    one, two = result_of(room, "one-pre")["layers"], result_of(room, f"{way}-pre")["layers"]
     same([e["values"] for e in two], [e["values"] for e in one], "grad_norm gate", 1e-6)
     assert {len(e["values"]["activation_variance"]) for e in two} == {SIZE["layers"] + 1}
 
@@ -117,7 +117,7 @@ def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
 def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str) -> None:
     if (before, after) == ("one", "one"):
         pytest.skip("test_train_run")
-    first, second, straight = (told(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))
+    first, second, straight = (result_of(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))
     assert (first["outcome"]["outcome"], first["outcome"]["step"]) == ("interrupted", 3)
     assert next(e["resumed_from"] for e in second["phase"] if "resumed_from" in e) == 3
     same(second["step"], straight["step"][3:], "loss grad_norm tokens", 1e-6)
@@ -127,7 +127,7 @@ def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str)
 
 
 def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
-    short, roomy = told(room, "short-ddp"), told(room, "ddp-pre")
+    short, roomy = result_of(room, "short-ddp"), result_of(room, "ddp-pre")
     assert [event["message"] for event in short["warning"] if "rows at once" in event["message"]] == [
         "2 rows at once do not fit the device's memory; continuing with 1"
     ]
@@ -145,6 +145,6 @@ def test_shards_are_written_by_all(room: Path) -> None:
 
 
 def test_only_the_first_process_speaks(room: Path) -> None:
-    (event,) = [e for e in told(room, "fsdp-pre")["phase"] if e["name"] == "training"]
+    (event,) = [e for e in result_of(room, "fsdp-pre")["phase"] if e["name"] == "training"]
     assert (event["processes"], event["strategy"], event["recompute"], event["micro_batch"]) == (2, "fsdp", True, 1)
-    assert [e["step"] for e in told(room, "ddp-pre")["step"]] == [1, 2, 3, 4, 5, 6]
+    assert [e["step"] for e in result_of(room, "ddp-pre")["step"]] == [1, 2, 3, 4, 5, 6]

@@ -214,9 +214,9 @@ def test_a_resumed_run_reports_the_same_spikes(
     assert [(spike["step"], spike["of"]) for spike in whole] == [(17, "loss"), (22, "loss")]
     for stop_at in (3, 16, 17, 18, 23):
         first, second = tmp_path / f"{stop_at}-1", tmp_path / f"{stop_at}-2"
-        told = go(paths, first, cell(), stop_at, watch=watch)[1].of("spike")
+        spikes = go(paths, first, cell(), stop_at, watch=watch)[1].of("spike")
         _, after = go(paths, second, cell(), earlier=[first], watch=watch)
-        assert told + after.of("spike") == whole
+        assert spikes + after.of("spike") == whole
         assert not after.of("warning")
 
 
@@ -252,11 +252,11 @@ def test_a_profile_is_written_and_reported(paths: RunPaths, tmp_path: Path) -> N
     straight, _ = go(paths, tmp_path / "a/checkpoints", cell())
     profiled, recorder = go(paths, tmp_path / "b/checkpoints", cell(), watch=Monitoring(profile=2))
     assert profiled.metrics["loss"] == straight.metrics["loss"]
-    (told,) = recorder.of("profile")
-    assert told["step"] == 12
-    assert Path(told["trace"]) == tmp_path / "b/profile/trace.json"
-    assert "traceEvents" in json.loads(Path(told["trace"]).read_text())
-    assert "aten::mm" in Path(told["operators"]).read_text()
+    (profile,) = recorder.of("profile")
+    assert profile["step"] == 12
+    assert Path(profile["trace"]) == tmp_path / "b/profile/trace.json"
+    assert "traceEvents" in json.loads(Path(profile["trace"]).read_text())
+    assert "aten::mm" in Path(profile["operators"]).read_text()
 
 
 def test_a_run_too_short_for_a_profile_warns(paths: RunPaths, tmp_path: Path) -> None:

@@ -36,29 +36,29 @@ def subject(tmp_path: Path) -> Subject:
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """Return a stand-in for the library that records the arguments of its functions, and raises `fail` if set."""
-    told = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None, answers=threading.Event())
-    told.answers.set()
+    recorded = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None, answers=threading.Event())
+    recorded.answers.set()
 
     class Run:
         def log(self, numbers: dict[str, float], step: int) -> None:
-            if told.fail:
-                raise told.fail
-            told.logged.append((step, numbers))
+            if recorded.fail:
+                raise recorded.fail
+            recorded.logged.append((step, numbers))
 
         def finish(self) -> None:
-            told.answers.wait()
-            told.finished += 1
+            recorded.answers.wait()
+            recorded.finished += 1
 
     def init(**fields: Any) -> Run:
-        if told.fail:
-            raise told.fail
-        told.init = fields
+        if recorded.fail:
+            raise recorded.fail
+        recorded.init = fields
         return Run()
 
     module = types.ModuleType("wandb")
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
-    return told
+    return recorded
 
 
 def test_events_become_named_numbers() -> None:

@@ -35,17 +35,17 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     healthy = loop.summed_loss
     if rank == world.rank:
         loop.summed_loss = limited(healthy, rows)
-    told: dict[str, Any] = {}
+    events: dict[str, Any] = {}
     asked = iter(range(10**6))
     outcome = train(
         cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
-        lambda kind, **fields: told.setdefault(kind, []).append(fields),
+        lambda kind, **fields: events.setdefault(kind, []).append(fields),
         cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2), resources=Resources(**resources),
         # Only one of the processes asks to stop.
         stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
     )  # fmt: skip
     loop.summed_loss = healthy
-    return {**told, "outcome": asdict(outcome)}
+    return {**events, "outcome": asdict(outcome)}
 
 
 def limited(healthy: Any, most: int) -> Any:
@@ -87,9 +87,9 @@ def main(rank: int, size: int, meeting: str, cases: Path) -> None:
     make_deterministic(1)
     with joined(World(rank, size, rank), meeting) as world:
         for case in json.loads(cases.read_text()):
-            told = run(cases.parent, case, world)
+            result = run(cases.parent, case, world)
             if rank == 0:
-                (cases.parent / f"{case[0]}.json").write_text(json.dumps(told))
+                (cases.parent / f"{case[0]}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

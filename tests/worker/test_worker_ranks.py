@@ -127,12 +127,14 @@ def test_the_lock_is_held_while_any_process_lives(tmp_path: Path) -> None:
 def test_what_a_process_is_told(tmp_path: Path) -> None:
     job = Job(tmp_path, "done", "done")
     job.end()
-    told = [json.loads((job.attempt.path / f"seen-{rank}.json").read_text()) for rank in range(2)]
-    assert [place(environ).rank for environ in told] == [0, 1]
-    assert {place(environ).size for environ in told} == {2}
-    assert len({place(environ).meeting for environ in told}) == 1
-    assert all(environ.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES") for environ in told)
-    assert not Path(place(told[0]).meeting.removeprefix("file://")).parent.exists()
+    environments = [json.loads((job.attempt.path / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    assert [place(environ).rank for environ in environments] == [0, 1]
+    assert {place(environ).size for environ in environments} == {2}
+    assert len({place(environ).meeting for environ in environments}) == 1
+    assert all(
+        environ.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES") for environ in environments
+    )
+    assert not Path(place(environments[0]).meeting.removeprefix("file://")).parent.exists()
 
 
 SLURM = {

@@ -100,11 +100,11 @@ def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins
 
 def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_cost, "ASSUMED_THREAD_FLOPS", 2e6)  # so slow that only two of eight rows fit the time
-    told: list[str] = []
-    (found,) = bench(here, chosen(here), 1, force=True, notify=told.append)
+    notices: list[str] = []
+    (found,) = bench(here, chosen(here), 1, force=True, notify=notices.append)
     assert 1 <= found.facts["rows"] < 8
     assert found.facts["micro_batch"] == found.facts["rows"]
-    assert told[0].startswith("tiny/s1: 13.3k parameters")
-    assert any("update 2" in line for line in told)
+    assert notices[0].startswith("tiny/s1: 13.3k parameters")
+    assert any("update 2" in line for line in notices)
     (speed,) = measured(here.runs).values()
     assert speed == found.facts["positions_per_second"] == 8 * 64 / found.facts["seconds_per_step"]

@@ -99,9 +99,9 @@ def test_the_record_of_an_attempt(project: Project) -> None:
 
 
 def test_the_job_gets_the_snapshot_its_slot_and_the_project(project: Project) -> None:
-    tell = "import os, sys; print(os.getcwd(), os.environ['PYTHONPATH'], sys.argv[-1], os.environ['GPAS_RUNS_DIR']);"
-    tell += "print({n: os.environ[n] for n in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES')})"
-    command = (COMMAND[0], "-c", tell)
+    script = "import os, sys; print(os.getcwd(), os.environ['PYTHONPATH'], sys.argv[-1], os.environ['GPAS_RUNS_DIR']);"
+    script += "print({n: os.environ[n] for n in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES')})"
+    command = (COMMAND[0], "-c", script)
     cell = replace(entry("done", 1), resources=Resources(gpus=2, cpus=3))
     machine = Machine(gpus=("4", "GPU-5a"), cores=(0, 1, 2))
     run(project, cell, command=command, machine=machine)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, lacking
+from cluster import Cluster, why_unavailable
 from face import Face
 from fake_slurm import Programs, Site, programs_alone
 from slurm_toy import SlurmToy
 
 
 def _cluster(kind: str) -> Iterator[Cluster]:
-    if reason := lacking(kind):
+    if reason := why_unavailable(kind):
         pytest.skip(f"needs a {kind} SLURM cluster: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="gpas-slurm-", dir="/tmp"))  # pytest's paths are too long for unix sockets
     folder.chmod(0o755)  # munged needs its socket in a folder that every user can enter

@@ -79,8 +79,8 @@ class SlurmToy(Toy):
 
     def queue(self) -> dict[str, str]:
         """Return array_index -> state of everything SLURM has not finished."""
-        told = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
-        return dict(zip(told[::2], told[1::2], strict=True))
+        words = self.cluster.run("squeue", "-h", "-r", "-o", "%F_%K %T").split()
+        return dict(zip(words[::2], words[1::2], strict=True))
 
     def finish(self, timeout: float = TIMEOUT_SECONDS) -> None:
         """Wait until every cell is done; until then each must be shown as running or queued."""

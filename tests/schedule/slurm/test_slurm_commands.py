@@ -68,8 +68,8 @@ def test_accounting_tells_a_user_who_cancels_from_a_job_that_could_never_start(p
         "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
         "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n",
     )
-    told = {job.id: (index, job.reason) for _, index, job in parsers.sacct({"a": 1.0})}
-    assert told == {"7_0": (0, ""), "7_1": (1, job_states.NEVER), "7_2": (2, ""), "8": (parsers.WHOLE, "")}
+    ended = {job.id: (index, job.reason) for _, index, job in parsers.sacct({"a": 1.0})}
+    assert ended == {"7_0": (0, ""), "7_1": (1, job_states.NEVER), "7_2": (2, ""), "8": (parsers.WHOLE, "")}
     assert "-a " in programs.calls("sacct")[0]
 
 

@@ -131,7 +131,7 @@ def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluste
     (toy.runs / f".slurm/.queue-{os.getuid()}.json").write_text('{"time": 1')
     (toy.runs / f".slurm/..queue-{os.getuid()}.json.0123456789abcdef").write_text("{")
     (toy.runs / ".code/.new-0123456789abcdef").mkdir()
-    (toy.runs / ".submitters/nobody-1-abcd.lock").touch()
+    (toy.runs / ".submitters/login-1-abcd.lock").touch()
     assert toy.states() == {"pre-gpas-s1": "interrupted"}
     complete(toy)
     assert len(toy.attempts()) == 2

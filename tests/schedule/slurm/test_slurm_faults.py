@@ -69,10 +69,10 @@ def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Clust
     headings = [i for i, line in enumerate(lines) if line.startswith("==>")]
     assert [lines[i].split(", ")[1].split(":")[0] for i in headings] == ["attempt 1", "attempt 2", "attempt 3"]
     logs = [path / "log.txt" for path in toy.attempts()]
-    told = [lines[a + 1 : b] for a, b in itertools.pairwise([*headings, len(lines)])]
-    printed = [[line.removeprefix("| ") for line in attempt if line.startswith("| ")] for attempt in told]
+    sections = [lines[a + 1 : b] for a, b in itertools.pairwise([*headings, len(lines)])]
+    printed = [[line.removeprefix("| ") for line in attempt if line.startswith("| ")] for attempt in sections]
     assert printed == [path.read_text().splitlines() for path in logs]
-    assert all("started on" in attempt[0] for attempt in told)
+    assert all("started on" in attempt[0] for attempt in sections)
     assert logs[-1].read_text()
 
 
@@ -175,8 +175,8 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
     toy.submit()
     states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"})
     assert sorted(states.values()) == ["cancelled"] * 3 + ["failed"] * 3
-    told = [cell for cell in toy.status().values() if cell["state"] == "cancelled"]
-    assert all("failed for the same reason" in cell["cause"] for cell in told)
+    cancelled = [cell for cell in toy.status().values() if cell["state"] == "cancelled"]
+    assert all("failed for the same reason" in cell["cause"] for cell in cancelled)
     assert "0 jobs submitted" in toy.submit()
     toy.edit(f"at_once: 1, {BROKEN}", "at_once: 6")
     toy.gpas("retry", "--executor", "slurm", "--yes")
@@ -187,10 +187,10 @@ def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluste
 def waits_for(pid: int, number: int) -> bool:
     """Return whether the signal is pending for the stopped process, or the process has already exited."""
     try:
-        told = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
+        pending = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
     except FileNotFoundError:
         return True
-    return bool(int(told, 16) >> (number - 1) & 1)
+    return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:

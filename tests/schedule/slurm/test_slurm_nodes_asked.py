@@ -47,7 +47,7 @@ def keep(site: Site, then: str) -> None:
 
 def test_each_profile_is_asked_with_its_own_partition_python_and_setup(asked: Site) -> None:
     keep(asked, f"echo 'Loading cuda'  > $log; echo '{json.dumps(ANSWER)}' >> $log")
-    told = findings(asked)
+    found = findings(asked)
     first, second = ((asked.programs.folder / f"sbatch.script.{n}").read_text() for n in (1, 2))
     for line in ("#SBATCH --partition=gpu\n", "#SBATCH --reservation=night\n", "#SBATCH --gpus-per-node=1\n",
                  "#SBATCH --nodes=1\n", "\nmodule load cuda\n", "export A='b c'\n", "exec /opt/python9 "):  # fmt: skip
@@ -55,7 +55,7 @@ def test_each_profile_is_asked_with_its_own_partition_python_and_setup(asked: Si
         assert line not in second or line == "#SBATCH --nodes=1\n"
     assert "mail-type" not in first
     assert "#SBATCH --array" not in first
-    assert told["GPUs on nodes"] == (
+    assert found["GPUs on nodes"] == (
         "problem: node n7 for small/pre-s1 and 11 more: the job asked for a GPU, and torch sees none"
     )
     assert sorted(asked.programs.calls("scancel")) == sorted(
@@ -70,8 +70,8 @@ def test_a_python_that_is_not_there_is_a_problem_with_its_message(asked: Site) -
         "echo 'sh: 1: exec: /opt/python9: not found' > $log\n"
         "echo 'srun: error: n1: task 0: Exited with exit code 127' >> $log",
     )
-    told = findings(asked)
-    assert told["SLURM node for small/pre-s1 and 11 more"] == (
+    found = findings(asked)
+    assert found["SLURM node for small/pre-s1 and 11 more"] == (
         "problem: its job ended without an answer: sh: 1: exec: /opt/python9: not found"
     )
 
@@ -81,8 +81,8 @@ def test_a_job_that_cannot_start_is_not_waited_for_and_not_left_behind(asked: Si
         asked,
         'echo "$name|PENDING|PartitionDown" >> ${0%sbatch}squeue.says',
     )
-    told = findings(asked)
-    assert told["SLURM node for small/pre-s1 and 11 more"] == "problem: its job cannot start: PartitionDown"
+    found = findings(asked)
+    assert found["SLURM node for small/pre-s1 and 11 more"] == "problem: its job cannot start: PartitionDown"
     assert len(asked.programs.calls("scancel")) == 2
 
 

@@ -35,14 +35,14 @@ def saved(runs: Path, seconds: float) -> None:
     journal.close()
 
 
-def told(runs: Path, **config: str) -> list[Finding]:
+def findings_for(runs: Path, **config: str) -> list[Finding]:
     return list(preemption.findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
 
 
 def test_partitions_differ_in_the_time_they_give(tmp_path: Path) -> None:
     saved(tmp_path, 3.0)
     saved(tmp_path, 40.0)
-    preemption, limits = told(tmp_path, PreemptType="preempt/partition_prio")
+    preemption, limits = findings_for(tmp_path, PreemptType="preempt/partition_prio")
     assert "warned by TERM at once, jobs have 630 s in long, 30 s in scavenge; " in preemption.detail
     assert "up to 40.5 s" in preemption.detail
     assert preemption.status == "problem"
@@ -55,13 +55,13 @@ def test_partitions_differ_in_the_time_they_give(tmp_path: Path) -> None:
 def test_qualities_of_service_have_grace_times_of_their_own(tmp_path: Path) -> None:
     saved(tmp_path, 3.0)
     config = {"PreemptType": "preempt/qos", "SlurmctldParameters": "preempt_send_user_signal,idle_on_node_suspend"}
-    preemption, limits = told(tmp_path, **config)
+    preemption, limits = findings_for(tmp_path, **config)
     assert "warned by USR2 at once, jobs have 120 s in normal, 40 s in low; " in preemption.detail
     assert {preemption.status, limits.status} == {"ok"}
 
 
 def test_without_a_measurement_or_an_answer_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    preemption, limits = told(tmp_path, PreemptType="preempt/none")
+    preemption, limits = findings_for(tmp_path, PreemptType="preempt/none")
     assert preemption.detail == "none"
     assert "no checkpoint measured yet" in limits.detail
     assert limits.status == "ok"
@@ -70,7 +70,7 @@ def test_without_a_measurement_or_an_answer_nothing_is_claimed(tmp_path: Path, m
         raise SlurmError("scontrol: no", answered=True)
 
     monkeypatch.setattr(client, "run", refuse)
-    assert told(tmp_path, PreemptType="preempt/qos")[0].status == "note"
+    assert findings_for(tmp_path, PreemptType="preempt/qos")[0].status == "note"
 
 
 def test_times_are_read_in_all_of_slurms_forms() -> None:

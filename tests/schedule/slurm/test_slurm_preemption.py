@@ -26,10 +26,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize("told", ["warned", "ended"])
-def test_preempted_jobs_go_on_where_they_were(cluster: Cluster, tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("signalled", ["warned", "ended"])
+def test_preempted_jobs_resume_from_their_checkpoint(cluster: Cluster, tmp_path: Path, signalled: str) -> None:
     """F2: USR2 arrives at once because of preempt_send_user_signal, or only TERM does, which is SLURM's default."""
-    if told == "ended":
+    if signalled == "ended":
         cluster.configure("SlurmctldParameters=", "#SlurmctldParameters=")
     toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
     cluster.run("sbatch", *URGENT)
@@ -45,8 +45,8 @@ def test_a_preempted_job_has_the_time_that_doctor_says(cluster: Cluster, tmp_pat
     """The time from the warning to the kill is GraceTime plus KillWait, never less."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=20)
     toy.gpas("run", "grid", "--executor", "local", "--yes")
-    told = json.loads(toy.gpas("doctor", "--json", expect=None).stdout)["findings"]
-    findings = {finding["what"]: finding for finding in told}
+    answer = json.loads(toy.gpas("doctor", "--json", expect=None).stdout)["findings"]
+    findings = {finding["what"]: finding for finding in answer}
     assert findings["SLURM preemption"]["status"] == "ok"
     assert "warned by USR2 at once, jobs have 20 s in low; an update and" in findings["SLURM preemption"]["detail"]
     assert "jobs are warned 20 s before their time limit" in findings["SLURM time limits"]["detail"]

@@ -267,8 +267,8 @@ def test_a_completed_job_is_given_time_to_show_its_outcome(tmp_path: Path) -> No
 def test_a_scheduler_that_does_not_answer_ends_nothing(tmp_path: Path) -> None:
     assert judged(tmp_path, MISSING, None, error="down").state == "queued"
     assert judged(tmp_path, MISSING, None).state == "missing"
-    told = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
-    assert (told.state, "since then: down" in told.evidence) == ("running", True)
+    status = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
+    assert (status.state, "since then: down" in status.evidence) == ("running", True)
 
 
 def test_memory_is_told_from_other_failures() -> None:

@@ -82,7 +82,7 @@ def test_places_count_everybody_who_waits_for_a_machine(programs: Programs, runs
 def test_scontrol_tells_where_squeue_does_not(programs: Programs, runs: Path, squeue: str) -> None:
     if squeue == "refused":
         programs.put("squeue", "squeue: error: Access/permission denied", code=1)
-    told = (
+    shown = (
         "JobId=7 ArrayJobId=7 ArrayTaskId=1-2%4 JobName={} UserId=me(1) Priority=10 JobState=PENDING Reason=Priority "
         "Restarts=0 ExitCode=0:0 StartTime=Unknown EndTime=Unknown Partition=low NodeList= TRES=cpu=1 \n"
         "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName={} UserId=me(1) Priority=10 JobState=RUNNING Reason=None "
@@ -90,7 +90,7 @@ def test_scontrol_tells_where_squeue_does_not(programs: Programs, runs: Path, sq
         "Partition=low NodeList=n1 TRES=cpu=1,gres/gpu=2 \n"
         "JobId=9 JobName=theirs JobState=RUNNING Partition=low NodeList=n2\n"
     ).replace("{}", NAME)
-    programs.put("scontrol", told)
+    programs.put("scontrol", shown)
     found = queue.current(runs)
     assert not found.error
     assert found.jobs == {

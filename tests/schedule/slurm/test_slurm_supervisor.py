@@ -89,8 +89,8 @@ def test_a_job_that_the_kernel_killed_for_memory_takes_half_the_rows(tmp_path: P
 
 
 def test_a_node_without_the_gpus_asked_for_is_left_for_another(tmp_path: Path, programs: Programs) -> None:
-    told = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
-    programs.put("scontrol", told)
+    shown = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
+    programs.put("scontrol", shown)
     done = supervise(tmp_path, "no-gpus", gpus=1)
     assert done.returncode == 75, done.stderr
     assert [call for call in programs.calls("scontrol") if "show" not in call] == [
