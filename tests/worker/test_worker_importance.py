@@ -10,11 +10,11 @@ import pytest
 from attempts import make_attempt
 from importance_ranks import TEXTS, cell_of, save_network
 
+from gpas_cli.events import Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state import rerun
 from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.train.events import Outcome
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext
 from gpas_cli.worker.stages.importance import recorded, run
