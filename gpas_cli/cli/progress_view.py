@@ -123,7 +123,7 @@ def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
     speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
     left = stopwatch(progress.eta) if progress.eta is not None else ""
     loss = f"{progress.loss:.3f}{spike_mark(progress.spikes)}" if progress.loss is not None else ""
-    return (job.name, f"{progress.step}/{progress.steps}", loss, speed, left, sparkline(progress.losses))
+    return (job.name, progress.counted, loss, speed, left, sparkline(progress.losses))
 
 
 def progress_text(status: StageStatus) -> str:
@@ -133,7 +133,7 @@ def progress_text(status: StageStatus) -> str:
         return progress.phase if progress else status.state
     loss = f" loss {progress.loss:.3f}" if progress.loss is not None else ""
     left = f", {stopwatch(progress.eta)} left" if progress.eta else ""
-    return f"{progress.step}/{progress.steps}{loss}{left}"
+    return f"{progress.counted}{loss}{left}"
 
 
 def result(status: StageStatus) -> str:
@@ -141,7 +141,10 @@ def result(status: StageStatus) -> str:
     perplexity = status.metrics.get("perplexity")
     if perplexity is not None:
         return f": perplexity {float(perplexity):.2f}"
-    if status.state == "interrupted" and status.outcome and status.progress:
+    scores = [float(value) for name, value in status.metrics.items() if name.startswith("accuracy/average")]
+    if status.state == "done" and scores:
+        return f": accuracy {scores[-1]:.2f} %"
+    if status.state == "interrupted" and status.outcome and status.progress and not status.cause:
         saved = status.progress.saved
         return ": nothing to save yet" if saved is None else f": saved at update {saved}"
     return f": {status.cause or status.evidence}" if status.state != "done" else ""

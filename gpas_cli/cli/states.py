@@ -77,7 +77,7 @@ def _row(state: CellStatus, meter: UsageMeter | None, *, named: bool) -> tuple[C
 def _how_far(state: CellStatus) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
-        return f"running {progress.step}/{progress.steps}{spike_mark(progress.spikes)}"
+        return f"running {progress.counted}{spike_mark(progress.spikes)}"
     return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
 
 
@@ -96,7 +96,8 @@ def _doing(state: CellStatus, meter: UsageMeter) -> str:
     seen = state.progress
     job = state.job
     if state.state == "running" and seen:
-        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else [seen.phase] if seen.phase else []
+        doing = [seen.phase] if seen.phase and seen.share is None else []  # `counted` has the task
+        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else doing
         parts += [f"{duration(seen.eta)} left"] if seen.eta is not None else []
         parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
     if state.state == "running" and job:

@@ -98,10 +98,10 @@ def _of_progress(state: CellStatus) -> dict[str, Cell]:
     if seen is None or seen.step is None or not seen.steps:
         phase = seen.phase if seen and seen.phase else "starting"
         return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": ""}
-    full = round(BAR_WIDTH * seen.step / seen.steps)
+    full = round(BAR_WIDTH * (state.fraction or 0.0))
     return {
         "progress": ("━" * full + "─" * (BAR_WIDTH - full), "cyan"),
-        "step": f"{seen.step:,}/{seen.steps:,}",
+        "step": seen.counted,
         "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
         "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
         "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",

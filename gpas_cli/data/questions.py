@@ -1,7 +1,7 @@
 """Multiple-choice questions cut from a source file: what follows a piece of code, of a few choices.
 
     names     which name follows, of four that occur in the lines before
-    indent    how far the next line is indented, of four multiples of four blanks
+    indent    how far the first word of the next line is indented, of four multiples of four blanks
     bracket   which of ) ] : follows
 
 Those of held-out documents are evaluation tasks, those of training documents an instruction text. The same document
@@ -24,6 +24,7 @@ CHOICES = 4
 BRACKETS = (")", "]", ":")
 SHORTEST_NAME = 3
 _NAME = re.compile(r"(?<![\w'\"])[A-Za-z]\w*")
+_WORD = re.compile(r"[A-Za-z]+")
 # A bracket that a BPE neither joins with the character before it nor with the one after it.
 _CLOSING = re.compile(r"(?<=[A-Za-z0-9])[)\]:](?=\s|$)")
 
@@ -72,21 +73,23 @@ def _names(before: Sequence[str], line: str) -> Iterator[Question]:
         blanks = head[len(context) :]
         if len(blanks) > 1 or context.endswith("\n"):  # the name begins its line
             continue
-        chosen = sorted(others, key=lambda other: _hash("other", head, other))[: CHOICES - 1]
-        yield _question(context, [blanks + name, *(blanks + other for other in chosen)], head)
+        # Names of a similar length, as short names have few tokens and so a higher likelihood in any network.
+        chosen = sorted(others, key=lambda other: (abs(len(other) - len(name)), _hash("other", head, other)))
+        yield _question(context, [blanks + other for other in (name, *chosen[: CHOICES - 1])], head)
         return
 
 
 def _indent(before: Sequence[str], line: str) -> Iterator[Question]:
-    """Yield a question about the indentation of `line`, if it may differ from that of the line before."""
-    last, text = before[-1], line.strip()
+    """Yield a question about the indentation of the first word of `line`."""
+    last = before[-1]
     blanks = len(line) - len(line.lstrip(" "))
-    if not text or not last.strip() or last != last.rstrip() or blanks % 4 or blanks > 16:
+    word = _WORD.match(line, blanks)
+    if word is None or not last.strip() or last != last.rstrip() or blanks % 4 or blanks > 16:
         return
     head = "\n".join(before)
     levels = [4 * level for level in range(6) if 4 * level != blanks]
     near = sorted(levels, key=lambda level: (abs(level - blanks), _hash("level", head, str(level))))[: CHOICES - 1]
-    yield _question(head, [f"\n{' ' * level}{text}" for level in (blanks, *near)], head)
+    yield _question(head, [f"\n{' ' * level}{word.group()}" for level in (blanks, *near)], head)
 
 
 def _bracket(before: Sequence[str], line: str) -> Iterator[Question]:

@@ -45,6 +45,8 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
     mean = number(cell.summary.mean, digits, style)
     if cell.summary.std is not None:
         mean += f" {style.plus_minus} {number(cell.summary.std, digits, style)}"
+    elif cell.stderr is not None:
+        mean += f" {style.plus_minus} {number(cell.stderr, digits, style)}"
     marked = {"best": style.bold, "second": style.underline}.get(cell.mark, str)(mean)
     delta = ""
     if cell.delta is not None:

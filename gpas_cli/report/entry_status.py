@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.labels import Label
-from gpas_cli.report.result import Result
+from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.stage import Metric
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ STATE_NAMES = {
 class EntryStatus:
     """One entry of a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
 
-    state: as in `gpas status`, or "unsynced" (done, but not yet in the database) or "unrecorded" (done without this
-    metric). progress: the fraction of the stage that is done, if known. withheld: a result in the database that is not
-    shown, because the run directories no longer contain it.
+    state: as in `gpas status` ("done" for a task with a score, even if its stage is not), or "unsynced" (done, but not
+    yet in the database) or "unrecorded" (done without this metric). progress: the fraction of the stage that is done,
+    if known. withheld: a result in the database that is not shown, because the run directories no longer contain it.
+    stderr: the standard error of a score over its questions.
     """
 
     entry: Entry
@@ -50,6 +51,7 @@ class EntryStatus:
     value: float | None = None
     progress: float | None = None
     result: Result | None = None
+    stderr: float | None = None
     withheld: Result | None = None
 
 
@@ -68,6 +70,13 @@ def entry_status(
         )
     for position, stage in enumerate(entry.cell.stages):
         known = results.get(stage.key)
+        if known is not None and known.outcome == PARTIAL:
+            state, progress = states.get(stage.key, ("missing", None))
+            value = known.metrics.get(name) if stage.kind == metric.stage else None
+            scored = state if value is None else "done"
+            return EntryStatus(
+                entry, seed, scored, stage.key, value=value, progress=progress, result=known, stderr=known.stderr(name)
+            )
         result = known if known is not None and _is_supported(known, states) else None
         withheld = known if result is None else None
         if result is not None and result.outcome == "diverged":
@@ -82,7 +91,8 @@ def entry_status(
             break
     assert result is not None  # the loop ends at the stage in question, and only where that is done
     value = result.metrics.get(name)
-    return EntryStatus(entry, seed, "unrecorded" if value is None else "done", stage.key, value=value, result=result)
+    state = "unrecorded" if value is None else "done"
+    return EntryStatus(entry, seed, state, stage.key, value=value, result=result, stderr=result.stderr(name))
 
 
 def _is_supported(result: Result, states: States) -> bool:

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from gpas_cli.report.entry_status import EntryStatus
 from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
 from gpas_cli.report.table import Row, Table, TableCell
+from gpas_cli.spec.downstream import KNOWN_TASKS, base_name, task_title
 from gpas_cli.words import abbreviated, count, listed
 
 SIGNIFICANT = 0.05
@@ -21,8 +23,8 @@ SAME_BUDGET = 1.5  # no note if our and the published number of training tokens 
 
 @dataclass(frozen=True)
 class Note:
-    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, override, published, budget or
-    gains."""
+    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, override, published,
+    budget or gains."""
 
     kind: str
     text: str
@@ -51,6 +53,7 @@ def notes(table: Table) -> tuple[Note, ...]:
         _pairs,
         _bases,
         _mixtures,
+        _scores,
         _overrides,
         _published,
         _budgets,
@@ -90,8 +93,9 @@ def _where(table: Table, row: Row, column: int) -> str:
 
 
 def _statuses(table: Table) -> list[EntryStatus]:
-    """Return each entry once; with a column per task, an entry is in several cells."""
-    return list({s.entry.id: s for _, _, cell in _cells(table) for s in cell.statuses}.values())
+    """Return each entry once, with a number if it has one; with a column per task, an entry is in several cells."""
+    every = [s for _, _, cell in _cells(table) for s in cell.statuses]
+    return list({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
 def _seeds(table: Table) -> Iterator[Note]:
@@ -102,6 +106,8 @@ def _seeds(table: Table) -> Iterator[Note]:
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
     elif sizes:
         yield Note("seeds", f"one {over} per cell: differences may be noise")
+    if any(cell.stderr is not None for _, _, cell in _cells(table)):
+        yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
 
 
 def _delta(table: Table) -> Iterator[Note]:
@@ -228,6 +234,32 @@ def _mixture(
 def _changed(result: Result | None) -> bool:
     """Return whether several versions of the code produced the result, one after the other."""
     return result is not None and result.metrics.get("code_versions", 1) > 1
+
+
+def _scores(table: Table) -> Iterator[Note]:
+    """Note what scored the tasks, with how many examples and questions, and what guessing scores."""
+    tasks = [str(column.label) for column in table.columns] if table.spec.columns == "task" else []
+    results = [s.result for s in _statuses(table) if s.result is not None and s.value is not None]
+    found = [score for result in results for score in result.scores if score.task in tasks]
+    for by in dict.fromkeys((score.harness, score.shots) for score in found):
+        mine = [score for score in found if (score.harness, score.shots) == by]
+        titles = ", ".join(task_title(task) for task in tasks if any(score.task == task for score in mine))
+        yield Note("scores", f"{titles}: scored by {by[0]}, {by[1]}-shot")
+    for task in tasks:
+        for what in ("task_version", "examples"):
+            counts = Counter(getattr(score, what) for score in found if score.task == task)
+            if len(counts) > 1:
+                yield Note(
+                    "mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {_counted(counts)}"
+                )
+    known = {task: KNOWN_TASKS[base_name(task)] for task in tasks if base_name(task) in KNOWN_TASKS}
+    chances = [f"{task_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
+    if table.metric.name == "accuracy" and chances:
+        yield Note("scores", f"guessing scores {', '.join(chances)} %")
+
+
+def _counted(counts: Counter[Any]) -> str:
+    return ", ".join(f"{value} ({n})" for value, n in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _short(text: str | None) -> str | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, select
 
-from gpas_cli.report.result import Result
+from gpas_cli.report.result import PARTIAL, Result, TaskResult
+from gpas_cli.spec.downstream import metrics_of
 from gpas_cli.store.projection import SPIKE_CURVES
-from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, StageRow
+from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
 
 DECISIVE = ("done", "diverged")
 STATEMENT_PARAMETERS = 500  # in one statement; older SQLite refuses more than 999
@@ -19,12 +21,14 @@ _SAME = (
     *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
     *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
 )
+_SCORE = tuple(own.name for own in fields(TaskResult))
 
 
 def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
     """Return the result of the latest done or diverged attempt by stage key; stages without one are left out.
 
-    An attempt whose run directory is gone counts only if there is no other, and its result is marked as gone.
+    An attempt whose run directory is gone counts only if there is no other, and its result is marked as gone. A stage
+    that has not finished has a result if some of its tasks are scored.
     """
     found: dict[str, Result] = {}
     with engine.connect() as connection:
@@ -39,6 +43,7 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
             latest = {row["stage_key"]: row for row in rows}
             metrics = _metrics(connection, [row["id"] for row in latest.values()])
             found |= {key: _result(row, metrics.get(row["id"], {})) for key, row in latest.items()}
+            found |= _with_scores(connection, part, found)
     return found
 
 
@@ -98,6 +103,35 @@ def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int
                 joined[step] = (number, {})
             joined[step][1][layer] = value
     return [(step, values) for step, (_, values) in sorted(joined.items())]
+
+
+def _with_scores(connection: Connection, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
+    """Return the results, by key, of the stages in `keys` that have scores, with these scores."""
+    rows = _rows(
+        connection,
+        select(ScoreRow.__table__, AttemptRow.__table__, StageRow.kind, StageRow.cell)
+        .join(AttemptRow, AttemptRow.id == ScoreRow.attempt_id)
+        .join(StageRow, StageRow.key == AttemptRow.stage_key)
+        .where(AttemptRow.stage_key.in_(keys), AttemptRow.gone.is_(None))
+        .order_by(AttemptRow.number),
+    )
+    by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for row in rows:
+        known = found.get(row["stage_key"])
+        # Until the stage has been run again, its earlier result counts.
+        if known is None or known.gone or row["number"] <= known.number:
+            by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
+    return {key: _scored(found.get(key), scores) for key, scores in by_key.items()}
+
+
+def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Result:
+    scores = tuple(TaskResult(**{name: row[name] for name in _SCORE}) for row in rows.values())
+    if known is not None and not known.gone:
+        return replace(known, scores=scores)
+    last = max(rows.values(), key=lambda row: row["number"])
+    tasks = (last["cell"].get("downstream") or {}).get("tasks", ())
+    metrics = metrics_of({(score.task, score.metric): score.value for score in scores}, tasks)
+    return replace(_result(last, metrics), outcome=PARTIAL, scores=scores)
 
 
 def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:

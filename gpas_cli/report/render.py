@@ -42,7 +42,7 @@ def to_csv(table: Table) -> str:
 
     Text that a spreadsheet would execute as a formula gets an apostrophe in front.
     """
-    names = ["metric", "mean", "std", "n", "wanted", "delta", "delta_std", "delta_n", "p", "mark", "status"]
+    names = ["metric", "mean", "std", "stderr", "n", "wanted", "delta", "delta_std", "delta_n", "p", "mark", "status"]
     sources = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -65,7 +65,7 @@ def _csv_cell(value: object) -> object:
 
 def _csv_numbers(cell: TableCell) -> list[object]:
     s, d = cell.summary, cell.delta
-    ours = [s.mean, s.std, s.n] if s else [None, None, 0]
+    ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
     delta = [d.mean, d.std, d.n, d.p] if d else [None] * 4
     return [*ours, len(cell.statuses), *delta, cell.mark, cell.status]
 
@@ -101,6 +101,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
     return {
         "mean": cell.summary.mean if cell.summary else None,
         "std": cell.summary.std if cell.summary else None,
+        "stderr": cell.stderr,
         "n": cell.summary.n if cell.summary else 0,
         "wanted": len(cell.statuses),
         "delta": vars(cell.delta) if cell.delta else None,
@@ -114,6 +115,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
                 "over": s.seed,
                 "state": s.state,
                 "value": s.value,
+                "stderr": s.stderr,
                 "progress": s.progress,
             }
             for s in cell.statuses

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from gpas_cli.spec.downstream import BY_TASK, averages
+
+PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """The score of a stage at a downstream task. Accuracies are fractions; `stderr` is None if unknown."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    examples: int
+    shots: int
+    task_version: str
+    harness: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What the latest done or diverged attempt of a stage reported.
+
+    scores: those of all its attempts, the newest of each task. If the stage has not finished, the metrics are those of
+    these tasks and the outcome is PARTIAL.
 
     gone: the run directories of this and every other such attempt are gone, so nothing confirms the numbers. device:
     e.g. "cpu" or "cuda". ended: unix time. fingerprint: that of the training text. None means not recorded.
@@ -34,3 +56,15 @@ class Result:
     last_step: int | None = None
     ended: float | None = None
     gone: bool = False
+    scores: tuple[TaskResult, ...] = ()
+
+    def stderr(self, name: str) -> float | None:
+        """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
+        metric, _, label = name.partition("/")
+        tasks = averages(list(dict.fromkeys(score.task for score in self.scores))).get(label, (label,))
+        known = {score.task: score.stderr for score in self.scores if score.metric in BY_TASK.get(metric, ())}
+        errors = [known.get(task) for task in tasks]
+        squares = [error**2 for error in errors if error is not None]
+        if not squares or len(squares) < len(errors):
+            return None
+        return math.sqrt(sum(squares)) / len(errors) * (1 if metric == "task_perplexity" else 100)

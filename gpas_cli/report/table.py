@@ -18,6 +18,8 @@ from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_sta
 from gpas_cli.report.labels import Label, RowKey, facts, label_title, row_title, scheme_titles
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, published
+from gpas_cli.spec.downstream import BY_TASK, base_name, headline, task_title
+from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 
 if TYPE_CHECKING:
@@ -53,6 +55,12 @@ class TableCell:
     def values(self) -> dict[Hashable, float]:
         """The numbers by seed."""
         return {s.seed: s.value for s in self.statuses if s.value is not None}
+
+    @property
+    def stderr(self) -> float | None:
+        """The standard error of a single score over its questions; None for several seeds, which have a std."""
+        valued = [s for s in self.statuses if s.value is not None]
+        return valued[0].stderr if len(valued) == 1 else None
 
     @property
     def complete(self) -> bool:
@@ -152,8 +160,8 @@ def _group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
 def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
     if spec.columns != "task":
         return (entry.axes[spec.columns],) if spec.columns in entry.axes else ()
-    downstream = entry.cell.parameters("downstream")
-    return (*downstream.tasks, "average") if downstream else ()
+    section = entry.cell.parameters("downstream")
+    return task_columns(section.tasks, spec.value) if section and spec.value in BY_TASK else ()
 
 
 def _refuse_mixture(group: Sequence[Entry], spec: TableSpec) -> None:
@@ -182,13 +190,22 @@ def _cells(
 ) -> list[TableCell]:
     cells = []
     for label in labels:
-        name = what.recorded_as(str(label) if spec.columns == "task" else "average")
-        group = columns.get(label, ())
-        statuses = tuple(entry_status(entry, entry.axes.get(spec.over), what, name, states, results) for entry in group)
+        statuses = tuple(
+            entry_status(entry, entry.axes.get(spec.over), what, _recorded(entry, label, spec, what), states, results)
+            for entry in columns.get(label, ())
+        )
         numbers = [s.value for s in statuses if s.value is not None]
         summary = stats.aggregate(numbers) if numbers else None
         cells.append(TableCell(statuses, summary, status=missing_numbers(statuses, spec.over)))
     return cells
+
+
+def _recorded(entry: Entry, label: Label, spec: TableSpec, what: Metric) -> str:
+    """Return the name under which an attempt reports the number of `entry` in the column `label`."""
+    section = entry.cell.parameters("downstream")
+    if spec.columns == "task" or not what.by_task or section is None:
+        return what.recorded_as(str(label))
+    return what.recorded_as(headline(section.tasks, what.name))
 
 
 def _base_key(key: RowKey, spec: TableSpec) -> RowKey:
@@ -218,7 +235,7 @@ def _with_printed(
 def _printed(own: TableCell, base: TableCell, label: Label, spec: TableSpec, table: PublishedTable) -> Printed | None:
     if not own.statuses:
         return None
-    task = {"task": label} if spec.columns == "task" else {}
+    task = {"task": base_name(str(label))} if spec.columns == "task" else {}
     labels = {**facts(own.statuses[0].entry), **task}
     value = table.value(labels)
     if value is None:
@@ -279,4 +296,5 @@ def _column(
 ) -> Column:
     cells = [row.cells[index] for row in rows]
     present = tuple(source for source in sources if any(source in (cell.printed or {}) for cell in cells))
-    return Column(label, label_title(spec.columns, label, {}) or str(label), present)
+    title = task_title(str(label)) if spec.columns == "task" else label_title(spec.columns, label, {}) or str(label)
+    return Column(label, title, present)

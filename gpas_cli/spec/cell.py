@@ -208,6 +208,8 @@ def _parse_later(
         own = _optional(kind.parameters, kind.name, values.get(kind.name), problems) if kind.parameters else None
         if own is not None:
             found.append(LaterStage(kind, own))
+            wrong = own.problems() if hasattr(own, "problems") else ()  # those of several settings together
+            problems.extend(replace(problem, path=(kind.name, *problem.path)) for problem in wrong)
     return tuple(found)
 
 

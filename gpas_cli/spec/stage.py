@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpas_cli.spec.data import Data
+from gpas_cli.spec.downstream import Downstream, downstream_tokens
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.optim import Optim
@@ -20,7 +21,6 @@ from gpas_cli.spec.run import Cadence
 PRETRAIN = "pretrain"
 TRAINING_PARTS = ("data", "optim", "precision", "seed")  # what a cell has for it besides its network
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
-TASKS = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy", "arc_challenge", "social_iqa")
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
@@ -41,7 +41,7 @@ class Metric:
     """A number that a stage reports. `digits` are shown after the point; numbers that agree in these digits tie.
 
     `better` is "lower" or "higher". `kind` is the name of the metric in papers, where it differs. `stage` is set by the
-    StageKind that has the metric. A metric `by_task` is reported as NAME/TASK for each task, and as NAME/average.
+    StageKind that has the metric. A metric `by_task` is reported as NAME/TASK for each task and for averages.
     """
 
     name: str
@@ -116,14 +116,6 @@ class Finetune:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downstream:
-    """Zero- or few-shot accuracy on multiple-choice tasks (GPAS Table 3)."""
-
-    tasks: tuple[str, ...] = setting(TASKS, choices=TASKS)
-    shots: int = setting(0, low=0, high=100)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Importance:
     """Rise of the validation loss when a layer is removed, for each layer, over `eval_tokens` tokens."""
 
@@ -135,6 +127,11 @@ def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float
     steps = max(0, cell.optim.steps - resumed)
     evaluations = steps // cadence.eval_every + 1
     return steps * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
+
+
+def scoring_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+    """Return a third of the tokens of the questions of all tasks."""
+    return downstream_tokens(cell.parameters("downstream")) / EVALUATED_PER_TRAINED
 
 
 def importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
@@ -178,7 +175,19 @@ STAGE_KINDS: dict[str, StageKind] = {
         StageKind(
             name="downstream",
             parameters=Downstream,
-            metrics=(Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),),
+            cost=scoring_tokens,
+            runner="gpas_cli.worker.stages.downstream:run",
+            metrics=(
+                Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),
+                Metric(
+                    "accuracy_norm",
+                    "accuracy, with log p by the length of the choice",
+                    better="higher",
+                    unit="%",
+                    by_task=True,
+                ),
+                Metric("task_perplexity", "perplexity", by_task=True, kind="perplexity"),
+            ),
         ),
         StageKind(
             name="importance",

@@ -103,8 +103,10 @@ class StageStatus:
 
     @property
     def fraction(self) -> float | None:
-        """The completed share of the stage's steps, None if unknown."""
+        """The completed share of the stage, None if unknown."""
         seen = self.progress
+        if seen and seen.share is not None:
+            return seen.share
         return seen.step / seen.steps if seen and seen.step is not None and seen.steps else None
 
 

@@ -20,7 +20,7 @@ from gpas_cli.files import fsync
 from gpas_cli.store import driver_errors, owner, rundir, session
 from gpas_cli.store.consistency import Defect, inconsistencies
 from gpas_cli.store.ingest import ATTEMPT, STAGE, Ingested, Unreadable, ingest_attempt, sync
-from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC
+from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC, SCORE
 from gpas_cli.store.schema import HEAD, Base
 
 STALE_SECONDS = 600.0  # a running rebuild writes its file more often than this
@@ -142,7 +142,7 @@ def _rebuild_in_place(url: str, runs: Path) -> Ingested:
         with engine.begin() as connection:
             session.lock(connection)
             owner.claim_in(connection, runs)
-            for table in (LAYER_CURVE, CURVE, METRIC, ATTEMPT, STAGE):
+            for table in (LAYER_CURVE, CURVE, SCORE, METRIC, ATTEMPT, STAGE):
                 connection.execute(delete(table))
             for attempt in rundir.all_attempts(runs, skipped):
                 try:

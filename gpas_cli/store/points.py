@@ -1,4 +1,4 @@
-"""Write the numbers of an attempt: its final metrics and the points of its curves."""
+"""Write the numbers of an attempt: its final metrics, its scores at tasks and the points of its curves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from sqlalchemy import Connection, Dialect, Table, bindparam, delete, insert
 from gpas_cli.store.projection import Changes
 from gpas_cli.store.schema import Base
 
-METRIC, CURVE, LAYER_CURVE = (Base.metadata.tables[name] for name in ("metric", "curve", "layer_curve"))
+METRIC, SCORE, CURVE, LAYER_CURVE = (Base.metadata.tables[name] for name in ("metric", "score", "curve", "layer_curve"))
 # Made once: building a statement costs more than running it.
 _DELETE_METRICS = delete(METRIC).where(METRIC.c.attempt_id == bindparam("attempt"))
 _INSERT_METRICS = insert(METRIC)
+_DELETE_SCORE = delete(SCORE).where(
+    SCORE.c.attempt_id == bindparam("attempt"), SCORE.c.task == bindparam("of"), SCORE.c.metric == bindparam("by")
+)
+_INSERT_SCORES = insert(SCORE)
 
 
 def forget_points(connection: Connection, attempt: int) -> None:
     """Delete all numbers of an attempt."""
-    for table in (METRIC, CURVE, LAYER_CURVE):
+    for table in (METRIC, SCORE, CURVE, LAYER_CURVE):
         connection.execute(delete(table).where(table.c.attempt_id == attempt))
 
 
@@ -33,6 +37,7 @@ def store_points(connection: Connection, attempt: int, changes: Changes) -> None
         rows = [{"attempt_id": attempt, "name": name, "value": value} for name, value in metrics]
         if rows:
             connection.execute(_INSERT_METRICS, rows)
+    _store_scores(connection, attempt, changes)
     for name, curve in sorted(changes.curves.items()):
         steps = sorted(curve)
         _put(connection, CURVE, attempt, name, [steps, [curve[step] for step in steps]])
@@ -40,6 +45,13 @@ def store_points(connection: Connection, attempt: int, changes: Changes) -> None
         places = sorted(layers)
         steps, depths = [step for step, _ in places], [layer for _, layer in places]
         _put(connection, LAYER_CURVE, attempt, name, [steps, depths, [layers[place] for place in places]])
+
+
+def _store_scores(connection: Connection, attempt: int, changes: Changes) -> None:
+    if changes.scores:
+        places = [{"attempt": attempt, "of": task, "by": metric} for task, metric in changes.scores]
+        connection.execute(_DELETE_SCORE, places)
+        connection.execute(_INSERT_SCORES, [{"attempt_id": attempt, **row} for row in changes.scores.values()])
 
 
 def _put(connection: Connection, table: Table, attempt: int, name: str, columns: Sequence[Sequence[float]]) -> None:

@@ -4,6 +4,7 @@
     stage          what is computed: a content key and the cell it stands for
     attempt        one attempt at a stage: where and with what it ran, how it ended, how far its journal was read
     metric         the final numbers of an attempt's outcome
+    score          the scores of an attempt at downstream tasks, with what they were computed by
     curve          numbers by step: the training loss, the evaluations
     layer_curve    numbers by step and layer
 
@@ -21,7 +22,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Double, ForeignKey, Integer, M
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-HEAD = "0002"  # the last script in migrations/versions, whose names sort by age; checked by a test
+HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
 VERSION_TABLE = "gpas_alembic_version"  # our own, so that a Postgres database can be shared with other tools
 
 
@@ -132,6 +133,26 @@ class MetricRow(Base):
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float] = mapped_column(Real, nullable=True)
+
+
+class ScoreRow(Base):
+    """The score of an attempt at a downstream task. Accuracies are fractions.
+
+    `examples`: how many questions were scored, with `shots` solved examples before each. `harness`: the program that
+    scored them, and its version. `stderr`: the standard error, NULL if unknown.
+    """
+
+    __tablename__ = "score"
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
+    task: Mapped[str] = mapped_column(primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float] = mapped_column(Real, nullable=True)
+    stderr: Mapped[float | None]
+    examples: Mapped[int]
+    shots: Mapped[int]
+    task_version: Mapped[str]
+    harness: Mapped[str]
 
 
 class CurveRow(Base):

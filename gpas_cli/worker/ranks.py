@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.state.attempt import outcome
 from gpas_cli.store.journal import Journal, tail
@@ -132,7 +131,8 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     if not cause and first < 0:
         _die_of(-first)
     journal = Journal(attempt.journal_path)
-    journal.append(Outcome("failed", cause=cause or f"a process exited with code {first}"))
+    told = cause or f"a process exited with code {first}"
+    journal("outcome", outcome="failed", step=0, cause=told, metrics={})
     journal.close()
     return 1
 

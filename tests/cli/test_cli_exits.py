@@ -51,7 +51,7 @@ def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
         (("seed: [1, 2]", "seed: [1, 2]"), Exit.DONE),
         (("batch: 2}}\n    axes:", "batch: 4000}}\n    resources: {gpus: 4000}\n    axes:"), Exit.USAGE),
         (('path: "text/*.txt"', 'path: "nowhere/*.txt"'), Exit.USAGE),
-        (("data: notes, optim", "data: notes, downstream: {tasks: [arc_easy]}, optim"), Exit.INCOMPLETE),
+        (("data: notes, optim", "data: notes, finetune: {}, optim"), Exit.INCOMPLETE),
     ],
     ids=["possible", "no such GPUs", "no such text", "a stage that this version does not run"],
 )

@@ -13,7 +13,6 @@ from launching import entry
 from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
-from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
 from gpas_cli.grid import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
@@ -22,8 +21,8 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.progress import progress
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.journal import Journal, Line
-from gpas_cli.structure import to_mapping
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.structure import to_mapping
 from gpas_cli.worker import tokenise
 
 NOTES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 50}
@@ -42,12 +41,12 @@ def jobs(*entries: Entry) -> list[Any]:
     return list(stage_jobs(entries).values())
 
 
-def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[Outcome, list[Event]]:
+def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The outcome and the events of a text's job."""
-    events: list[Event] = []
+    events: list[dict[str, Any]] = []
     about = {"cache": str(project.cache), "root": str(project.config.parent), "threads": 1, "code": "c0de"}
     asked = attempt_record(job.key, {**to_mapping(job.record()), **about})
-    outcome = tokenise.tokenise(asked, events.append, stop)
+    outcome = tokenise.tokenise(asked, lambda kind, **fields: events.append({"kind": kind, **fields}), stop)
     return outcome, events
 
 
@@ -80,16 +79,16 @@ def test_what_is_tokenised_needs_no_job_and_what_was_lost_needs_another(project:
     cell = entry(data=NOTES)
     job, training = with_texts(project, jobs(cell))
     outcome, events = run(project, job)
-    assert outcome.outcome == "done"
-    assert outcome.metrics["train_tokens"] > 1000
-    assert [type(event) for event in events[:2]] == [Started, Phase]
+    assert outcome["outcome"] == "done"
+    assert outcome["metrics"]["train_tokens"] > 1000
+    assert [event["kind"] for event in events][:2] == ["start", "phase"]
     assert with_texts(project, [training]) == jobs(cell)
     attempt = make_attempt(project.runs, job.key, to_mapping(job.record()))
-    Journal(attempt.journal_path).append(outcome)
+    Journal(attempt.journal_path)("outcome", **outcome)
     next((project.cache / "tokens").glob("*/train/00000.json")).unlink()
     again, _ = with_texts(project, jobs(cell))
     assert again.key != job.key
-    assert run(project, again)[0].outcome == "done"
+    assert run(project, again)[0]["outcome"] == "done"
 
 
 def test_a_text_that_cannot_be_had_is_left_to_the_job_to_say(project: Project) -> None:
@@ -100,15 +99,14 @@ def test_a_text_that_cannot_be_had_is_left_to_the_job_to_say(project: Project) -
 
 def test_a_job_that_is_asked_to_leave_does_and_goes_on_later(project: Project) -> None:
     job, _ = with_texts(project, jobs(entry(data=NOTES)))
-    assert run(project, job, stop=lambda: "interrupted")[0] == Outcome("interrupted")
-    assert run(project, job)[0].outcome == "done"
+    assert run(project, job, stop=lambda: "interrupted")[0] == {"outcome": "interrupted"}
+    assert run(project, job)[0]["outcome"] == "done"
 
 
 def test_how_far_it_is() -> None:
-    events: list[Event] = []
-    reporter = tokenise._ProgressReporter(events.append, lambda: None)
+    events: list[dict[str, Any]] = []
+    reporter = tokenise._ProgressReporter(lambda kind, **fields: events.append({"kind": kind, **fields}), lambda: None)
     reporter.watch("train", Need("tokens", 1000), Totals(7, 345))
-    lines = [Line({"t": 1.0, "kind": event.kind, **fields_of(event)}) for event in events]
-    seen = StageStatus(state="running", evidence="its lock", progress=progress(lines))
+    seen = StageStatus(state="running", evidence="its lock", progress=progress(events))
     assert how_far(seen) == "running 34 % (train: 7 documents, 345 tokens)"
     assert how_far(StageStatus(state="failed", evidence="x", cause="no file")) == "failed: no file"

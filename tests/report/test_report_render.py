@@ -218,8 +218,8 @@ def test_csv_header() -> None:
     lone = entry()
     text = to_csv(build([lone], {}, result(lone, 34.0), spec()))
     assert text == (
-        "norm,gate,size,metric,mean,std,n,wanted,delta,delta_std,delta_n,p,mark,status\n"
-        "pre,none,71m,perplexity,34.0,,1,1,,,,,,\n"
+        "norm,gate,size,metric,mean,std,stderr,n,wanted,delta,delta_std,delta_n,p,mark,status\n"
+        "pre,none,71m,perplexity,34.0,,,1,1,,,,,,\n"
     )
 
 

@@ -239,7 +239,7 @@ def test_one_column_per_task_from_the_last_stage() -> None:
     results = result(entries[0], 20.0) | result(entries[0], stage="downstream", metrics=scores)
     states = {entries[1].cell.stages[0].key: ("running", 0.5)}
     table = build(entries, states, results, spec(columns="task", value="accuracy"))
-    assert [c.title for c in table.columns] == ["mmlu", "piqa", "average"]
+    assert [c.title for c in table.columns] == ["MMLU", "PIQA", "average"]
     assert [c.values for c in table.rows[0].cells] == [{1: 25.0}, {1: 60.0}, {1: 42.5}]
     assert {c.status for c in table.rows[1].cells} == {"running 50 %"}
     assert stage_keys(entries) == [s.key for e in entries for s in e.cell.stages]

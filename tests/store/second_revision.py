@@ -52,8 +52,9 @@ def check_second_revision(url: str, life: Life) -> None:
     maintenance.upgrade(url)
     engine = session.connect(url)
     upgraded = everything(engine)
+    added: dict[str, list[dict[str, Any]]] = {"gpas_project": [], "score": []}
     empty = {"journal_mtime": None, "journal_tail": None, "gone": None}
-    assert upgraded == {**before, "attempt": [{**row, **empty} for row in before["attempt"]], "gpas_project": []}
+    assert upgraded == {**before, "attempt": [{**row, **empty} for row in before["attempt"]], **added}
     assert sync(engine, life.runs) == Ingested()
     sealed = everything(engine)
     assert all(row["journal_tail"] and row["journal_mtime"] for row in sealed["attempt"])
@@ -62,4 +63,4 @@ def check_second_revision(url: str, life: Life) -> None:
         command.downgrade(session.alembic_config(connection), "0001")
     assert everything(engine) == before
     engine.dispose()
-    assert "this program needs 0002" in str(maintenance.check(url, life.runs)[0])
+    assert "this program needs 0003" in str(maintenance.check(url, life.runs)[0])

@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-from gpas_cli.events import Outcome
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
@@ -30,7 +29,7 @@ journal = Journal(here.journal_path) if rank == 0 else None
 
 def leave(outcome: str, code: int) -> None:
     if journal is not None:
-        journal.append(Outcome(outcome=outcome, step=3, cause="", metrics={}))
+        journal("outcome", outcome=outcome, step=3, cause="", metrics={})
         journal.close()
     sys.exit(code)
 

@@ -44,6 +44,7 @@ class TableRun(TypedDict):
     over: Annotated[Any, "its label on the averaged axis: the seed"]
     state: str
     value: Number | None
+    stderr: Annotated[Number | None, "the standard error of a score over the questions of its task"]
     progress: float | None
 
 
@@ -52,6 +53,7 @@ class TableCell(TypedDict):
 
     mean: Number | None
     std: Number | None
+    stderr: Annotated[Number | None, "of a single run at a task: the standard error over the questions"]
     n: Annotated[int, "runs with a result"]
     wanted: Annotated[int, "runs that the grid declares"]
     delta: Delta | None

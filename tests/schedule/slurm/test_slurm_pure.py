@@ -13,7 +13,6 @@ import pytest
 from attempts import make_attempt, submission_facts
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Outcome, Phase
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, job_states, parsers, queue, retry
@@ -214,7 +213,7 @@ def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(t
         ("interrupted", "missing", "removed from the queue: a job that it depends on did not succeed"),
         ("done", "missing", "removed from the queue: a job that it depends on did not succeed"),
     ):
-        journal.append(Outcome(outcome=outcome, step=0, cause="no luck", metrics={}))
+        journal("outcome", outcome=outcome, step=0, cause="no luck", metrics={})
         found = judged(tmp_path, MISSING, removed, after=("f" * 16,))
         assert (found.state, found.cause) == (wanted, cause)
         assert bool(found.blocker) == (wanted == "cancelled")
@@ -285,9 +284,9 @@ def test_memory_is_told_from_other_failures() -> None:
 def test_half_the_rows_that_an_attempt_took(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
     made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
     journal = Journal(made.journal_path)
-    journal.append(Phase(name="tokenising"))
+    journal("phase", name="tokenising")
     if took is not None:
-        journal.append(Phase(name="training", micro_batch=took))
+        journal("phase", name="training", micro_batch=took)
     journal.close()
     assert retry.halved_micro_batch(made) == wanted
 

@@ -1,0 +1,141 @@
+"""Score a network at downstream tasks, one after the other.
+
+Embedded tasks and local files are scored here, with the metrics of lm-evaluation-harness: `acc`, the share of questions
+whose right choice has the largest log p given the context, and `acc_norm`, where log p is divided by the characters of
+the choice. All other tasks are scored by the harness itself (`evaluate.harness`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli import __version__
+from gpas_cli.data.questions import Question
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError
+from gpas_cli.evaluate.harness import DownstreamMissing, score_official
+from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
+from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
+from gpas_cli.evaluate.tasks import Task, direct_task
+from gpas_cli.spec.downstream import Downstream
+
+# Called with the task, its place among the tasks (from 0), the requests that are done, and their total.
+TaskProgress = Callable[[str, int, int, int], None]
+
+
+@dataclass(frozen=True)
+class MissingTask:
+    """A task that could not be scored, and why."""
+
+    task: str
+    reason: str
+
+
+def score_tasks(
+    section: Downstream,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    root: Path,
+    *,
+    skip: Iterable[str] = (),
+    progress: TaskProgress | None = None,
+    stop: Callable[[], bool] = never,
+) -> Iterator[list[TaskScore] | MissingTask]:
+    """Yield the scores of each task of the section but those of `skip`, or why it could not be scored.
+
+    `root`: the folder of experiments.yaml. Raises ScoringStopped after `stop`.
+    """
+    done = frozenset(skip)
+    for place, name in enumerate(section.tasks):
+        if name in done:
+            continue
+        report = _reporter(progress, name, place)
+        try:
+            yield score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
+        except (TaskUnavailable, DownstreamMissing, DataError) as error:
+            yield MissingTask(name, str(error))
+
+
+def score_task(
+    name: str,
+    section: Downstream,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    root: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = never,
+) -> list[TaskScore]:
+    """Return the scores of one task. Raises TaskUnavailable, DownstreamMissing, or ScoringStopped after `stop`."""
+    task = direct_task(name, root)
+    limit = section.limit or None
+    if task is not None:
+        return score_directly(task, scorer, tokenizer, limit=limit, progress=progress, stop=stop)
+    return score_official(name, scorer, tokenizer, shots=section.shots, limit=limit, progress=progress, stop=stop)
+
+
+def score_directly(
+    task: Task,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    *,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = never,
+) -> list[TaskScore]:
+    """Return `acc` and `acc_norm` of the first `limit` questions of a task, without lm-evaluation-harness."""
+    questions = task.questions()[:limit]
+    likelihoods = scorer.score(requests_of(questions, tokenizer), progress, stop)
+    right = {"acc": list[bool](), "acc_norm": list[bool]()}
+    start = 0
+    for question in questions:
+        mine = likelihoods[start : start + len(question.choices)]
+        start += len(question.choices)
+        right["acc"].append(_chosen(question, mine, by_length=False) == question.answer)
+        right["acc_norm"].append(_chosen(question, mine, by_length=True) == question.answer)
+    return [
+        TaskScore(
+            task=task.name,
+            metric=metric,
+            value=sum(hits) / len(hits),
+            stderr=standard_error(hits),
+            examples=len(hits),
+            task_version=task.version,
+            harness=f"gpas_cli {__version__}",
+        )
+        for metric, hits in right.items()
+    ]
+
+
+def requests_of(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Request]:
+    """Return a request for each choice of each question, in order."""
+    return [
+        Request.of_text(tokenizer, question.context_of(number), question.delimiter + choice)
+        for question in questions
+        for number, choice in enumerate(question.choices)
+    ]
+
+
+def _chosen(question: Question, likelihoods: Sequence[Likelihood], *, by_length: bool) -> int:
+    """Return the choice with the largest log p, the first of several."""
+    lengths = [max(1, len(choice)) if by_length else 1 for choice in question.choices]
+    scores = [one.total / length for one, length in zip(likelihoods, lengths, strict=True)]
+    return scores.index(max(scores))
+
+
+def standard_error(hits: Sequence[bool]) -> float | None:
+    """Return the standard error of the share of hits, sd / sqrt(n) with the sample's standard deviation."""
+    count = len(hits)
+    if count < 2:
+        return None
+    share = sum(hits) / count
+    return math.sqrt(share * (1 - share) / (count - 1))
+
+
+def _reporter(progress: TaskProgress | None, name: str, place: int) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(name, place, done, total)

@@ -1,0 +1,28 @@
+"""Multiple-choice tasks that are scored without lm-evaluation-harness.
+
+Task          name, title, version, chance; questions()
+├── EmbeddedTask   made from the held-out half of the standard library     embedded.py
+└── LocalTask      a file of the project, NAME@DIGEST                      local.py
+forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
+adapters.py   the records of LLM-Adapters -> documents
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpas_cli.evaluate.tasks.embedded import EmbeddedTask
+from gpas_cli.evaluate.tasks.local import LocalTask, local_task
+from gpas_cli.spec.downstream import KNOWN_TASKS, is_local
+
+Task = EmbeddedTask | LocalTask
+
+
+def direct_task(name: str, root: Path) -> Task | None:
+    """Return the task called `name`, None if only lm-evaluation-harness has it.
+
+    `root`: the folder of experiments.yaml. Raises TaskUnavailable if the file of a local task is missing or changed.
+    """
+    if is_local(name):
+        return local_task(name, root)
+    return EmbeddedTask(name) if KNOWN_TASKS[name].embedded else None

@@ -1,0 +1,163 @@
+"""Documents of known tasks as questions, with the prompts and answers of lm-evaluation-harness 0.4.13.
+
+A document has the fields of the data set that the harness reads: a line of `arc_easy` is
+{"question": ..., "choices": {"text": [...], "label": [...]}, "answerKey": "A"}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpas_cli.data.questions import Question
+
+Doc = Mapping[str, Any]
+PROMPT_VERSION = "0.4.13"
+OWN = "choices"  # the form of tasks that are not known
+
+
+class FormError(ValueError):
+    """A document does not have the form of its task."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a document becomes a question. `fields` describes the document in messages."""
+
+    fields: str
+    question: Callable[[Doc], Question]
+
+    def read(self, document: object) -> Question:
+        """Return the question of a document. Raises FormError with what is wrong."""
+        if not isinstance(document, Mapping):
+            raise FormError(f"a {type(document).__name__}, not a JSON object with {self.fields}")
+        try:
+            question = self.question(document)
+        except KeyError as error:
+            raise FormError(f"no field {error}; the fields are {self.fields}") from error
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise FormError(f"{error}; the fields are {self.fields}") from error
+        if len(question.choices) < 2:
+            raise FormError("fewer than two choices")
+        if not 0 <= question.answer < len(question.choices):
+            raise FormError(f"the answer is choice {question.answer + 1} of {len(question.choices)}")
+        return question
+
+
+def _text(document: Doc, field: str) -> str:
+    value = document[field]
+    if not isinstance(value, str):
+        raise TypeError(f"'{field}' is not text")
+    return value
+
+
+def _texts(values: Any, field: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
+        raise TypeError(f"'{field}' is not a list of texts")
+    return tuple(values)
+
+
+def _labelled(document: Doc) -> tuple[tuple[str, ...], int]:
+    """Return the choices and the answer of {"choices": {"text": [...], "label": [...]}, "answerKey": ...}."""
+    choices = _texts(document["choices"]["text"], "choices.text")
+    labels = _texts(document["choices"]["label"], "choices.label")
+    key = _text(document, "answerKey").strip()
+    if len(labels) != len(choices):
+        raise ValueError(f"{len(labels)} labels for {len(choices)} choices")
+    if key not in labels:
+        raise ValueError(f"answerKey '{key}' is not one of the labels {', '.join(labels)}")
+    return choices, labels.index(key)
+
+
+def _number(document: Doc, field: str, first: int) -> int:
+    value = document[field]
+    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
+        raise ValueError(f"'{field}' is not the number of a choice")
+    return int(value) - first
+
+
+def _arc(document: Doc) -> Question:
+    choices, answer = _labelled(document)
+    return Question(f"Question: {_text(document, 'question')}\nAnswer:", choices, answer)
+
+
+def _openbookqa(document: Doc) -> Question:
+    choices, answer = _labelled(document)
+    return Question(_text(document, "question_stem"), choices, answer)
+
+
+def _piqa(document: Doc) -> Question:
+    choices = (_text(document, "sol1"), _text(document, "sol2"))
+    return Question(f"Question: {_text(document, 'goal')}\nAnswer:", choices, _number(document, "label", 0))
+
+
+def _social_iqa(document: Doc) -> Question:
+    choices = tuple(_text(document, f"answer{letter}") for letter in "ABC")
+    context = f"Q: {_text(document, 'context')} {_text(document, 'question')}\nA:"
+    return Question(context, choices, _number(document, "label", 1))
+
+
+def _winogrande(document: Doc) -> Question:
+    before, blank, after = _text(document, "sentence").partition("_")
+    if not blank:
+        raise ValueError("'sentence' has no blank _")
+    contexts = tuple(before + _text(document, f"option{number}") for number in (1, 2))
+    return Question("", (after.strip(),) * 2, _number(document, "answer", 1), contexts=contexts)
+
+
+def _hellaswag(document: Doc) -> Question:
+    context = f"{_text(document, 'ctx_a')} {_text(document, 'ctx_b').capitalize()}"
+    endings = tuple(_without_markup(ending) for ending in _texts(document["endings"], "endings"))
+    prompt = _without_markup(f"{_text(document, 'activity_label')}: {context}")
+    return Question(prompt, endings, _number(document, "label", 0))
+
+
+def _without_markup(text: str) -> str:
+    """Return a text without the markup of WikiHow."""
+    text = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+
+def _boolq(document: Doc) -> Question:
+    context = f"{_text(document, 'passage')}\nQuestion: {_text(document, 'question')}?\nAnswer:"
+    return Question(context, ("no", "yes"), _number(document, "label", 0))
+
+
+def _boolq_closed_book(document: Doc) -> Question:
+    return Question(f"Question: {_text(document, 'question')}?\nAnswer:", ("no", "yes"), _number(document, "label", 0))
+
+
+def _mmlu(document: Doc) -> Question:
+    subject = _text(document, "subject").replace("_", " ")
+    choices = _texts(document["choices"], "choices")
+    listed = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", choices, strict=True))
+    head = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
+    context = f"{head}{_text(document, 'question').strip()}{listed}\nAnswer:"
+    return Question(context, ("A", "B", "C", "D"), _number(document, "answer", 0))
+
+
+def _own(document: Doc) -> Question:
+    choices = _texts(document["choices"], "choices")
+    return Question(_text(document, "context"), choices, _number(document, "answer", 0))
+
+
+FORMS: dict[str, Form] = {
+    "mmlu": Form("question, choices (four), answer (0 to 3) and subject", _mmlu),
+    "winogrande": Form("sentence (with a blank _), option1, option2 and answer (1 or 2)", _winogrande),
+    "piqa": Form("goal, sol1, sol2 and label (0 or 1)", _piqa),
+    "openbookqa": Form("question_stem, choices {text, label} and answerKey", _openbookqa),
+    "hellaswag": Form("activity_label, ctx_a, ctx_b, endings and label (0 to 3)", _hellaswag),
+    "boolq": Form("passage, question and label (0 no, 1 yes)", _boolq),
+    "boolq_closed_book": Form("question and label (0 no, 1 yes)", _boolq_closed_book),
+    "arc_easy": Form("question, choices {text, label} and answerKey", _arc),
+    "arc_challenge": Form("question, choices {text, label} and answerKey", _arc),
+    "social_iqa": Form("context, question, answerA, answerB, answerC and label (1 to 3)", _social_iqa),
+    OWN: Form("context, choices and answer (the index of the right choice, from 0)", _own),
+}
+
+
+def form_of(task: str) -> Form:
+    """Return the form of the documents of a task: its own if it is known, otherwise context, choices, answer."""
+    return FORMS.get(task, FORMS[OWN])

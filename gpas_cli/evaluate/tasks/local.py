@@ -1,0 +1,144 @@
+"""Tasks in files of the project: tasks/NAME@DIGEST.jsonl, one document a line, beside experiments.yaml.
+
+The digest of the documents is part of the name, so that a changed file is another task with results of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.data.questions import Question
+from gpas_cli.errors import DataError, GpasError
+from gpas_cli.evaluate.task_score import TaskUnavailable
+from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
+from gpas_cli.evaluate.tasks.forms import FORMS, OWN, PROMPT_VERSION, FormError, form_of
+from gpas_cli.files import replace_file
+from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, LOCAL_TASK, base_name, task_title
+
+FOLDER = "tasks"
+REPORTED = 5  # problems of one file in a message
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """The task `name`, NAME@DIGEST, in the file `path`."""
+
+    name: str
+    path: Path
+
+    @property
+    def title(self) -> str:
+        return task_title(self.name)
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing in percent."""
+        known = KNOWN_TASKS.get(base_name(self.name))
+        found = self.questions()
+        return (known.chance if known else None) or 100 * sum(1 / len(q.choices) for q in found) / len(found)
+
+    @property
+    def version(self) -> str:
+        """The version of the prompt, and the digest of the documents."""
+        digest = self.name.partition("@")[2]
+        return f"{PROMPT_VERSION}-{digest}" if base_name(self.name) in FORMS else digest
+
+    def questions(self) -> Sequence[Question]:
+        """Return the questions in the order of the file. Raises TaskUnavailable if it is missing or has changed."""
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise TaskUnavailable(
+                f"{self.path}: {error.strerror}; `gpas data import-task FILE --task {base_name(self.name)}` writes it"
+            ) from error
+        if digest_of(content) != self.name.partition("@")[2]:
+            raise TaskUnavailable(
+                f"{self.path} has changed: its digest is {digest_of(content)}; import the file that it was made from "
+                f"again, or name {base_name(self.name)}@{digest_of(content)} in experiments.yaml"
+            )
+        form = form_of(base_name(self.name))
+        return [form.read(json.loads(line)) for line in content.splitlines()]
+
+
+def local_task(name: str, root: Path) -> LocalTask:
+    """Return the local task `name`. Raises GpasError if that is not NAME@DIGEST."""
+    if not LOCAL_TASK.fullmatch(name):
+        raise GpasError(f"'{name}' is not NAME@DIGEST")
+    return LocalTask(name, root / FOLDER / f"{name}.jsonl")
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest of the file of a local task."""
+    return hashlib.sha256(content).hexdigest()[:DIGEST_DIGITS]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A task that was imported: its name NAME@DIGEST, its file, and its number of questions."""
+
+    name: str
+    path: Path
+    questions: int
+
+
+def import_task(source: Path, task: str, root: Path) -> Imported:
+    """Write the documents of `source` as the local task `task` of the project at `root`.
+
+    `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness or of LLM-Adapters.
+    Raises DataError with the place of each problem; nothing is written then.
+    """
+    if not _NAME.fullmatch(task) or task == OWN:
+        raise DataError(f"--task: '{task}' is not a name of lower-case letters, digits and _ (arc_easy)")
+    if task in KNOWN_TASKS and task not in FORMS:
+        raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
+    documents, problems = [], []
+    for line, record in read_records(source):
+        try:
+            document = document_of(record, task) if is_adapter_record(record) else record
+            form_of(task).read(document)
+            documents.append(document)
+        except FormError as error:
+            problems.append(f"{source}:{line}: {error}")
+    if problems:
+        more = f"\nand {len(problems) - REPORTED} more" if len(problems) > REPORTED else ""
+        raise DataError("\n".join(problems[:REPORTED]) + more)
+    if not documents:
+        raise DataError(f"{source} has no document")
+    content = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()
+    made = local_task(f"{task}@{digest_of(content)}", root)
+    made.path.parent.mkdir(exist_ok=True)
+    replace_file(made.path, content)
+    return Imported(made.name, made.path, len(documents))
+
+
+def read_records(source: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the records of a JSON list or of JSON lines, with the line that each begins in.
+
+    Raises DataError, with the line, if the file cannot be read.
+    """
+    try:
+        text = source.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{source}: cannot be read as UTF-8 text: {error}") from error
+    is_list = text.lstrip().startswith("[")
+    decoder, place, line = json.JSONDecoder(), 0, 1
+    between = re.compile(r"[\s,\[\]]*" if is_list else r"\s*")
+    while True:
+        found = between.match(text, place)
+        end = found.end() if found else place
+        line += text.count("\n", place, end)
+        if end == len(text):
+            return
+        try:
+            record, place = decoder.raw_decode(text, end)
+        except ValueError as error:
+            raise DataError(f"{source}:{line}: not JSON: {error}") from error
+        yield line, record
+        line += text.count("\n", end, place)

@@ -1,0 +1,211 @@
+"""The tasks that a trained network is scored on, and a cell's section `downstream`.
+
+A task is named in experiments.yaml by its name in lm-evaluation-harness (`arc_easy`), by that of an embedded task
+(`indent`), as NAME@DIGEST after `gpas data import-task` (a file of the project), or by the name of a group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpas_cli.errors import Problem, nearest
+from gpas_cli.spec.parse import setting
+
+DIGEST_DIGITS = 12
+LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
+LOCAL_QUESTIONS = 2000  # assumed to be in a file, to cost it before it is read
+LOCAL_TOKENS = 150  # assumed for a question and all its choices
+EMBEDDED_QUESTIONS = 1200
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownTask:
+    """A task that this program knows.
+
+    chance: the accuracy of guessing in percent, None for perplexities. measure: the score that tables show: acc (the
+    choice with the largest log p is the right one), perplexity or word_perplexity. normed: whether there is acc_norm
+    too, where log p is divided by the length of the choice. questions, tokens: their number, and the tokens of one of
+    them with its choices, to estimate the cost.
+    embedded: made from the held-out half of the standard library, rather than by lm-evaluation-harness.
+    """
+
+    name: str
+    title: str
+    questions: int
+    tokens: int
+    chance: float | None = None
+    measure: str = "acc"
+    normed: bool = False
+    embedded: bool = False
+
+
+# The published accuracies are acc: networks that diverged have 11.6 % on OpenBookQA and 19.37 % on ARC-c, where
+# acc_norm is above 20 % even for a network that ignores the question.
+KNOWN_TASKS: dict[str, KnownTask] = {
+    task.name: task
+    for task in (
+        KnownTask(name="mmlu", title="MMLU", chance=25, questions=14_042, tokens=120),
+        KnownTask(name="winogrande", title="WinoG", chance=50, questions=1_267, tokens=60),
+        KnownTask(name="piqa", title="PIQA", chance=50, questions=1_838, tokens=80, normed=True),
+        KnownTask(name="openbookqa", title="OBQA", chance=25, questions=500, tokens=80, normed=True),
+        KnownTask(name="hellaswag", title="HellaSwag", chance=25, questions=10_042, tokens=360, normed=True),
+        KnownTask(name="boolq", title="BoolQ", chance=50, questions=3_270, tokens=180),
+        KnownTask(name="arc_easy", title="ARC-e", chance=25, questions=2_376, tokens=140, normed=True),
+        KnownTask(name="arc_challenge", title="ARC-c", chance=25, questions=1_172, tokens=170, normed=True),
+        KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
+        KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
+        KnownTask(name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity"),
+        KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
+        KnownTask(
+            name="bracket", title="bracket", chance=100 / 3, questions=EMBEDDED_QUESTIONS, tokens=150, embedded=True
+        ),
+    )
+}
+PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper
+POSTER = (*PAPER, "arc_challenge", "social_iqa")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "paper": PAPER,
+    "poster": POSTER,
+    "spike": ("wikitext", "lambada_openai"),  # the evaluation texts of Spike No More
+    "embedded": tuple(name for name, task in KNOWN_TASKS.items() if task.embedded),
+}
+AVERAGES = {"average_paper": PAPER, "average_poster": POSTER}
+AVERAGE = "average"  # of any other list of tasks
+AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", AVERAGE: "average"}
+
+
+def task_problem(name: str) -> str:
+    """Return what is wrong with the name of a task, "" if nothing is."""
+    if name in KNOWN_TASKS or LOCAL_TASK.fullmatch(name):
+        return ""
+    if "@" in name:
+        return f"'{name}' is not NAME@DIGEST, as `gpas data import-task` prints it"
+    known = nearest(name, [*GROUPS, *KNOWN_TASKS])
+    return f"unknown task '{name}'; {known} (`gpas data import-task` adds tasks of your own, NAME@DIGEST)"
+
+
+def base_name(task: str) -> str:
+    """Return the name of a task without the digest of its file."""
+    return task.partition("@")[0]
+
+
+def is_local(task: str) -> bool:
+    """Return whether a task is a file of the project."""
+    return "@" in task
+
+
+def measure_of(task: str) -> str:
+    """Return the score of a task that tables show; that of local tasks is acc."""
+    known = KNOWN_TASKS.get(base_name(task))
+    return known.measure if known else "acc"
+
+
+def task_title(task: str) -> str:
+    """Return the title of a task, or of an average over tasks, as a column."""
+    if task in AVERAGE_TITLES:
+        return AVERAGE_TITLES[task]
+    known = KNOWN_TASKS.get(base_name(task))
+    title = known.title if known else base_name(task)
+    return f"{title} (local)" if known and is_local(task) else title
+
+
+def averages(tasks: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the averages of accuracy that a list of tasks has: name -> the tasks in it.
+
+    They are those of the paper and of the poster if all their tasks are in the list, otherwise one over all tasks.
+    """
+    mine = {base_name(task): task for task in tasks if measure_of(task) == "acc"}
+    whole = {name: needed for name, needed in AVERAGES.items() if mine.keys() >= set(needed)}
+    if whole:
+        return {name: tuple(mine[task] for task in needed) for name, needed in whole.items()}
+    return {AVERAGE: tuple(mine.values())} if mine else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downstream:
+    """Scores on downstream tasks (GPAS Table 3), most of them multiple-choice questions.
+
+    tasks: names of tasks and groups; groups are replaced by their tasks. shots: answered examples before each question.
+    max_length: tokens of a question with a choice; longer ones lose their beginning. limit: score only the first
+    questions of each task, for a quick look; 0 scores all.
+    """
+
+    tasks: tuple[str, ...] = setting(PAPER, check=task_problem)
+    shots: int = setting(0, low=0, high=100)
+    max_length: int = setting(1024, low=2, high=1_048_576)
+    limit: int = setting(0, low=0)
+
+    @staticmethod
+    def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` with groups replaced by their tasks, each task once, in the order of KNOWN_TASKS."""
+        tasks = values.get("tasks")
+        if not isinstance(tasks, list) or not all(isinstance(task, str) for task in tasks):
+            return values
+        order = list(KNOWN_TASKS)
+        named = dict.fromkeys(own for task in tasks for own in GROUPS.get(task, (task,)))
+        places = {task: order.index(task) if task in order else len(order) for task in named}
+        return {**values, "tasks": sorted(named, key=lambda task: (places[task], task))}
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the section as a whole."""
+        if not self.tasks:
+            yield Problem(("tasks",), "names no task")
+        bases = [base_name(task) for task in self.tasks]
+        for name in sorted({name for name in bases if bases.count(name) > 1}):
+            yield Problem(("tasks",), f"names '{name}' more than once")
+        direct = [task for task in self.tasks if is_local(task) or KNOWN_TASKS[task].embedded]
+        if self.shots and direct:
+            yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
+
+
+# The metrics of a cell's tables that are reported for each task -> the score that each of them is.
+ACCURACY = "accuracy"
+BY_TASK = {ACCURACY: ("acc",), "accuracy_norm": ("acc_norm",), "task_perplexity": ("perplexity", "word_perplexity")}
+
+
+def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
+    """Return the tasks that report `metric`, one of BY_TASK, and their averages if there are several."""
+    if metric == ACCURACY:
+        mine = tuple(task for task in tasks if measure_of(task) == "acc")
+        return (*mine, *averages(tasks)) if len(mine) > 1 else mine
+    if metric == "accuracy_norm":
+        return tuple(task for task in tasks if is_local(task) or KNOWN_TASKS[task].normed)
+    return tuple(task for task in tasks if measure_of(task) in BY_TASK[metric])
+
+
+def headline(tasks: Sequence[str], metric: str) -> str:
+    """Return the task or average that a table without a column for each task shows: the last of its columns."""
+    return next(reversed(columns(tasks, metric)), AVERAGE)
+
+
+def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) -> dict[str, float]:
+    """Return the metrics that the scores of tasks are: (task, measure) -> value becomes METRIC/TASK -> value.
+
+    Accuracies become percent. An average is there once all its tasks have a score.
+    """
+    found: dict[str, float] = {}
+    for task in tasks:
+        for metric, measures in BY_TASK.items():
+            value = next((scores[task, measure] for measure in measures if (task, measure) in scores), None)
+            if value is not None and task in columns([task], metric):
+                found[f"{metric}/{task}"] = value if metric == "task_perplexity" else 100 * value
+    for name, needed in averages(tasks).items():
+        values = [found.get(f"{ACCURACY}/{task}") for task in needed]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            found[f"{ACCURACY}/{name}"] = sum(known) / len(known)
+    return found
+
+
+def downstream_tokens(section: Downstream) -> float:
+    """Return the tokens of all questions with their choices and examples."""
+    total = 0.0
+    for name in section.tasks:
+        known = KNOWN_TASKS.get(name)
+        questions = known.questions if known else LOCAL_QUESTIONS
+        tokens = known.tokens if known else LOCAL_TOKENS
+        total += min(questions, section.limit or questions) * tokens * (1 + section.shots)
+    return total

@@ -1,0 +1,125 @@
+"""Downstream tasks: the scores of the trained network, one task after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpas_cli import words
+from gpas_cli.data.prepare import token_cache
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.downstream import MissingTask, score_tasks
+from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
+from gpas_cli.state.outputs import text_of
+from gpas_cli.state.rerun import deciding
+from gpas_cli.store.journal import stretches
+from gpas_cli.train.events import Emit, Outcome
+from gpas_cli.worker.stages.context import StageContext
+
+REPORT_SECONDS = 2.0  # between two events about the progress of a task
+
+
+def run(stage: StageContext) -> Outcome:
+    """Score the trained network at each task that no earlier attempt has scored.
+
+    A task whose questions cannot be had does not stop the others. The outcome is then `interrupted`, with the reason:
+    the next `gpas run` scores what is missing.
+    """
+    section: Downstream = stage.parameters
+    began = time.perf_counter()
+    trained = stage.trained_checkpoint()
+    checkpoint = "/".join(trained.parts[-5:])  # from the folder of its stage on
+    scores = dict(recorded(stage.runs, stage.attempt.key, checkpoint))
+    tokenizer = _tokenizer(stage, trained)
+    opened = stage.load_trained()
+    scorer = Scorer(opened.network, opened.precision, max_length=_max_length(stage))
+    missing: list[MissingTask] = []
+    progress = _Progress(section, stage.emit)
+    skip = [task for task in section.tasks if (task, measure_of(task)) in scores]
+    try:
+        for found in score_tasks(
+            section, scorer, tokenizer, stage.root, skip=skip, progress=progress, stop=lambda: stage.stop() is not None
+        ):
+            if isinstance(found, MissingTask):
+                stage.emit("warning", message=f"{found.task} is not scored: {found.reason}")
+                missing.append(found)
+                continue
+            # The score that tables show comes last: the task counts as scored with it.
+            for score in sorted(found, key=lambda score: score.metric == measure_of(score.task)):
+                stage.emit("score", **vars(score), checkpoint=checkpoint)
+                scores[score.task, score.metric] = score.value
+    except ScoringStopped:
+        return Outcome(stage.stop() or "interrupted", _scored(section, scores))
+    metrics = {
+        **metrics_of(scores, section.tasks),
+        "truncated": float(scorer.truncated),
+        "seconds": time.perf_counter() - began,
+    }
+    state, cause = ("interrupted", _cause(section, missing)) if missing else ("done", "")
+    return Outcome(state, _scored(section, scores), cause, metrics=metrics)
+
+
+def recorded(runs: Path, key: str, checkpoint: str) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield (task, metric) and value of each score of `checkpoint` in the journals of the stage, oldest first."""
+    for attempt in deciding(runs, key):
+        for events, _, _ in stretches(attempt.journal_path):
+            for event in events:
+                if event["kind"] == "score" and event.get("checkpoint") == checkpoint:
+                    yield (event["task"], event["metric"]), float(event["value"])
+
+
+def _tokenizer(stage: StageContext, trained: Path) -> Tokenizer:
+    """Return the tokenizer that the network was trained with. Raises GpasError if it is another one now."""
+    cell = stage.cell
+    tokens = token_cache(
+        cell.data,
+        cell.model.size.vocab,
+        stage.cache,
+        root=stage.root,
+        notify=lambda name: stage.emit("phase", name=name),
+    )
+    before = text_of(trained).get("tokenizer", tokens.tokenizer.identity)
+    if tokens.tokenizer.identity != before:
+        raise GpasError(
+            f"the tokenizer of data.tokenizer: {cell.data.tokenizer} has changed since {trained} was trained "
+            f"(from {before[:12]} to {tokens.tokenizer.identity[:12]}); restore the text that it was made from"
+        )
+    return tokens.tokenizer
+
+
+def _max_length(stage: StageContext) -> int:
+    """Return the tokens that the network is given at once: no more than it has positions, if it learned them."""
+    family = stage.cell.model.family
+    most: int = stage.parameters.max_length
+    return min(most, family.context) if family.positions == "learned" else most
+
+
+def _scored(section: Downstream, scores: Mapping[tuple[str, str], float]) -> int:
+    return sum((task, measure_of(task)) in scores for task in section.tasks)
+
+
+def _cause(section: Downstream, missing: list[MissingTask]) -> str:
+    reasons = "; ".join(dict.fromkeys(task.reason for task in missing))
+    names = words.listed([task.task for task in missing], len(missing))
+    return f"{len(missing)} of {words.count(len(section.tasks), 'task')} not scored ({names}): {reasons}"
+
+
+class _Progress:
+    """Emits how much of a task has been scored, at most every REPORT_SECONDS."""
+
+    def __init__(self, section: Downstream, emit: Emit):
+        self.section = section
+        self.emit = emit
+        self.task = ""
+        self.told = 0.0
+
+    def __call__(self, task: str, place: int, done: int, total: int) -> None:
+        now = time.monotonic()
+        if task != self.task or now - self.told >= REPORT_SECONDS:
+            self.task, self.told = task, now
+            fields: dict[str, Any] = {"task": task, "place": place + 1, "tasks": len(self.section.tasks)}
+            self.emit("scoring", **fields, done=done, total=total)
