@@ -59,7 +59,7 @@ def test_a_cell_without_a_result_is_lost() -> None:
     assert "interrupted" in only(judge.each_cell_once({KEY: "a"}, [INTERRUPTED])).evidence
 
 
-def test_two_results_are_one_too_many() -> None:
+def test_a_second_result_is_a_violation() -> None:
     again = attempt(3, outcome(12))
     assert only(judge.each_cell_once({KEY: "a"}, [DONE, again])).verdict == "doubled"
 
@@ -96,7 +96,7 @@ def test_other_weights_are_found() -> None:
     assert "no checkpoint" in only(judge.same_weights(NAMES, {}, {KEY: "x"})).evidence
 
 
-def test_two_lives_at_once_are_found() -> None:
+def test_overlapping_lives_are_found() -> None:
     apart = [life(1, 1.0, 3.0), life(2, 3.5, 9.0), life(1, 3.2, 5.0, OTHER), life(2, 1.0, 9.0, "c" * 16)]
     assert not list(judge.one_at_a_time(NAMES, [INTERRUPTED, DONE], apart))
     found = only(judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]))
@@ -109,7 +109,7 @@ def test_journals_that_overlap_are_found() -> None:
     assert "journals" in only(judge.one_at_a_time(NAMES, [INTERRUPTED, early], [])).invariant
 
 
-def test_two_locks_at_once_are_found() -> None:
+def test_overlapping_locks_are_found() -> None:
     assert not list(judge.locked_once(NAMES, []))
     found = only(judge.locked_once(NAMES, [(7.0, KEY, [1, 2])]))
     assert (found.verdict, found.evidence) == ("doubled", "attempts 1, 2 at 7.00")
@@ -161,19 +161,19 @@ def test_a_true_status_is_accepted(shown: Poll, attempts: list[Attempt], lives: 
     assert not list(judge.shown_truly([shown], attempts, lives, [], ENOUGH))
 
 
-def test_a_command_that_lives_explains_what_is_queued() -> None:
+def test_a_live_command_explains_a_queued_cell() -> None:
     assert not list(judge.shown_truly([poll("queued")], [], [], [(4.0, 10.5)], ENOUGH))
     assert not list(judge.shown_truly([poll("queued")], [], [], None))
 
 
-def test_a_failure_of_its_own_is_found() -> None:
+def test_an_unexcused_failure_is_found() -> None:
     failed = outcome(3, "failed")
     forged = attempt(1, {**failed, "cause": "ValueError: x"})
     assert "ValueError" in only(judge.failures_excused(NAMES, [forged])).evidence
     assert not list(judge.failures_excused(NAMES, [attempt(1, {**failed, "cause": "OSError: No space left"}), DONE]))
 
 
-def test_what_was_erased_or_rewritten_is_found() -> None:
+def test_erased_and_rewritten_files_are_found() -> None:
     seen = {"journal": "10 bytes, 1", "attempt": "5 bytes, 2"}
     assert not list(judge.nothing_erased(seen, seen))
     assert "removed" in only(judge.nothing_erased(seen, {"journal": "10 bytes, 1"})).invariant
@@ -201,13 +201,13 @@ def test_a_command_that_misbehaves_is_found(command: Ended, what: str) -> None:
     assert what in only(judge.commands_behaved([Ended("gpas table", 0, "ok"), command])).invariant
 
 
-def test_a_command_that_was_killed_or_said_what_is_wrong_is_accepted() -> None:
+def test_a_killed_or_cleanly_failing_command_is_accepted() -> None:
     killed = [Ended("gpas run", code, "", killed=True) for code in (-9, 1, 130)]
     assert not list(judge.commands_behaved([*killed, Ended("gpas sync", 2, "gpas: the disk is full")]))
     assert not list(judge.commands_behaved([Ended("gpas run", 130, CTRL_C, killed=True)]))
 
 
-def test_another_table_after_a_rebuild_is_found() -> None:
+def test_a_table_changed_by_a_rebuild_is_found() -> None:
     table = {"rows": [{"cells": [1.5, 2.5]}]}
     assert not list(judge.database_agrees(table, {"rows": [{"cells": [1.5, 2.5]}]}, "the table"))
     found = only(judge.database_agrees(table, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"))
@@ -243,7 +243,7 @@ def test_the_plan_depends_on_the_seed_alone(tmp_path: Path) -> None:
     assert read_steps(path) == [dataclasses.replace(step, target="chaos/pre-s1") for step in first]
 
 
-def test_everything_that_is_planned_can_be_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_planned_fault_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent / "slurm")
     from chaos_kit import faults, slurm_faults
 

@@ -75,7 +75,7 @@ def test_the_clock_of_one_process_is_wrong(project: Project) -> None:
     assert inherited == "None"
 
 
-def test_a_journal_that_grows_is_the_same_and_one_that_is_rewritten_is_not(project: Project) -> None:
+def test_a_grown_journal_is_accepted_and_a_rewritten_one_is_not(project: Project) -> None:
     witness = Witness(project, "seed")
     folder = project.runs / KEY[:2] / KEY / "001"
     folder.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_a_journal_that_grows_is_the_same_and_one_that_is_rewritten_is_not(proje
     assert str(attempt) not in witness.now()
 
 
-def test_what_lasts_is_undone_in_time_and_at_the_latest_when_all_is_to_be_calm(project: Project) -> None:
+def test_lasting_faults_are_undone_in_time_and_before_the_calm(project: Project) -> None:
     field = Field(project, {})
     undone = list[str]()
     field.lasting(0.0, "short").callback(undone.append, "short")

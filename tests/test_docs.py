@@ -118,7 +118,7 @@ def test_the_description_on_a_package_index_has_no_relative_link() -> None:
     assert "CONTRIBUTING.md names the files" in text
 
 
-def test_a_picture_is_what_a_command_prints() -> None:
+def test_each_picture_shows_the_output_of_its_command() -> None:
     picture = script("picture").drawn([sys.executable, "-c", "print('\x1b[1m47.13\x1b[0m')"])
     assert ">47.13</text>" in picture
     assert_loads_nothing(picture)

@@ -35,7 +35,7 @@ def outcomes(toy: Toy) -> list[str]:
     return found
 
 
-def test_from_yaml_to_table_and_running_twice_is_free(tmp_path: Path) -> None:
+def test_from_yaml_to_table_and_a_second_run_does_nothing(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "a project", seeds="1, 2")
     planned = json.loads(toy.gpas("plan", "--json").stdout)
     assert [cell["action"] for cell in planned["cells"]] == ["new"] * 4
@@ -90,7 +90,7 @@ def why_ended(toy: Toy) -> list[int | None]:
     return signals
 
 
-def test_sigkill_of_a_job_then_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_job_resumes_to_the_same_bits(tmp_path: Path) -> None:
     straight, broken = (Toy(tmp_path / name, steps=LONG) for name in ("straight", "broken"))
     straight.gpas("run", "grid")
     chooser = random.Random(3)
@@ -109,7 +109,7 @@ def test_sigkill_of_a_job_then_the_same_bits(tmp_path: Path) -> None:
     assert final_checkpoints(broken) == final_checkpoints(straight)
 
 
-def test_sigkill_of_the_command_line_and_of_both(tmp_path: Path) -> None:
+def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     first = toy.start("run", "grid")
     wait(lambda: len(toy.stepping()) == 2)
@@ -152,7 +152,7 @@ def test_ctrl_c_saves_and_the_next_run_resumes(tmp_path: Path) -> None:
     assert set(toy.states().values()) == {"done"}
 
 
-def test_cancel_stops_one_cell_and_retry_goes_on(tmp_path: Path) -> None:
+def test_cancel_stops_one_cell_and_retry_resumes_it(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("run", "grid")
     wait(lambda: len(toy.stepping()) == 2)
@@ -197,7 +197,7 @@ def test_a_disk_that_fills_up_costs_no_cell(tmp_path: Path, small_disk: Path, le
     assert {cell["state"] for cell in cells} == {"done"}
 
 
-def test_where_nothing_can_be_written_one_message_says_so(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_one_message(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
     (tmp_path / "toy/runs").write_text("a file where a folder should be")
     done = toy.gpas("run", "grid", expect=2)

@@ -61,7 +61,7 @@ def test_permissions_do_not_depend_on_the_umask(tmp_path: Path, mode: int) -> No
     assert stat.S_IMODE((tmp_path / "asked").stat().st_mode) == mode
 
 
-def test_a_missing_folder_is_the_callers_affair(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         replace_file(tmp_path / "absent" / "a", "x")
 
@@ -74,7 +74,7 @@ def test_a_prefix_names_the_file_while_it_is_written(tmp_path: Path, monkeypatch
     assert seen[0].startswith(".tmp-")
 
 
-def test_a_file_is_read_and_anything_else_of_that_name_refused(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     with open_regular(tmp_path / "file") as file:
         assert file.read() == b"abc"

@@ -38,7 +38,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_file_that_another_user_made_is_named_with_its_owner_and_how_to_share(runs: Path) -> None:
+def test_a_file_of_another_user_is_named_with_its_owner_and_a_remedy(runs: Path) -> None:
     lock = runs / ".lock"
     lock.touch()
     lock.chmod(0o444)
@@ -65,7 +65,7 @@ def test_the_folder_in_the_way_is_named(runs: Path) -> None:
     assert "drw-------" in seen.evidence
 
 
-def test_other_errors_keep_their_words() -> None:
+def test_other_errors_are_unchanged() -> None:
     full = OSError(28, "No space left on device", "/x")
     assert advise(full) == explain(full) == str(full)
     gone = PermissionError(1, "Operation not permitted")

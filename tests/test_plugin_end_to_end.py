@@ -26,7 +26,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return made
 
 
-def test_it_trains_and_has_its_row(toy: Toy) -> None:
+def test_a_plugin_scheme_trains_and_has_its_row(toy: Toy) -> None:
     assert toy.states() == {"faded-s1": "done", "faded-gpas-s1": "done"}
     assert re.search(r"Faded-LN +[0-9.]+\s+\+ GPAS +[0-9.]+", toy.gpas("table", "small").stdout)
     assert "G(0.9 x + N(f(N(x))))" in toy.gpas("explain", "faded-gpas-s1").stdout
@@ -39,7 +39,7 @@ def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
         assert attempt["plugin"] == {"name": "my_schemes.py", "source": CODE}
 
 
-def test_what_the_file_does_is_in_the_key_and_what_it_says_is_not(toy: Toy) -> None:
+def test_the_key_depends_on_what_a_plugin_computes_and_not_on_its_text(toy: Toy) -> None:
     file = toy.folder / "my_schemes.py"
     keys = {name: cell["key"] for name, cell in toy.status().items()}
     file.write_text(f"# A remark.\n{CODE}")

@@ -52,13 +52,13 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return toy
 
 
-def test_one_journal_tells_of_both(straight: Toy) -> None:
+def test_one_journal_covers_both_processes(straight: Toy) -> None:
     (start,) = events(straight, "start")
     assert (start["processes"], start["threads"]) == (2, 1)
     assert [event["step"] for event in events(straight, "step")] == [1, *range(5, LONG + 1, 5)]
 
 
-def test_after_a_killed_process_the_job_starts_again_and_ends_in_the_same_bits(straight: Toy, tmp_path: Path) -> None:
+def test_a_job_with_a_killed_process_resumes_to_the_same_bits(straight: Toy, tmp_path: Path) -> None:
     broken = toy_of_two(tmp_path / "broken", steps=LONG, checkpoint_every=10)
     running = broken.start("run", "grid")
     for victim in (1, 0):

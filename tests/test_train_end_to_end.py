@@ -19,7 +19,7 @@ def toy(tmp_path: Path) -> Toy:
     return Toy(tmp_path / "a project", steps=30)
 
 
-def test_one_cell_in_the_foreground_is_known_to_all(toy: Toy) -> None:
+def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy) -> None:
     said = toy.gpas("train", "pre-gpas-s1", "--profile").stdout
     for word in ("training", "30/30", "update 30 saved", "perplexity", "done", "trace.json"):
         assert word in said, said
@@ -48,7 +48,7 @@ def test_a_cell_that_is_run_again_starts_at_the_first_update(toy: Toy) -> None:
     assert results[0] == results[1]  # bit for bit, even without the checkpoints of the first
 
 
-def test_ctrl_c_saves_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("train", "pre-s1")
     wait(lambda: bool(toy.stepping()))
@@ -116,7 +116,7 @@ def test_watch_is_declared_per_grid_and_changes_no_key(toy: Toy) -> None:
     assert "patience: 0 is too small" in refused
 
 
-def test_a_library_that_is_not_there_is_told_before_training(toy: Toy) -> None:
+def test_a_missing_library_is_reported_before_training(toy: Toy) -> None:
     (toy.folder / "block").mkdir()
     hide = "import sys\nfrom importlib import util\nfind = util.find_spec\n"
     hide += "util.find_spec = lambda name, *rest: None if name in ('wandb', 'tensorboard') else find(name, *rest)\n"
@@ -131,7 +131,7 @@ def test_a_library_that_is_not_there_is_told_before_training(toy: Toy) -> None:
     assert toy.attempts() == []
 
 
-def test_why_tells_the_spikes_of_all_attempts(toy: Toy) -> None:
+def test_why_lists_the_spikes_of_all_attempts(toy: Toy) -> None:
     toy.gpas("train", "pre-s1")
     (attempt,) = toy.attempts()
     append(attempt / "journal.jsonl", kind="spike", step=17, of="loss", value=9.5, usual=5.0)

@@ -50,7 +50,7 @@ def test_many_are_not_cancelled_without_an_answer(queued: Face) -> None:
     assert len(document["cells"]) == 4
 
 
-def test_what_cannot_be_reached_is_incomplete(face: Face) -> None:
+def test_cancelling_an_unreachable_cell_is_incomplete(face: Face) -> None:
     lock = locks.hold(alive_path(face.attempt("pre-s1", ("start", START), ("step", step(1)))))
     said = face("cancel", "pre-s1", expect=Exit.INCOMPLETE)
     os.close(lock)

@@ -28,7 +28,7 @@ def test_columns_are_aligned() -> None:
     ]
 
 
-def test_the_last_column_wraps_and_loses_nothing() -> None:
+def test_the_last_column_wraps_without_loss() -> None:
     path = "/" + "x" * 40
     lines = drawn(Columns(("cell", "why"), [("a", f"one two\nthree {path}")]), 36)
     assert lines[:2] == ["cell  why", "a     one two"]
@@ -42,7 +42,7 @@ def test_a_narrow_terminal_wraps_the_first_column() -> None:
     assert "…" not in "".join(lines)
 
 
-def test_one_line_for_each_row_where_that_is_asked_for() -> None:
+def test_rows_take_one_line_each_on_request() -> None:
     lines = drawn(Columns(("cell", "why"), [("a-very-long-name-of-a-cell", "short")], wrapped=False), 24)
     assert len(lines) == 2
     assert lines[1].startswith("a-very-long-nam")

@@ -38,7 +38,7 @@ def broken(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_made_up_number_stops_no_command(face: Face, file: str) -> None:
+def test_an_impossible_number_stops_no_command(face: Face, file: str) -> None:
     attempt = face.attempt("pre-s1", *TRAINED[:4])
     path = attempt.path / file
     if FILES[file]:

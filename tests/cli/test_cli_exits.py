@@ -10,7 +10,7 @@ from gpas_cli.errors import Exit
 CHECKS = ("doctor", "db check", "data check")
 
 
-def test_a_check_that_finds_nothing_ends_with_done(face: Face) -> None:
+def test_a_check_without_findings_exits_with_0(face: Face) -> None:
     face.ended("pre-s1", "done", 4.5)
     face("sync")
     for command in CHECKS:

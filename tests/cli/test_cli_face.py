@@ -61,7 +61,7 @@ def gpas(folder: Path, *words: str, stdin: str | None = None) -> subprocess.Comp
     ],
     ids=" ".join,
 )
-def test_it_works_where_torch_is_not_installed(project: Path, words: tuple[str, ...]) -> None:
+def test_commands_work_without_torch(project: Path, words: tuple[str, ...]) -> None:
     done = gpas(project, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
@@ -92,7 +92,7 @@ def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project:
     assert found("status", "--where", "size=350m", "--where", "optim.batch=512", "--where", "seed=42")
 
 
-def test_published_numbers_stand_beside_ours(project: Path) -> None:
+def test_published_numbers_are_shown_beside_ours(project: Path) -> None:
     text = gpas(project, "table", "table2", "--paper", "--format", "markdown").stdout
     assert "33.49" in text
     assert "(-0.74)" in text
@@ -188,7 +188,7 @@ def test_the_shell_completes_grids_and_cells(project: Path, monkeypatch: pytest.
     console.experiments.cache_clear()
 
 
-def test_ctrl_c_as_it_starts_is_one_word(tmp_path: Path) -> None:
+def test_ctrl_c_during_start_up_prints_one_word(tmp_path: Path) -> None:
     """The imports take a while, and Ctrl-C may come as they are under way."""
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}

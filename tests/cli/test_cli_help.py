@@ -21,7 +21,7 @@ def test_flags_have_no_type(face: Face) -> None:
     assert not any("bool" in line for line in lines)
 
 
-def test_the_shell_completes_conditions_keys_and_words(face: Face) -> None:
+def test_the_shell_completes_conditions_keys_and_names(face: Face) -> None:
     console.experiments.cache_clear()
     assert console.complete_where("norm=p") == ["norm=pre", "norm=post"]
     key = face.entry("pre-s1").key

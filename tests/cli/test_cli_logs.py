@@ -60,7 +60,7 @@ def test_a_cell_that_was_never_started(face: Face) -> None:
     assert "`gpas run grid small` runs it" in face("logs", "pre-s1").out
 
 
-def test_ctrl_c_leaves_quietly(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_quietly(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     face.attempt("pre-s1", ("start", START))
 
     def interrupt(_seconds: float) -> None:

@@ -54,7 +54,7 @@ def test_why(old: Face) -> None:
     assert "float32 products 'highest', chosen by record" in out
 
 
-def test_why_says_for_what_reason_an_attempt_was_made_again(old: Face) -> None:
+def test_why_shows_the_reason_of_a_retry(old: Face) -> None:
     out = old("why", "toy/s2").out
     assert "killed by SIGKILL" in out
     assert "after attempt 1: out of memory; now 2 rows at a time" in " ".join(out.split())
@@ -80,7 +80,7 @@ def test_the_facts_that_an_export_needs(old: Face) -> None:
     assert read_json(attempts(old.runs, DONE)[0].attempt_path)["code"] == "493e9fe53c14b51b"
 
 
-def test_a_claim_and_what_it_claims(old: Face) -> None:
+def test_an_old_claim_is_read(old: Face) -> None:
     claim = read_claim(old.runs, KILLED)
     assert claim is not None
     assert claim.scheduler == "slurm"

@@ -19,7 +19,7 @@ def states(project: Finished) -> dict[str, str]:
     return {cell["name"]: cell["state"] for cell in project.json("status", "--all")["cells"]}
 
 
-def test_a_removed_run_directory_is_no_result_anywhere(project: Finished) -> None:
+def test_a_removed_run_directory_counts_nowhere(project: Finished) -> None:
     made = project.finish_all()
     assert "103" in project.shown()
     gone = made["gpas-s1"].path.parent
@@ -41,7 +41,7 @@ def test_a_removed_run_directory_is_no_result_anywhere(project: Finished) -> Non
     assert "<- the number in tables" in project.gpas("why", "gpas-s1").stdout
 
 
-def test_sync_says_what_is_gone(project: Finished) -> None:
+def test_sync_reports_removed_run_directories(project: Finished) -> None:
     made = project.finish_all()
     project.gpas("sync")
     shutil.rmtree(made["gpas-s1"].path.parent)
@@ -51,7 +51,7 @@ def test_sync_says_what_is_gone(project: Finished) -> None:
 
 
 @pytest.mark.parametrize("writable", [True, False], ids=["a database that is up to date", "one that stays behind"])
-def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bool) -> None:
+def test_a_damaged_outcome_counts_nowhere(project: Finished, writable: bool) -> None:
     made = project.finish_all()
     assert "103" in project.shown()
     if not writable:
@@ -72,7 +72,7 @@ def test_a_damaged_outcome_is_no_result_anywhere(project: Finished, writable: bo
     )
 
 
-def test_files_that_are_no_files_block_no_command(project: Finished) -> None:
+def test_special_files_do_not_block_commands(project: Finished) -> None:
     """Opening a FIFO without a writer would block forever."""
     cell = project.cells()[0]
     attempt = project.attempt(cell)

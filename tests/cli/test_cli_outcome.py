@@ -34,7 +34,7 @@ def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch
     ("command", "warning"),
     [("echo no such host >&2; exit 7", "the command exited with code 7: no such host"), ("sleep 60", "timed out")],
 )
-def test_its_failure_costs_a_warning_only(
+def test_a_failing_outcome_command_is_only_a_warning(
     face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str
 ) -> None:
     monkeypatch.setattr(outcome, "NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
@@ -43,7 +43,7 @@ def test_its_failure_costs_a_warning_only(
     assert "2 done" in said.out
 
 
-def test_text_from_files_reaches_no_shell(face: Face) -> None:
+def test_text_from_files_is_never_passed_to_a_shell(face: Face) -> None:
     hostile = "x$(touch broken)`touch broken`;touch broken"
     face.ended("pre-s1", "failed", cause=hostile)
     command = 'cat > document.json; echo "$GPAS_SUMMARY" > line.txt'
@@ -55,7 +55,7 @@ def test_text_from_files_reaches_no_shell(face: Face) -> None:
     assert not (face.folder / "broken").exists()
 
 
-def test_a_run_that_fails_says_so_in_its_document(face: Face) -> None:
+def test_a_failed_run_is_marked_in_its_document(face: Face) -> None:
     face.ended("pre-s1", "failed", cause="no luck")
     document = face("run", "small", *ONE, "--json", expect=Exit.FAILED).json
     assert document["exit_code"] == 4

@@ -20,7 +20,7 @@ grids:
 """
 
 
-def test_what_cannot_run_here_is_said_once_for_each_reason(face: Face) -> None:
+def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     face.declare(LARGE)
     lines = face("plan", expect=2).out.splitlines()
     assert lines[0] == "8 cells: 8 cannot run here; no job to start"
@@ -54,7 +54,7 @@ def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     assert half["estimate"]["gpu_hours"] > 1.99 * hours
 
 
-def test_a_plan_says_that_the_code_has_changed_since_a_checkpoint(face: Face) -> None:
+def test_a_plan_warns_of_code_changed_since_a_checkpoint(face: Face) -> None:
     left = (("checkpoint", {"step": 2, "path": "x"}), ("outcome", end("interrupted")))
     made = face.attempt("pre-s1", *left)
     (made.checkpoints / "step-00000002").mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) ->
     assert "8 missing" in face("table").out
 
 
-def test_the_plan_says_what_becomes_of_the_text(face: Face) -> None:
+def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:
     data = "{source: files, path: text/long.txt, tokenizer: bpe, layout: pad, length: 16, eval_tokens: 20}"
     face.declare(EXPERIMENTS.replace("data: notes", f"data: {data}").replace("steps: 4", "steps: 4000"))
     (face.folder / "text/long.txt").write_text("gate norm depth\n\n" * 2000)

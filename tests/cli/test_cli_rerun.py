@@ -53,7 +53,7 @@ def test_an_attempt_that_fails_leaves_the_old_number_in_tables(face: Face) -> No
     face("rerun", "pre-s1", "--undo", expect=Exit.USAGE)
 
 
-def test_nothing_runs_without_an_answer(face: Face) -> None:
+def test_rerun_needs_a_confirmation(face: Face) -> None:
     face.ended("pre-s1", "done", 4.0)
     assert "Run 1 cell again?" in " ".join(face("rerun", "pre-s1", expect=Exit.USAGE).err.replace("│", "").split())
     assert state(face, "pre-s1") == ("done", 4.0)
@@ -68,11 +68,11 @@ def test_nothing_runs_without_an_answer(face: Face) -> None:
         (("pre-s1", "--undo"), "nothing to withdraw"),
     ],
 )
-def test_what_cannot_be_run_again(face: Face, words: tuple[str, ...], message: str) -> None:
+def test_cells_without_a_result_cannot_be_rerun(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in face("rerun", *words, expect=Exit.USAGE).err
 
 
-def test_nothing_is_resumed_from_the_attempts_before(face: Face) -> None:
+def test_a_rerun_resumes_from_no_earlier_attempt(face: Face) -> None:
     first = face.ended("pre-s1", "done", 4.0)
     assert [attempt.number for attempt in deciding(face.runs, first.key)] == [1]
     run_again(face.runs, [first.key])
@@ -81,7 +81,7 @@ def test_nothing_is_resumed_from_the_attempts_before(face: Face) -> None:
     assert [attempt.number for attempt in deciding(face.runs, first.key)] == [2]
 
 
-def test_a_request_that_cannot_be_read_decides_nothing(face: Face) -> None:
+def test_an_unreadable_rerun_request_changes_no_state(face: Face) -> None:
     made = face.ended("pre-s1", "done", 4.0)
     (made.path.parent / FILE).write_text('{"after": "x"}')
     assert state(face, "pre-s1")[0] == "unknown"

@@ -71,7 +71,7 @@ def test_table_status_and_why_work_for_a_second_user(unprivileged: Path, shared:
     assert why.replace("\n", "") == before[2].replace("\n", "")
 
 
-def test_what_the_owner_has_not_read_in_is_said_to_be_left_out(unprivileged: Path) -> None:
+def test_results_not_yet_ingested_are_reported_as_left_out(unprivileged: Path) -> None:
     project = Finished(unprivileged / "project")
     cells = project.cells()
     for i, cell in enumerate(cells[:3]):

@@ -72,14 +72,14 @@ def test_a_named_grid_lists_all_its_cells(cells: Face) -> None:
         (("--sort", "name", "--limit", "3"), ["small/post-gpas-s1", "small/post-gpas-s2", "small/post-s1"]),
     ],
 )
-def test_which_cells_and_in_what_order(cells: Face, words: tuple[str, ...], names: list[str]) -> None:
+def test_cells_are_filtered_and_sorted(cells: Face, words: tuple[str, ...], names: list[str]) -> None:
     lines = cells("status", "small", *words).out.splitlines()
     assert [line.split()[0] for line in lines if line.split() and "-s" in line.split()[0]] == names
     document = cells("status", "small", *words, "--json").json["cells"]
     assert [cell["name"] for cell in document] == [name.rpartition("/")[2] for name in names]
 
 
-def test_what_is_not_listed_is_counted(cells: Face) -> None:
+def test_unlisted_cells_are_counted(cells: Face) -> None:
     assert "and 6 more: 4 missing, 2 done" in cells("status", "small", "--sort", "state", "--limit", "2").out
     assert "no cell is cancelled" in cells("status", "--state", "cancelled").out
 

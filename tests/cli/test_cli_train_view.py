@@ -103,7 +103,7 @@ def test_recent_spikes_leave_a_mark() -> None:
     assert [spike_mark(count) for count in (0, 2)] == ["", " ▲2"]
 
 
-def test_while_nothing_runs_the_reason_is_shown() -> None:
+def test_the_reason_is_shown_while_no_job_runs() -> None:
     out = io.StringIO()
     Console(file=out, width=120).print(view(board(running=False, starved=True), [], 3.0))
     assert "waiting for a slot: other jobs hold them" in out.getvalue()

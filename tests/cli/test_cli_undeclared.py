@@ -67,7 +67,7 @@ def test_a_key_that_only_the_database_has_is_explained(project: Finished) -> Non
     assert "its run directory is gone" in why
 
 
-def test_what_is_under_way_is_shown_and_can_be_cancelled(project: Finished) -> None:
+def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Finished) -> None:
     project.declare(steps=90)
     cell = project.cells()[0]
     waiting = project.attempt(cell)

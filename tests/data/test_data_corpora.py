@@ -57,7 +57,7 @@ def test_stdlib_splits_are_disjoint_sorted_and_complete(library: Stdlib):
     assert 0.02 < len(validation) / len(train) < 0.2
 
 
-def test_stdlib_skips_what_distributions_differ_in(library: Stdlib):
+def test_stdlib_skips_modules_that_distributions_change(library: Stdlib):
     ids = {d.id for part in both(library) for d in part}
     assert {"lib/json/decoder.py", "lib/asyncio/events.py", "topic/for"} <= ids
     folders = {part for identity in ids for part in identity.split("/")[1:-1]}
@@ -166,7 +166,7 @@ def test_parquet_without_text_is_refused(tmp_path: Path):
         Files("*.parquet", "n", tmp_path).survey()
 
 
-def test_ids_do_not_depend_on_where_the_corpus_lies(root: Path, tmp_path: Path):
+def test_ids_do_not_depend_on_the_location_of_the_corpus(root: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     (root / "corpus").rename(elsewhere)
     moved = Files(f"{elsewhere}/*.jsonl", "text", root)
@@ -175,7 +175,7 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(root: Path, tmp_path: Path):
     assert next(exact.documents("train")).id.split(":")[0] == "b.jsonl"
 
 
-def test_wildcards_in_the_name_of_the_project_folder_are_no_wildcards(tmp_path: Path):
+def test_wildcards_in_the_project_folder_are_literal(tmp_path: Path):
     root = tmp_path / "run[1]"
     root.mkdir()
     (root / "a.txt").write_text("text")

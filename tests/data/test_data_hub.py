@@ -58,7 +58,7 @@ def texts(source, split: str) -> list[str]:
     return [d.text for d in source.documents(split)]
 
 
-def test_a_validation_split_of_its_own_is_used(tmp_path: Path):
+def test_a_separate_validation_split_is_used(tmp_path: Path):
     write_jsonl(tmp_path / "set" / "train.jsonl", ["a", "b", " ", "c"], field="body")
     write_jsonl(tmp_path / "set" / "validation.jsonl", ["d", "e"], field="body")
     source = HfDataset("set", "body", tmp_path)
@@ -102,7 +102,7 @@ def test_a_survey_of_arrow_files_is_cached(tmp_path: Path, monkeypatch: pytest.M
         ("no-one/nothing", "text", r"cannot load 'no-one/nothing': \w+: .*data\.source: files"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(tmp_path: Path, path: str, field: str, message: str):
+def test_an_unloadable_dataset_is_reported(tmp_path: Path, path: str, field: str, message: str):
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "number": 1}\n')
     write_jsonl(tmp_path / "test_only" / "test.jsonl", ["a"])
     with pytest.raises(DataError, match=message):
@@ -188,7 +188,7 @@ def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
         prepare(Data(source="c4", tokenizer="bpe"), 320, tmp_path, root=tmp_path)
 
 
-def test_a_hub_out_of_reach_is_said_with_the_ways_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreachable_hub_is_reported_with_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub
 
     def refuse(*args: object, **kwargs: object) -> str:

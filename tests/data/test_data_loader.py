@@ -175,7 +175,7 @@ def test_they_are_a_bounded_number_ahead(rows: Rows):
         assert counted.reads == PREFETCHED_BATCHES + 2  # one taken, those queued, one held by the thread
 
 
-def test_what_goes_wrong_ahead_is_raised_where_its_batch_would_have_come(rows: Rows):
+def test_an_error_while_prefetching_is_raised_at_its_batch(rows: Rows):
     with PrefetchedBatches(Batches(Unready(rows, broken_at=4), 12, seed=3).at, 0, 30) as served:
         for step in range(3):
             served.at(step)

@@ -10,7 +10,7 @@ from gpas_cli.data.order import KeyedOrder, order, permutation
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 9, 100, 1023, 1024, 1025, 70_001])
-def test_every_number_comes_once(size: int):
+def test_every_number_occurs_once(size: int):
     keyed = KeyedOrder(7, 0, size)
     assert sorted(keyed[np.arange(size)].tolist()) == list(range(size))
 

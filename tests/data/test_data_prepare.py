@@ -51,7 +51,7 @@ def test_bytes_per_token_of_whole_documents(root: Path, tmp_path: Path):
     assert corpus.validation_bytes_per_token == sum(len(text.encode()) for text in texts) / tokens
 
 
-def test_a_second_call_builds_and_reads_nothing(root: Path, tmp_path: Path):
+def test_a_second_call_neither_builds_nor_reads(root: Path, tmp_path: Path):
     said: list[str] = []
     first = make(root, tmp_path / "cache", said)
     assert [line.split()[0] for line in said] == ["training", "tokenising", "tokenising", "tokenising", "tokenising"]
@@ -149,7 +149,7 @@ def test_no_network_is_asked_whether_c4_is_there(tmp_path: Path):
     assert present(Data(source="hf", path="some/where"), 32_000, tmp_path, root=tmp_path, rows=10) is None
 
 
-def test_this_room_never_imports_torch():
+def test_data_never_imports_torch():
     for path in PACKAGE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

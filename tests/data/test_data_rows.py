@@ -121,5 +121,5 @@ def test_only_the_shards_that_are_read_are_verified_and_each_once(make_cache: Ma
 
 
 @pytest.mark.parametrize("layout", ["pack", "pad"])
-def test_no_shards_are_no_rows(layout: str):
+def test_an_empty_cache_has_no_rows(layout: str):
     assert len(open_rows([], layout, 8, pad_id=0)) == 0

@@ -68,7 +68,7 @@ def test_files_are_little_endian_and_named_by_their_spec(make_cache: Make):
     assert str(cache.cache) not in json.dumps(spec)
 
 
-def test_the_key_follows_everything_the_bytes_follow_from(make_cache: Make, tokenizer):
+def test_the_key_covers_everything_that_determines_the_bytes(make_cache: Make, tokenizer):
     base = make_cache()
     other_text = replace(base, survey=replace(base.survey, fingerprint="f" * 16))
     smaller = replace(base, tokenizer=type(tokenizer)(tokenizer.backend, 400, origin="test"))
@@ -112,7 +112,7 @@ def shorten(path: Path) -> None:
         ("00000.json", Path.unlink),
     ],
 )
-def test_damaged_shards_are_built_again_and_no_others(make_cache: Make, name: str, damage: Callable[[Path], object]):
+def test_only_damaged_shards_are_rebuilt(make_cache: Make, name: str, damage: Callable[[Path], object]):
     cache = build(make_cache())
     before = content(cache.folder)
     inodes = {p.name: p.stat().st_ino for p in (cache.folder / "train").glob("*.bin")}
@@ -135,13 +135,13 @@ def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: p
     assert shard.last == "4"
 
 
-def test_an_unwritable_cache_is_said(make_cache: Make, tmp_path: Path):
+def test_an_unwritable_cache_is_reported(make_cache: Make, tmp_path: Path):
     (tmp_path / "blocked").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"cannot use .*blocked.*GPAS_CACHE"):
         build(make_cache(folder="blocked"))
 
 
-def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -169,7 +169,7 @@ def test_a_lock_has_one_holder(tmp_path: Path):
     assert order == ["first", "second"]
 
 
-def test_what_killed_writers_left_is_swept_after_a_day(tmp_path: Path):
+def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path: Path):
     old, new = tmp_path / ".tmp-old", tmp_path / ".tmp-new"
     old.write_text("x")
     new.write_text("x")

@@ -33,7 +33,7 @@ def exact(root: Path, what: Data, rows: int) -> TextUsage:
     return found
 
 
-def test_pad_reports_what_it_cuts_off(root: Path):
+def test_pad_reports_truncated_tokens(root: Path):
     found = exact(root, data(layout="pad"), rows=50)
     corpus = prepare(data(layout="pad"), VOCAB, root / "cache", root=root)
     assert found.cut == 1 - corpus.train_totals.bytes / corpus.train_totals.text_bytes
@@ -52,7 +52,7 @@ def test_text_that_is_read_again_and_too_little_to_evaluate_on(root: Path, layou
     assert any(f"evaluations use {targets.sum():,} tokens" in warning for warning in found.warnings())
 
 
-def test_it_is_foreseen_before_anything_is_tokenised(root: Path):
+def test_text_use_is_estimated_before_tokenisation(root: Path):
     estimated = estimate_usage(data(layout="pad"), VOCAB, root / "cache", root, 300)
     assert not (root / "cache").exists()
     assert estimated is not None
@@ -72,7 +72,7 @@ def test_the_cut_of_an_older_cache_is_unknown():
     assert text_usage(data(layout="pad"), 5, old, old).warnings() == []
 
 
-def test_the_papers_cut_of_c4_is_no_news():
+def test_the_papers_cut_of_c4_is_not_reported():
     c4 = Data()
     assert (
         text_usage(c4, 1000, Totals(10, 2560, 100, False, 1000), Totals(10, 10**8, 100, False, 1000)).warnings() == []

@@ -91,11 +91,11 @@ def test_a_cut_head_gives_the_same_ids_as_the_whole_text():
     ("text", "head"),
     [("a b c d", "a b"), ("  a  b\n c", "  a  b"), ("a b", "a b"), ("a b ", "a b "), ("", ""), ("  ", "  ")],
 )
-def test_head_ends_behind_a_word(text: str, head: str):
+def test_head_ends_after_a_word(text: str, head: str):
     assert _head(text, 2) == head
 
 
-def test_words_that_give_no_token_do_not_shorten_a_document():
+def test_words_without_tokens_do_not_shorten_a_document():
     backend = words(["</s>", "a", "b", "<unk>"])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split("#", "removed")]
@@ -148,7 +148,7 @@ def test_training_text_is_bounded(source: Files, tmp_path: Path, monkeypatch: py
     assert sum(sizes) >= 1000 > sum(sizes[:-1])
 
 
-def test_one_endless_word_does_not_hold_up_learning(tmp_path: Path):
+def test_a_very_long_word_does_not_slow_down_bpe_training(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 1_000_000 + " y"}) + "\n")
     (text,) = room._first(Files("a.jsonl", "text", tmp_path).documents(side("a.jsonl:1")), 10)
     assert text.replace(" ", "") == "x" * 1_000_000 + "y"

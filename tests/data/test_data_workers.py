@@ -46,12 +46,12 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 12])
-def test_two_processes_write_what_one_writes(make_cache: Make, limit: int | None):
+def test_two_processes_write_the_same_shards_as_one(make_cache: Make, limit: int | None):
     one, two = build(make_cache(limit, "one"), 1), build(make_cache(limit, "two"), 2)
     assert content(two.folder) == content(one.folder)
 
 
-def test_progress_counts_up_to_what_is_there(make_cache: Make):
+def test_progress_counts_existing_shards(make_cache: Make):
     seen: list[Totals] = []
     shards = make_cache().ensure("train", everything, lambda message: None, workers=2, progress=seen.append)
     documents = [totals.documents for totals in seen]
@@ -97,7 +97,7 @@ def test_a_group_that_kills_its_workers_is_given_up(make_cache: Make, tokenizer,
         list(encoder(encode.groups(source.records("train"))))
 
 
-def test_an_error_comes_in_its_turn_and_leaves_no_process(root: Path, make_cache: Make):
+def test_an_error_is_raised_in_order_and_leaves_no_process(root: Path, make_cache: Make):
     lines = (root / "corpus" / "b.jsonl").read_text().splitlines()
     lines[30] = '{"text": 7}'
     cache = make_cache()

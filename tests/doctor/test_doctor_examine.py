@@ -35,7 +35,7 @@ def nvidia_smi(folder: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = examine._compiler()
     assert found.status == "note"

@@ -118,7 +118,7 @@ def test_bfloat16_weights_are_folded_in_float32_and_bundled_unchanged(room: Room
     assert json.loads((room.folder / "out/bf16-own/config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-def test_writing_needs_no_transformers(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_written_without_transformers(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name in ("pre", "sandwich"):
         room.export(room.cell(norm=name), f"alone-{name}")

@@ -208,6 +208,6 @@ def test_keys_and_mistakes_of_families() -> None:
         network(family={"positions": "learned", "context": 6})(TOKENS)
 
 
-def test_families_leave_the_published_sizes_alone() -> None:
+def test_families_do_not_change_the_published_sizes() -> None:
     for size in SIZES:
         assert parse_model({"size": size}).to_mapping(for_key=True).keys() == {"size", "norm", "gate", "embed", "init"}

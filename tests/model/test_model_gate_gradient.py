@@ -79,7 +79,7 @@ def test_gate_gradients_equal_autograds_if_the_weights_determine_them(
         torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-13)
 
 
-def test_the_slots_where_they_are_not_determined() -> None:
+def test_undetermined_gradient_slots() -> None:
     """On the stream that enters a post-type sub-layer, on a skip path below a bottom-to-top connection."""
     made = {(norm, site) for norm, site in itertools.product(SCHEMES, SITES) if not _refused(norm, site)}
     without = {pair for pair in made if not determined(pair[0], site=pair[1])}

@@ -97,7 +97,7 @@ def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_fixed_gate_computes_the_same_and_has_no_parameter(scheme: str, share: str) -> None:
+def test_a_fixed_gate_computes_the_same_without_a_parameter(scheme: str, share: str) -> None:
     for site in SITES:
         gate = {"site": site, "share": share, "init": [OPEN, -OPEN]}
         learnable, fixed = network(scheme, gate), network(scheme, {**gate, "learnable": False})
@@ -180,7 +180,7 @@ def test_parameter_counts_are_the_references(size: str) -> None:
         assert sum(p.numel() for p in model.parameters()) == COUNTS[size] + norms + gates, scheme
 
 
-def test_the_probe_sees_the_stream_and_leaves_nothing_behind() -> None:
+def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
     model = network("pre", {"init": 0.3})
     with activation_variance(model) as seen:
         model(TOKENS)

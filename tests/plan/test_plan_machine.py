@@ -63,7 +63,7 @@ def test_a_quota_of_the_container_bounds_the_cores(tmp_path: Path, text: str, co
     assert machine.cpu_quota(8, tmp_path / "cpu.max") == cores
 
 
-def test_impossible_jobs_are_told_of_together() -> None:
+def test_impossible_jobs_are_reported_together() -> None:
     wanted = {"g/a": Resources(gpus=1), "g/b": Resources(), "g/c": Resources(gpus=4)}
     with pytest.raises(GpasError, match=r"g/a asks for 1 GPU,.*\n.*g/c asks for 4") as raised:
         machine.require(CORES, wanted)

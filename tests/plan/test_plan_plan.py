@@ -99,7 +99,7 @@ def test_a_teacher_is_planned_before_its_pupil(runs: Path) -> None:
     assert again.rows[0].detail == "a prerequisite is unavailable"
 
 
-def test_an_interrupted_cell_tells_where_it_resumes_and_costs_only_the_rest(runs: Path) -> None:
+def test_an_interrupted_cell_is_planned_from_its_checkpoint(runs: Path) -> None:
     cell = entry(seed=1)
     whole = made_plan(runs, cell).estimate
     made = attempt(runs, cell)
@@ -110,7 +110,7 @@ def test_an_interrupted_cell_tells_where_it_resumes_and_costs_only_the_rest(runs
     assert whole.tokens - found.estimate.tokens == 2 * cell.cell.optim.batch * cell.cell.data.length
 
 
-def test_stages_this_version_cannot_run_are_named(runs: Path) -> None:
+def test_unsupported_stages_are_named(runs: Path) -> None:
     found = made_plan(runs, entry(finetune={}, downstream={}))
     (row,) = found.rows
     assert (row.action, row.will_run) == ("invalid", True)
@@ -166,7 +166,7 @@ def test_gpus_are_assumed_by_precision(runs: Path) -> None:
     assert "assumed 20 TFLOP/s per GPU" in found.basis[0]
 
 
-def test_ranks_divide_the_time_and_occupy_as_much(runs: Path) -> None:
+def test_ranks_divide_the_time_but_not_the_cost(runs: Path) -> None:
     one, two = (replace(entry(seed=1), resources=Resources(cpus=cpus, ranks=cpus)) for cpus in (1, 2))
     alone, together = (estimate(runs, stage_jobs([cell]).values(), Cluster()) for cell in (one, two))
     assert together.core_hours == pytest.approx(alone.core_hours)
@@ -176,7 +176,7 @@ def test_ranks_divide_the_time_and_occupy_as_much(runs: Path) -> None:
     assert measured.longest_hours == pytest.approx(together.longest_hours)  # the speed of another shape
 
 
-def test_behind_a_scheduler_each_job_has_what_it_asks_for(runs: Path) -> None:
+def test_on_a_cluster_each_job_gets_its_requested_resources(runs: Path) -> None:
     """GPUs and cores are counted apart; how long all takes is not known, the longest chain is."""
     big = replace(entry(seed=1, importance={"eval_tokens": 10}), resources=Resources(gpus=4, nodes=2, cpus=8))
     found = estimate(runs, stage_jobs([big, entry(seed=2)]).values(), Cluster())
@@ -190,7 +190,7 @@ def test_behind_a_scheduler_each_job_has_what_it_asks_for(runs: Path) -> None:
     assert "TFLOP/s per GPU and 20 GFLOP/s per CPU thread" in found.basis[0]
 
 
-def test_gpus_that_are_not_here_are_estimated_from_their_data_sheet(runs: Path) -> None:
+def test_absent_gpus_are_estimated_from_their_data_sheet(runs: Path) -> None:
     """What was measured here does not count, and one GPU more makes the same work no cheaper."""
     cells = [replace(entry(seed=seed, precision="bf16"), resources=Resources(gpus=2)) for seed in (1, 2)]
     attempt(runs, replace(cells[0], cell=entry(seed=9, precision="bf16").cell), "done", speed=1.0, device="cuda")
@@ -205,7 +205,7 @@ def test_gpus_that_are_not_here_are_estimated_from_their_data_sheet(runs: Path) 
 
 
 @pytest.mark.parametrize("words", ["H1000", "H100:0", "H100:x", "H100:", "", ":2", "H100:-1", "H100:²"])
-def test_other_words_for_gpus_are_refused(words: str) -> None:
+def test_unknown_gpu_names_are_refused(words: str) -> None:
     with pytest.raises(GpasError, match="--gpu: "):
         named_gpus(words)
 

@@ -66,7 +66,7 @@ def test_each_corpus_has_one_job_on_which_the_first_stages_wait(project: Project
     }  # fmt: skip
 
 
-def test_a_text_has_the_same_job_whoever_reads_how_much_of_it(project: Project) -> None:
+def test_a_text_has_one_job_however_much_of_it_is_read(project: Project) -> None:
     short, long = (
         entry(data=NOTES),
         entry(seed=2, data={**NOTES, "eval_tokens": 99}, optim={"lr": 1e-3, "warmup": 1, "steps": 9, "batch": 2}),
@@ -75,7 +75,7 @@ def test_a_text_has_the_same_job_whoever_reads_how_much_of_it(project: Project) 
     assert len(keys) == 1
 
 
-def test_what_is_tokenised_needs_no_job_and_what_was_lost_needs_another(project: Project) -> None:
+def test_tokenised_text_needs_no_job_and_lost_text_another(project: Project) -> None:
     cell = entry(data=NOTES)
     job, training = with_texts(project, jobs(cell))
     outcome, events = run(project, job)
@@ -91,19 +91,19 @@ def test_what_is_tokenised_needs_no_job_and_what_was_lost_needs_another(project:
     assert run(project, again)[0]["outcome"] == "done"
 
 
-def test_a_text_that_cannot_be_had_is_left_to_the_job_to_say(project: Project) -> None:
+def test_an_unavailable_text_is_reported_by_the_job(project: Project) -> None:
     for path in (project.config.parent / "text").iterdir():
         path.unlink()
     assert len(with_texts(project, jobs(entry(data=NOTES)))) == 2
 
 
-def test_a_job_that_is_asked_to_leave_does_and_goes_on_later(project: Project) -> None:
+def test_a_stopped_tokenisation_is_resumed(project: Project) -> None:
     job, _ = with_texts(project, jobs(entry(data=NOTES)))
     assert run(project, job, stop=lambda: "interrupted")[0] == {"outcome": "interrupted"}
     assert run(project, job)[0]["outcome"] == "done"
 
 
-def test_how_far_it_is() -> None:
+def test_progress_of_a_tokenisation() -> None:
     events: list[dict[str, Any]] = []
     reporter = tokenise._ProgressReporter(lambda kind, **fields: events.append({"kind": kind, **fields}), lambda: None)
     reporter.watch("train", Need("tokens", 1000), Totals(7, 345))

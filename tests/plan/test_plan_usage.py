@@ -56,7 +56,7 @@ def test_hours_count_every_attempt_and_device(tmp_path: Path, cells: list[Entry]
     assert (room.total.to_go, room.total.ends) == (None, None)  # nothing runs
 
 
-def test_a_running_attempt_goes_on_costing(tmp_path: Path, cells: list[Entry]) -> None:
+def test_a_running_attempt_keeps_accumulating_cost(tmp_path: Path, cells: list[Entry]) -> None:
     made = attempt(tmp_path, cells[0], 0.1, "gpu-0", ago=2.0, seen=False)
     meter = UsageMeter(tmp_path)
     (run,) = meter.room([state(cells[0], "running", made)]).running
@@ -65,7 +65,7 @@ def test_a_running_attempt_goes_on_costing(tmp_path: Path, cells: list[Entry]) -
     assert meter.room([state(cells[0], "interrupted", made)]).total.spent.gpu_hours == pytest.approx(0.1)
 
 
-def test_the_end_rests_on_what_runs_and_on_what_its_like_took(tmp_path: Path, cells: list[Entry]) -> None:
+def test_the_end_is_estimated_from_running_and_similar_cells(tmp_path: Path, cells: list[Entry]) -> None:
     attempt(tmp_path, cells[0], 2.0, "gpu-0")
     made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
     states = [state(cells[0], "done"), state(cells[1], "running", made, eta=HOUR), state(cells[2], "queued")]
@@ -75,7 +75,7 @@ def test_the_end_rests_on_what_runs_and_on_what_its_like_took(tmp_path: Path, ce
     assert room.total.to_go.gpu_hours == pytest.approx(5.0, rel=0.01)
 
 
-def test_cells_that_grids_share_cost_once_in_all(tmp_path: Path, cells: list[Entry]) -> None:
+def test_shared_cells_are_counted_once_in_the_total(tmp_path: Path, cells: list[Entry]) -> None:
     attempt(tmp_path, cells[0], 2.0, "gpu-0")
     room = UsageMeter(tmp_path).room([state(cells[0], "done"), state(replace(cells[0], grid="other"), "done")])
     assert [use.spent.gpu_hours for use in room.grids] == pytest.approx([2.0, 2.0])

@@ -49,7 +49,7 @@ def test_the_legend_names_methods_and_says_what_the_bands_are(tmp_path: Path) ->
         assert text.count(colour.lower()) >= 4  # line, band and legend of a scheme with and without the gate
 
 
-def test_each_run_has_its_line_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_runs_are_drawn_separately_on_request(tmp_path: Path) -> None:
     def lines(text: str) -> int:
         return len(re.findall(r'<g id="line2d_', text))
 
@@ -111,7 +111,7 @@ def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
+def test_a_figure_without_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GpasError, match="Title: no such curve has been recorded"):
         save(Figure("Title", "x", "y", ()), [tmp_path / "x.svg"])
 

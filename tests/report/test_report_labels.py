@@ -24,7 +24,7 @@ from gpas_cli.spec.norm import SCHEMES
         (Gate(learnable=False, from_trained=True), "learnable=false, from_trained=true"),
     ],
 )
-def test_a_gate_is_called_by_what_it_changes(gate: Gate | None, said: str) -> None:
+def test_a_gate_is_labelled_by_its_changed_settings(gate: Gate | None, said: str) -> None:
     assert describe_gate(gate) == said
 
 
@@ -42,7 +42,7 @@ def test_a_changed_scheme_or_size_is_in_no_paper() -> None:
     assert facts(shallow)["size"] == NO_MATCH
 
 
-def test_the_grid_may_call_a_gate_what_it_likes() -> None:
+def test_a_grid_may_name_its_gates() -> None:
     renamed = entry(gate={"activation": "identity"}, axes={"gate": "gpas"})
     assert facts(renamed)["gate"] == "activation=identity"
 

@@ -62,7 +62,7 @@ def test_the_number_everyone_asks_for() -> None:
     assert table.better == "lower"
 
 
-def test_what_is_not_printed_is_none() -> None:
+def test_unprinted_numbers_are_none() -> None:
     table = published("gpas", "table2_perplexity")
     assert table.value({"size": "71m", "norm": "post", "gate": "gpas"}) is None
     assert table.value({"size": "7b", "norm": "pre"}) is None

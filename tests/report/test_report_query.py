@@ -167,7 +167,7 @@ def test_why_with_a_named_base_and_without_a_gate(engine: Engine, tmp_path: Path
     }
 
 
-def test_why_of_what_never_ran(engine: Engine, tmp_path: Path) -> None:
+def test_why_of_a_cell_that_never_ran(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(UnknownCell, match="the database has no attempt at this stage"):
         trace_number(engine, tmp_path, "0" * 16)
 

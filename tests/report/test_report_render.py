@@ -154,7 +154,7 @@ def test_every_number_is_whole_at_any_width(width: int) -> None:
     assert all(len(line) <= width for line in lines)
 
 
-def test_on_paper_what_does_not_fit_has_a_table_of_its_own() -> None:
+def test_rows_that_do_not_fit_on_paper_get_a_second_table() -> None:
     sizes = (*SIZES, "350m", "1b")
     entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in sizes]
     text = render(build(entries, {}, {}, spec(published={"gpas": "table2_perplexity"})), "latex")
@@ -169,7 +169,7 @@ def test_on_paper_what_does_not_fit_has_a_table_of_its_own() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("sizes", [("71m",), SIZES, (*SIZES, "350m", "1b")], ids=len)
-def test_latex_compiles_and_nothing_sticks_out(tmp_path: Path, sizes: tuple[str, ...]) -> None:
+def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str, ...]) -> None:
     label = 'a|b_*[x]&50%{\\}<i>#$~^ `--" \N{GREEK SMALL LETTER ALPHA} → \x1b[31m'
     label += " and words that make it longer than a line has room for"
     gates = ("none", "gpas")
@@ -262,7 +262,7 @@ def test_json_has_every_number_of_the_csv(table: Table) -> None:
         }
 
 
-def test_json_of_what_is_not_finite_and_of_what_is_not_there() -> None:
+def test_nonfinite_and_missing_numbers_in_json() -> None:
     entries = [entry(), entry("mix", size="130m")]
     table = build(entries, {}, result(entries[0], math.inf) | result(entries[1], math.nan), spec())
     cells = [row["cells"] for row in json.loads(to_json(table))["rows"]]

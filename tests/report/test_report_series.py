@@ -30,7 +30,7 @@ def test_seeds_become_a_mean_with_its_spread() -> None:
     assert series.tails() == []
 
 
-def test_the_mean_ends_where_the_first_run_ends_and_the_others_go_on_by_themselves() -> None:
+def test_the_mean_ends_with_the_shortest_run() -> None:
     (series,) = make_series([run(entry(seed=1), 4.0, 2.0), run(entry(seed=2), 6.0, 3.0, 2.0, 1.0)])
     assert [x for x, _ in series.mean()] == [10, 20]
     assert series.tails() == [((20, 3.0), (30, 2.0), (40, 1.0))]
@@ -89,11 +89,11 @@ def test_a_title_is_printable() -> None:
     assert series.title == "a\\x1b[31m b"
 
 
-def test_what_is_not_finite_is_left_out_and_units_are_scaled() -> None:
+def test_nonfinite_values_are_left_out_and_units_are_scaled() -> None:
     assert over_updates([(1, 5.0), (2, math.nan), (3, math.inf), (4, 3.0)], 0.5) == ((1, 2.5), (4, 1.5))
 
 
-def test_layers_count_from_one_and_the_final_norm_is_no_layer() -> None:
+def test_layers_are_numbered_from_one_without_the_final_norm() -> None:
     of = entry(size={"like": "71m", "layers": 2}, axes={"size": "71m"})
     assert by_layer(of, {0: 1.0, 1: 2.0, 2: 9.0}) == (((1, 1.0), (2, 2.0)), 9.0)
     assert by_layer(of, {0: 1.0, 1: math.nan}) == (((1, 1.0),), None)
@@ -102,7 +102,7 @@ def test_layers_count_from_one_and_the_final_norm_is_no_layer() -> None:
     assert by_layer(of, dict(enumerate((0.1, 0.2, 0.3, 0.4)))) == (((1, 0.1), (1.5, 0.2), (2, 0.3), (2.5, 0.4)), None)
 
 
-def test_the_final_norm_has_a_mean_where_all_runs_have_it() -> None:
+def test_the_final_norm_has_a_mean_only_if_all_runs_have_it() -> None:
     runs = [run(entry(seed=1), 1.0, final_norm=2.0), run(entry(seed=2), 1.0, final_norm=4.0)]
     (series,) = make_series(runs)
     assert series.final_norm() is not None

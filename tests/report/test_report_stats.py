@@ -30,7 +30,7 @@ def test_nothing_has_no_mean() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_what_is_not_finite_stays_visible(bad: float) -> None:
+def test_nonfinite_numbers_stay_visible(bad: float) -> None:
     found = aggregate([1.0, bad])
     assert not math.isfinite(found.mean)
     assert found.std is not None

@@ -48,7 +48,7 @@ def test_pairs_only_seeds_that_both_have() -> None:
     assert note(table, "pairs") == "differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)"
 
 
-def test_a_method_stands_beneath_its_base_wherever_it_was_declared() -> None:
+def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
     entries = [entry("pre", "gpas"), entry("lns", "gpas"), entry("lns"), entry("pre"), entry("mix")]
     table = build(entries, {}, {}, spec())
     assert [(row.title, row.indent) for row in table.rows] == [
@@ -69,7 +69,7 @@ def test_without_its_base_in_the_grid_a_method_stands_by_itself() -> None:
     assert note(table, "base") == "no difference, because the base has no number: Pre-LN + GPAS 71m"
 
 
-def test_nothing_is_missed_where_nothing_is_known() -> None:
+def test_unknown_cells_are_not_reported_as_missing() -> None:
     table = build([entry("pre"), entry("pre", "gpas")], {}, {}, spec())
     assert note(table, "base") == ""
 
@@ -130,7 +130,7 @@ def test_diverged_is_shown_never_averaged_never_ranked() -> None:
     assert note(table, "unfinished") == ""
 
 
-def test_a_result_without_the_metric_says_so() -> None:
+def test_a_result_without_the_metric_is_marked() -> None:
     lone = entry()
     assert column(build([lone], {}, result(lone), spec()))[0].status == "not recorded"
 
@@ -153,7 +153,7 @@ def test_best_and_second(numbers: tuple[float, ...], marks: list[str]) -> None:
     assert [cell.mark for cell in column(build(entries, {}, results, spec()))] == marks
 
 
-def test_a_lone_number_is_not_the_best_of_anything() -> None:
+def test_a_single_number_is_not_marked_as_best() -> None:
     lone = entry()
     table = build([lone], {}, result(lone, 34.0), spec())
     assert column(table)[0].mark == ""
@@ -169,7 +169,7 @@ def test_each_column_has_its_own_best() -> None:
     assert [[cell.mark for cell in row.cells] for row in table.rows] == [["second", "best"], ["best", "second"]]
 
 
-def test_published_numbers_stand_where_the_paper_has_the_cell() -> None:
+def test_published_numbers_are_matched_to_cells() -> None:
     entries, results, states = quickstart()
     entries += [entry("post", "gpas"), entry("pre", size="9m")]
     sources = {"gpas": "table2_perplexity", "curse_of_depth": "table1_perplexity"}
@@ -192,7 +192,7 @@ def test_published_numbers_stand_where_the_paper_has_the_cell() -> None:
     assert note(table, "gains") == f"{signs}; median -1.31 here, -1.25 there"
 
 
-def test_a_stand_in_may_be_put_beside_the_papers_size() -> None:
+def test_a_smaller_size_may_be_compared_with_the_papers() -> None:
     entries = [entry("pre", gate, size="quickstart", data="quickstart") for gate in ("none", "gpas")]
     table = build(entries, {}, {}, spec(published={"gpas": "table2_perplexity@71m"}))
     assert [(c.printed or {})["gpas"].value for c in column(table)] == [34.23, 33.49]
@@ -333,7 +333,7 @@ def test_a_run_that_other_code_resumed_is_named() -> None:
     assert shown == f"1 run resumed after the code had changed: {entries[1].id} (`gpas why`)"
 
 
-def test_like_numbers_need_no_word() -> None:
+def test_comparable_numbers_need_no_note() -> None:
     entries, results, states = quickstart()
     assert note(build(entries, states, results, spec()), "mixture") == ""
 

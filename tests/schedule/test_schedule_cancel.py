@@ -68,7 +68,7 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
     assert sorted(ran(project)) == ["wait-1 1", "wait-1 2", "wait-2 1", "wait-3 1"]
 
 
-def test_the_clock_of_the_host_that_cancels_does_not_matter(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_does_not_depend_on_clocks(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [entry("wait", 1), entry("wait", 2)]
     first = Background(scheduler(project, *cells, at_once=1))
     until(working(project, cells[0]))
@@ -94,7 +94,7 @@ def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(project: Project
     assert sorted(ran(project)) == ["done-2 1", "wait-1 1"]
 
 
-def test_a_follower_does_not_run_what_was_cancelled_in_the_others_queue(project: Project) -> None:
+def test_a_follower_does_not_run_cells_cancelled_in_another_queue(project: Project) -> None:
     words = [f"wait:{seed}" for seed in range(1, 6)]
     cells = [entry("wait", seed) for seed in range(1, 6)]
     with other_run(project, *words):
@@ -146,7 +146,7 @@ def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Pro
     stranger.communicate(b"\n")
 
 
-def test_a_process_nobody_here_can_reach_is_said_so(project: Project) -> None:
+def test_an_unreachable_process_is_reported(project: Project) -> None:
     cell = entry("wait", 1)
     with other_run(project, "wait:1") as other:
         pid = job_pid(until(working(project, cell)))
@@ -160,7 +160,7 @@ def test_a_process_nobody_here_can_reach_is_said_so(project: Project) -> None:
     assert "cannot be reached from here" in answer.what
 
 
-def test_what_has_ended_or_never_began_is_not_cancelled(project: Project) -> None:
+def test_only_queued_and_running_cells_are_cancelled(project: Project) -> None:
     run(project, entry("done", 1))
     answers = cancel_now(project, entry("done", 1), entry("done", 2))
     assert [answer.what for answer in answers] == [
@@ -189,7 +189,7 @@ def sbatch(tmp_path: Path) -> dict[str, str]:
     return {"PATH": str(tmp_path)}
 
 
-def test_the_executor_is_local_and_says_why(sbatch: dict[str, str]) -> None:
+def test_auto_chooses_local_with_a_reason(sbatch: dict[str, str]) -> None:
     assert choose("auto", {"PATH": ""}).note == ""
     assert choose("local", sbatch).note == ""
     assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).note == ""
@@ -197,7 +197,7 @@ def test_the_executor_is_local_and_says_why(sbatch: dict[str, str]) -> None:
     assert "no SLURM controller answers" in choose("auto", sbatch).note
 
 
-def test_where_a_controller_answers_the_executor_is_slurm(sbatch: dict[str, str]) -> None:
+def test_auto_chooses_slurm_if_a_controller_answers(sbatch: dict[str, str]) -> None:
     program = Path(sbatch["PATH"]) / "scontrol"
     program.write_text("#!/bin/sh\necho 'Slurmctld(primary) at here is UP'\n")
     program.chmod(0o755)
@@ -207,6 +207,6 @@ def test_where_a_controller_answers_the_executor_is_slurm(sbatch: dict[str, str]
 
 
 @pytest.mark.parametrize(("word", "message"), [("slurm", "--executor local"), ("slrum", "did you mean 'slurm'")])
-def test_an_executor_that_cannot_be_had_is_refused(word: str, message: str) -> None:
+def test_an_unavailable_executor_is_refused(word: str, message: str) -> None:
     with pytest.raises(GpasError, match=message):
         choose(word, {"PATH": ""})

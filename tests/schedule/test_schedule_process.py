@@ -18,7 +18,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME_SWEET_HOME", "kept")
 
 
-def test_no_job_is_given_the_password_of_the_database() -> None:
+def test_jobs_do_not_get_the_database_password() -> None:
     for environment in (job_environment(Path("/code"), {}), client.environment()):
         assert "GPAS_DB" not in environment
         assert environment["HOME_SWEET_HOME"] == "kept"

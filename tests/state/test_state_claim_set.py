@@ -58,7 +58,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_racing_processes_share_the_keys_without_overlap(runs: Path) -> None:
+def test_concurrent_processes_claim_disjoint_keys(runs: Path) -> None:
     rivals = [taker(runs, *KEYS) for _ in range(3)]
     held = []
     for rival in rivals:
@@ -69,7 +69,7 @@ def test_racing_processes_share_the_keys_without_overlap(runs: Path) -> None:
     assert sorted(one for many in held for one in many) == sorted(KEYS)
 
 
-def test_claims_of_the_living_stand_and_those_of_the_dead_are_taken_over(runs: Path) -> None:
+def test_live_claims_are_kept_and_dead_ones_are_taken_over(runs: Path) -> None:
     rival = taker(runs, *KEYS[:2])
     assert rival.stdout is not None
     assert len(rival.stdout.readline().split()) == 2
@@ -85,7 +85,7 @@ def test_claims_of_the_living_stand_and_those_of_the_dead_are_taken_over(runs: P
         assert len(list(submitters.folder(runs).glob("*.lock"))) == 1  # the file of the dead submitter is gone
 
 
-def test_leaving_gives_everything_back(runs: Path) -> None:
+def test_closing_releases_every_claim(runs: Path) -> None:
     with ClaimSet(runs) as claims:
         claims.take(KEYS[:3])
         claims.release(KEYS[0])
@@ -117,7 +117,7 @@ def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome:
         os.close(alive)
 
 
-def test_a_claim_taken_over_is_not_given_back_by_its_first_owner(runs: Path) -> None:
+def test_the_first_owner_does_not_release_a_claim_taken_over(runs: Path) -> None:
     with ClaimSet(runs) as first, ClaimSet(runs) as second:
         first.take(KEYS[:1])
         write_claim(runs, KEYS[0], second.submitter)
@@ -127,7 +127,7 @@ def test_a_claim_taken_over_is_not_given_back_by_its_first_owner(runs: Path) -> 
         assert found.submitter == second.submitter.id
 
 
-def test_a_stage_that_cannot_be_claimed_costs_only_itself(runs: Path) -> None:
+def test_a_stage_that_cannot_be_claimed_does_not_affect_others(runs: Path) -> None:
     stage_dir(runs, KEYS[0]).parent.mkdir(parents=True)
     stage_dir(runs, KEYS[0]).write_text("a file where a folder should be")
     with ClaimSet(runs) as claims:
@@ -137,7 +137,7 @@ def test_a_stage_that_cannot_be_claimed_costs_only_itself(runs: Path) -> None:
     assert "cannot be claimed" in seen[KEYS[0]].evidence
 
 
-def test_a_request_to_cancel_stands_until_a_retry(runs: Path) -> None:
+def test_a_request_to_cancel_is_valid_until_a_retry(runs: Path) -> None:
     stage_dir(runs, KEYS[0]).mkdir(parents=True)
     cancellation.request(stage_dir(runs, KEYS[0]))
     with ClaimSet(runs) as claims:
@@ -194,7 +194,7 @@ def test_a_submitter_beats(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitter.close()
 
 
-def test_the_lock_goes_with_the_last_copy_of_its_descriptor(tmp_path: Path) -> None:
+def test_a_lock_is_released_with_the_last_copy_of_its_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     assert locks.probe(path) is Lock.ABSENT
     fd = locks.hold(path)
@@ -206,7 +206,7 @@ def test_the_lock_goes_with_the_last_copy_of_its_descriptor(tmp_path: Path) -> N
     until(lambda: locks.probe(path) is Lock.FREE)
 
 
-def test_a_holder_that_does_not_let_go_is_told_of(tmp_path: Path) -> None:
+def test_a_lock_held_for_too_long_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     with locks.locked(path), pytest.raises(GpasError, match="locked by another process"):
         locks.hold(path, patience=0.05)
@@ -223,7 +223,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
     assert locks.probe(tmp_path / "x.lock") is Lock.UNKNOWABLE
 
 
-def test_probing_all_the_time_stops_nobody_from_claiming(runs: Path) -> None:
+def test_constant_probing_does_not_block_claims(runs: Path) -> None:
     with ClaimSet(runs) as claims:
         claims.take(KEYS[:1])
         with ClaimSet(runs) as other:

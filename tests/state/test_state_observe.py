@@ -60,7 +60,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_nothing_is_missing(runs: Path) -> None:
+def test_a_stage_without_attempts_is_missing(runs: Path) -> None:
     assert observe(runs, KEY).state == "missing"
 
 
@@ -75,7 +75,7 @@ def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> Non
     assert seen.age < 60
 
 
-def test_an_outcome_longer_than_a_glance_is_found(runs: Path) -> None:
+def test_a_long_outcome_is_found(runs: Path) -> None:
     attempt(runs, *[step(i) for i in range(50)], ended("failed", cause="x" * 20_000))
     assert observe(runs, KEY).state == "failed"
 
@@ -85,14 +85,14 @@ def test_a_warning_after_the_outcome_does_not_hide_it(runs: Path) -> None:
     assert observe(runs, KEY).state == "done"
 
 
-def test_a_start_after_an_outcome_takes_it_back(runs: Path) -> None:
+def test_a_start_after_an_outcome_revokes_it(runs: Path) -> None:
     made = attempt(runs, ended("interrupted"), ("start", {"host": socket.gethostname()}))
     fd = locks.hold(alive_path(made))
     assert observe(runs, KEY).state == "running"
     os.close(fd)
 
 
-def test_a_torn_tail_after_the_outcome_is_passed_over(runs: Path) -> None:
+def test_a_torn_line_after_the_outcome_is_ignored(runs: Path) -> None:
     made = attempt(runs, ended("done"))
     with made.journal_path.open("ab") as file:
         file.write(b'deadbeef {"n":9')
@@ -133,7 +133,7 @@ def test_a_held_lock_is_running(runs: Path) -> None:
     assert observe(runs, KEY).state == "interrupted"
 
 
-def test_an_outcome_told_between_two_looks_is_not_missed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outcome_written_between_two_reads_is_not_missed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job ends between the reads of its journal and its lock; calling it interrupted would run it twice."""
     made = attempt(runs, step(10))
     alive_path(made).touch()
@@ -149,7 +149,7 @@ def test_an_outcome_told_between_two_looks_is_not_missed(runs: Path, monkeypatch
     assert observe(runs, KEY).state == "done"
 
 
-def test_a_held_lock_is_running_also_from_another_host_and_in_silence(runs: Path) -> None:
+def test_a_held_lock_is_running_even_on_another_host_without_events(runs: Path) -> None:
     made = attempt(runs, host="elsewhere")
     write_at(made, 9999)
     fd = locks.hold(alive_path(made))
@@ -175,9 +175,7 @@ def test_a_free_lock_is_interrupted(runs: Path) -> None:
         ({"code": 1, "signal": None}, "failed", "exit code 1"),
     ],
 )
-def test_exit_json_tells_how_a_process_without_outcome_ended(
-    runs: Path, seen: dict[str, Any], state: str, word: str
-) -> None:
+def test_exit_json_decides_without_an_outcome(runs: Path, seen: dict[str, Any], state: str, word: str) -> None:
     made = attempt(runs, step(10))
     write_json(made.exit_path, seen)
     made.log_path.write_text("Traceback\nValueError: no\n\n")
@@ -188,7 +186,7 @@ def test_exit_json_tells_how_a_process_without_outcome_ended(
 
 
 @pytest.mark.parametrize("word", ["interrupted", "failed", "cancelled"])
-def test_a_process_that_is_ending_is_running_until_it_has_gone(runs: Path, word: str) -> None:
+def test_an_ending_process_is_running_until_it_exits(runs: Path, word: str) -> None:
     """The process may take seconds to free memory, or a device, for the next attempt."""
     made = attempt(runs, step(10), ended(word))
     fd = locks.hold(alive_path(made))
@@ -199,7 +197,7 @@ def test_a_process_that_is_ending_is_running_until_it_has_gone(runs: Path, word:
     assert observe(runs, KEY).state == word
 
 
-def test_a_result_stands_while_its_process_ends(runs: Path) -> None:
+def test_a_result_counts_while_its_process_exits(runs: Path) -> None:
     made = attempt(runs, step(10), ended("done"))
     fd = locks.hold(alive_path(made))
     assert observe(runs, KEY).state == "done"
@@ -223,7 +221,7 @@ def test_killed_after_a_request_to_cancel_is_cancelled(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(("silence", "state"), [(10, "running"), (500, "unknown")])
-def test_another_host_goes_by_the_last_event(runs: Path, silence: float, state: str) -> None:
+def test_an_attempt_on_another_host_is_judged_by_its_last_event(runs: Path, silence: float, state: str) -> None:
     made = attempt(runs, host="elsewhere")
     alive_path(made).touch()  # unlocked as seen from this host, which proves nothing about the other
     write_at(made, silence)
@@ -233,13 +231,13 @@ def test_another_host_goes_by_the_last_event(runs: Path, silence: float, state: 
     assert "elsewhere" in seen.evidence
 
 
-def test_another_host_that_said_nothing_yet_goes_by_its_creation(runs: Path) -> None:
+def test_an_attempt_on_another_host_without_events_is_judged_by_its_creation(runs: Path) -> None:
     attempt(runs, host="elsewhere", created=time.time() - 1000)
     assert observe(runs, KEY).state == "unknown"
 
 
 @pytest.mark.parametrize("damage", ["attempt.json", "journal.jsonl", "exit.json"])
-def test_what_cannot_be_read_is_unknown(runs: Path, damage: str) -> None:
+def test_an_unreadable_attempt_is_unknown(runs: Path, damage: str) -> None:
     made = attempt(runs, step(1))
     path = made.path / damage
     path.unlink(missing_ok=True)
@@ -256,7 +254,7 @@ def test_half_an_attempt_json_is_unknown(runs: Path) -> None:
     assert observe(runs, KEY).state == "unknown"
 
 
-def test_a_live_claim_is_queued_and_a_dead_one_nothing(runs: Path) -> None:
+def test_a_live_claim_is_queued_and_a_dead_one_is_ignored(runs: Path) -> None:
     submitter = Submitter(runs)
     write_claim(runs, KEY, submitter)
     seen = observe(runs, KEY)
@@ -276,7 +274,7 @@ def test_a_claim_on_an_interrupted_stage_is_queued(runs: Path) -> None:
     assert "attempt 1 (interrupted)" in seen.evidence
 
 
-def test_a_live_claim_speaks_for_a_job_that_cannot_be_seen(runs: Path) -> None:
+def test_a_live_claim_vouches_for_an_invisible_job(runs: Path) -> None:
     made = attempt(runs, host="elsewhere")
     write_at(made, 500)
     submitter = Submitter(runs)
@@ -286,13 +284,13 @@ def test_a_live_claim_speaks_for_a_job_that_cannot_be_seen(runs: Path) -> None:
     assert observe(runs, KEY).state == "unknown"
 
 
-def test_a_damaged_claim_claims_nothing(runs: Path) -> None:
+def test_a_damaged_claim_is_ignored(runs: Path) -> None:
     stage_dir(runs, KEY).mkdir(parents=True)
     (stage_dir(runs, KEY) / "claim.json").write_text('{"submitter": 3}')
     assert observe(runs, KEY).state == "missing"
 
 
-def test_progress_tells_losses_and_time_left(runs: Path) -> None:
+def test_progress_has_losses_and_time_left(runs: Path) -> None:
     made = attempt(runs)
     now = time.time()
     events = [{"n": i, "t": now - 100 + 10 * i, "kind": "step", **step(i, loss=5 - i)[1]} for i in range(1, 4)]
@@ -307,7 +305,7 @@ def test_progress_tells_losses_and_time_left(runs: Path) -> None:
     assert progress.eta == pytest.approx(95 * 90 / 4, rel=0.01)
 
 
-def test_progress_tells_speed_and_recent_spikes(runs: Path) -> None:
+def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
     events = [
         ("step", {"step": 10, "steps": 99, "loss": 3.0, "grad_norm": 0.5, "mfu": 0.41}),
         ("spike", {"step": 14, "of": "loss", "value": 9.0, "usual": 3.0}),
@@ -335,7 +333,7 @@ def test_the_newest_checkpoint_of_any_attempt_can_be_resumed(runs: Path) -> None
     assert resumable(runs, KEY) == 40
 
 
-def test_what_builds_on_a_training_needs_its_last_checkpoint(runs: Path) -> None:
+def test_later_stages_need_the_last_checkpoint_of_the_training(runs: Path) -> None:
     interrupted = attempt(runs, ended("interrupted", step=60))
     path_of(interrupted.checkpoints, 60).mkdir(parents=True)
     with pytest.raises(GpasError, match=rf"the training {KEY}, which this stage builds on, is not done; `gpas run`"):
@@ -350,7 +348,7 @@ def test_what_builds_on_a_training_needs_its_last_checkpoint(runs: Path) -> None
     assert last_checkpoint(runs, KEY) == path_of(made.checkpoints, 40)
 
 
-def test_what_was_saved_last_is_told(runs: Path) -> None:
+def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
     attempt(runs, step(40), ("checkpoint", {"step": 47, "path": "x"}), ended("interrupted"))
     seen = observe(runs, KEY)
     assert seen.progress is not None
@@ -371,7 +369,7 @@ def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) ->
     assert look(runs, [CELL])[0].state == "done"
 
 
-def test_a_thousand_finished_cells_are_looked_at_at_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thousand_finished_cells_are_read_quickly(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [replace(CELL, cell=replace(CELL.cell, seed=seed)) for seed in range(1000)]
     journal = b"".join(
         encode({"n": i, "t": time.time(), "kind": kind, **fields})

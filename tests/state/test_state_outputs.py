@@ -30,7 +30,7 @@ def left(attempt: AttemptDir) -> list[str]:
     return sorted(path.name for path in attempt.checkpoints.iterdir())
 
 
-def test_half_checkpoints_of_killed_attempts_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+def test_only_unfinished_checkpoints_of_dead_attempts_are_deleted(tmp_path: Path) -> None:
     killed, living, elsewhere, old = (interrupted(tmp_path) for _ in range(4))
     os.close(locks.hold(alive_path(killed)))
     held = locks.hold(alive_path(living))

@@ -19,7 +19,7 @@ from gpas_cli.store import ingest, session
 from gpas_cli.store.ingest import Ingested, sync
 
 
-def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+def test_a_locked_database_only_delays_a_sync(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
     engine = connect(url, busy_seconds=0.2)
     life.whole()
     other = sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)
@@ -32,7 +32,7 @@ def test_a_locked_database_costs_nothing_but_time(connect: Connect, url: str, li
     assert sync(engine, life.runs) == Ingested(attempts=2, events=52)
 
 
-def test_a_sync_that_dies_is_taken_up_where_it_was(
+def test_a_killed_sync_is_continued(
     engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(3):
@@ -81,7 +81,7 @@ def test_two_processes_at_once(url: str, life: Life, connect: Connect) -> None:
     assert sync(connect(url), life.runs) == Ingested()
 
 
-def test_a_connection_that_only_reads_takes_no_write_lock(engine: Engine, life: Life) -> None:
+def test_a_reading_connection_takes_no_write_lock(engine: Engine, life: Life) -> None:
     life.whole()
     with session.for_writing(engine).begin(), engine.connect() as reader:
         assert reader.execute(text("SELECT count(*) FROM attempt")).scalar() == 0

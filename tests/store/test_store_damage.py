@@ -69,7 +69,7 @@ HARM: dict[str, Callable[[AttemptDir], object]] = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_one_damaged_attempt_keeps_no_other_from_the_database(
+def test_a_damaged_attempt_does_not_affect_others(
     connect: Connect, url: str, life: Life, tmp_path: Path, harm: str
 ) -> None:
     for key in (THIRD, OTHER):
@@ -96,7 +96,7 @@ NAMED = ("a FIFO as journal", "deep JSON", "a looping attempt", "a looping stage
 
 
 @pytest.mark.parametrize("harm", NAMED)
-def test_what_is_passed_over_is_named(connect: Connect, url: str, life: Life, harm: str) -> None:
+def test_skipped_attempts_are_named(connect: Connect, url: str, life: Life, harm: str) -> None:
     HARM[harm](life.whole())
     (problem,) = sync(connect(url), life.runs).problems
     assert problem.startswith(str(life.runs))

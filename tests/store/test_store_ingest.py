@@ -34,7 +34,7 @@ def curve(engine: Engine, name: str) -> list[tuple[int, float]]:
         return [(step, value) for step, value in connection.execute(points)]
 
 
-def test_a_whole_life_becomes_rows(engine: Engine, life: Life) -> None:
+def test_every_event_of_an_attempt_is_ingested(engine: Engine, life: Life) -> None:
     attempt = life.whole(parents=[OTHER])
     size = attempt.journal_path.stat().st_size
     assert sync(engine, life.runs) == Ingested(attempts=1, events=26, damaged=0)
@@ -76,9 +76,7 @@ def test_an_attempt_that_has_not_started_is_a_row_too(engine: Engine, life: Life
     assert sync(engine, life.runs) == Ingested()
 
 
-def test_again_costs_nothing_and_more_costs_only_the_more(
-    engine: Engine, life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_new_events_are_ingested(engine: Engine, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = life.attempt()
     life.start(attempt)
     life.steps(attempt, range(1, 6))
@@ -103,7 +101,7 @@ def test_only_the_stages_asked_for(engine: Engine, life: Life) -> None:
     assert sync(engine, life.runs).attempts == 1
 
 
-def test_numbers_that_are_not_finite_come_back_as_they_went(engine: Engine, life: Life) -> None:
+def test_nonfinite_numbers_round_trip(engine: Engine, life: Life) -> None:
     attempt = life.attempt()
     values = [math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.1]
     writer = journal.Journal(attempt.journal_path)
@@ -155,7 +153,7 @@ def test_a_journal_that_became_shorter_is_read_anew(engine: Engine, life: Life) 
     assert only(engine).journal_offset <= 900
 
 
-def test_a_requeued_job_keeps_its_first_start_and_replaces_what_it_redoes(engine: Engine, life: Life) -> None:
+def test_a_requeued_job_keeps_its_first_start_and_replaces_repeated_steps(engine: Engine, life: Life) -> None:
     attempt = life.attempt()
     life.start(attempt)
     life.steps(attempt, range(1, 11), evaluate=False)
@@ -174,7 +172,7 @@ def test_a_requeued_job_keeps_its_first_start_and_replaces_what_it_redoes(engine
     assert [step for step, _ in curve(engine, "loss")] == list(range(1, 13))
 
 
-def test_the_first_attempt_speaks_for_the_stage_whatever_the_order(engine: Engine, life: Life) -> None:
+def test_the_first_attempt_describes_the_stage_in_any_order(engine: Engine, life: Life) -> None:
     first = life.attempt(cell={"asked": "first"})
     hidden = first.attempt_path.rename(first.path / "hidden")
     life.attempt(cell={"asked": "second"})
@@ -227,7 +225,7 @@ def test_an_unreadable_journal_is_reported(engine: Engine, life: Life) -> None:
     assert only(engine).stage_key == OTHER
 
 
-def test_text_no_database_could_hold(engine: Engine, life: Life) -> None:
+def test_text_that_no_database_accepts_is_escaped(engine: Engine, life: Life) -> None:
     attempt = life.attempt()
     life.start(attempt, host="node\0seven", environment={"note": "\0\ud800"})
     sync(engine, life.runs)
@@ -236,7 +234,7 @@ def test_text_no_database_could_hold(engine: Engine, life: Life) -> None:
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 6000), max_size=6).map(sorted))
-def test_reading_a_journal_as_it_grows_gives_what_reading_it_whole_gives(
+def test_incremental_and_complete_ingests_agree(
     tmp_path_factory: pytest.TempPathFactory, connect: Connect, life: Life, cuts: list[int]
 ) -> None:
     requeued = life.whole()
@@ -366,7 +364,7 @@ def test_an_attempt_whose_directory_is_gone_is_marked_until_it_is_back(
     assert outcomes(engine) == [("done", None)] * 2
 
 
-def test_run_directories_that_are_not_there_at_all_mark_nothing(connect: Connect, url: str, life: Life) -> None:
+def test_a_missing_runs_folder_marks_no_attempt_as_gone(connect: Connect, url: str, life: Life) -> None:
     """A file system that is not mounted."""
     engine = connect(url)
     life.whole()

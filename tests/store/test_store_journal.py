@@ -87,7 +87,7 @@ def test_array_scalars_are_numbers(tmp_path: Path) -> None:
     assert (event["loss"], event["step"], event["worst"], event["bad"]) == (0.5, 3, "nan", "inf")
 
 
-def test_what_json_cannot_hold_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_an_event_that_json_cannot_represent_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     with pytest.raises(TypeError, match="object"):
         journal("step", value=object())
@@ -106,12 +106,12 @@ def test_a_closed_journal_takes_no_events(tmp_path: Path) -> None:
         journal("step")
 
 
-def test_a_journal_that_cannot_be_opened_says_so_at_once(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_opened_raises_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Journal(tmp_path / "nowhere" / "j")
 
 
-def test_a_second_writer_goes_on_after_a_torn_line(tmp_path: Path) -> None:
+def test_a_second_writer_continues_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path, 3)
     path.write_bytes(path.read_bytes()[:-10])
@@ -121,7 +121,7 @@ def test_a_second_writer_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     assert (offset, damaged) == (path.stat().st_size, 1)
 
 
-def test_reading_goes_on_from_an_offset_and_leaves_the_unfinished_line(tmp_path: Path) -> None:
+def test_reading_continues_from_an_offset_up_to_the_last_complete_line(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path, 2)
     whole = path.read_bytes()
@@ -145,7 +145,7 @@ def test_an_event_without_its_newline_is_complete(tmp_path: Path) -> None:
     assert read(path)[2] == 0
 
 
-def test_reading_in_stretches_gives_what_reading_at_once_gives(tmp_path: Path) -> None:
+def test_reading_in_parts_and_at_once_agree(tmp_path: Path) -> None:
     path = tmp_path / "j"
     events = written(path, 50)
     offset = 0
@@ -157,13 +157,13 @@ def test_reading_in_stretches_gives_what_reading_at_once_gives(tmp_path: Path) -
     assert found == events
 
 
-def test_no_file_no_events(tmp_path: Path) -> None:
+def test_a_missing_journal_has_no_events(tmp_path: Path) -> None:
     assert read(tmp_path / "j") == ([], 0, 0)
     assert tail(tmp_path / "j") == []
 
 
 @pytest.mark.parametrize("size", [1, 100, 1000, 65536])
-def test_tail_gives_the_last_events_and_no_more_bytes_than_asked(tmp_path: Path, size: int) -> None:
+def test_tail_reads_the_last_events_within_its_limit(tmp_path: Path, size: int) -> None:
     events = written(tmp_path / "j", 100)
     last = tail(tmp_path / "j", size)
     assert last == events[len(events) - len(last) :]
@@ -171,7 +171,7 @@ def test_tail_gives_the_last_events_and_no_more_bytes_than_asked(tmp_path: Path,
     assert len(last) >= min(100, size // 100 - 1)
 
 
-def test_a_full_disk_costs_nothing_once_it_has_room_again(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
+def test_events_survive_a_disk_that_is_full_for_a_while(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
     path = tmp_path / "j"
     journal = Journal(path)
     full = disk(250)
@@ -237,7 +237,7 @@ def test_without_steps_to_drop_the_oldest_goes(
     assert [event.get("name") for event in read(tmp_path / "j")[0]] == ["c", "d", None]
 
 
-def test_close_says_what_could_not_be_written(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
+def test_close_raises_if_events_could_not_be_written(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
     journal = Journal(tmp_path / "j")
     disk(0)
     journal("outcome", outcome="done")
@@ -245,7 +245,7 @@ def test_close_says_what_could_not_be_written(tmp_path: Path, disk: Callable[[in
         journal.close()
 
 
-def test_close_says_when_the_disk_lost_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_raises_if_the_disk_lost_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -86,7 +86,7 @@ def test_a_deleted_database_is_made_again(connect: Connect, url: str, life: Life
 
 
 @pytest.mark.parametrize("damage", ["not a database", "torn pages", "empty"])
-def test_a_damaged_database_is_made_again_and_kept(
+def test_a_damaged_database_is_rebuilt_and_kept_aside(
     connect: Connect, url: str, life: Life, tmp_path: Path, damage: str
 ) -> None:
     engine = connect(url)
@@ -105,7 +105,7 @@ def test_a_damaged_database_is_made_again_and_kept(
     assert ruin[4096:] in [content[4096:] for content in kept]  # the first page says which log is in use
 
 
-def test_a_rebuild_waits_for_whoever_is_writing(
+def test_a_rebuild_waits_for_other_writers(
     connect: Connect, url: str, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown(connect(url), life)
@@ -127,7 +127,7 @@ def test_a_database_in_memory_is_rebuilt_in_one_transaction(life: Life) -> None:
     assert (done.attempts, done.events, len(done.problems)) == (1, 26, 1)
 
 
-def test_a_backup_is_a_database_of_its_own(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+def test_a_backup_is_a_complete_database(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
     engine = connect(url)
     grown(engine, life)
     with engine.connect() as reader:
@@ -140,7 +140,7 @@ def test_a_backup_is_a_database_of_its_own(connect: Connect, url: str, life: Lif
     assert not list(tmp_path.glob(".*"))
 
 
-def test_what_cannot_be_backed_up(tmp_path: Path) -> None:
+def test_databases_that_cannot_be_backed_up(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"user:\*\*\*@host/name: gpas can only copy SQLite files; .* pg_dump"):
         backup("postgresql://user:secret@host/name")
     with pytest.raises(StoreError, match="there is no database to back up"):
@@ -176,9 +176,7 @@ def test_a_sound_database_has_no_findings(connect: Connect, url: str, life: Life
         ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
     ],
 )
-def test_what_is_wrong_is_found(
-    connect: Connect, url: str, life: Life, tmp_path: Path, harm: str, message: str
-) -> None:
+def test_damage_is_found(connect: Connect, url: str, life: Life, tmp_path: Path, harm: str, message: str) -> None:
     grown(connect(url), life)
     raw = sqlite3.connect(tmp_path / "gpas.db")
     raw.executescript(harm)
@@ -188,7 +186,7 @@ def test_what_is_wrong_is_found(
     assert message in findings[0]
 
 
-def test_directories_and_rows_that_lack_each_other(connect: Connect, url: str, life: Life) -> None:
+def test_directories_without_rows_and_rows_without_directories(connect: Connect, url: str, life: Life) -> None:
     grown(connect(url), life)
     shutil.rmtree(life.runs / "fe")
     life.whole("00" * 8)
@@ -215,9 +213,7 @@ def test_a_database_that_cannot_be_checked_is_a_finding(url: str, life: Life, tm
         check("mysql://host/name", life.runs)
 
 
-def test_a_rebuild_beside_readers_is_at_once_and_they_keep_what_they_see(
-    connect: Connect, url: str, life: Life
-) -> None:
+def test_a_rebuild_does_not_disturb_readers(connect: Connect, url: str, life: Life) -> None:
     engine = connect(url)
     grown(engine, life)
     with engine.connect() as reader:
@@ -240,7 +236,7 @@ def test_a_rebuild_keeps_the_permissions_of_the_file(connect: Connect, url: str,
     assert (tmp_path / "gpas.db").stat().st_mode & 0o777 == 0o660
 
 
-def test_copies_are_no_more_readable_than_the_database(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+def test_copies_have_the_permissions_of_the_database(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
     grown(connect(url), life)
     (tmp_path / "gpas.db").chmod(0o600)
     rebuild(url, life.runs)
@@ -250,7 +246,7 @@ def test_copies_are_no_more_readable_than_the_database(connect: Connect, url: st
     assert len(copies) == 2
 
 
-def test_what_killed_rebuilds_left_is_swept(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+def test_leftovers_of_killed_rebuilds_are_removed(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
     grown(connect(url), life)
     dead = subprocess.Popen(["true"])
     dead.wait()

@@ -128,7 +128,7 @@ def test_an_upgrade_that_fails_changes_nothing(newer_program: str, tmp_path: Pat
     engine.dispose()
 
 
-def test_upgrading_makes_a_missing_database_and_leaves_a_newer_one(connect: Connect, url: str) -> None:
+def test_an_upgrade_creates_a_missing_database_and_refuses_a_newer_one(connect: Connect, url: str) -> None:
     assert maintenance.upgrade(url) is None
     with connect(url).begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))

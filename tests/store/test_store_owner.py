@@ -35,7 +35,7 @@ def test_the_first_sync_names_the_project_and_the_database_remembers_it(connect:
     assert owner.recorded(engine) == found
 
 
-def test_nothing_is_made_where_there_are_no_run_directories(connect: Connect, url: str, life: Life) -> None:
+def test_no_database_is_created_without_run_directories(connect: Connect, url: str, life: Life) -> None:
     sync(connect(url), life.runs)
     assert not life.runs.exists()
 

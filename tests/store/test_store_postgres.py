@@ -177,7 +177,7 @@ def test_two_projects_in_one_database_are_refused(connect: Connect, url: str, li
     assert dump(engine) == before
 
 
-def test_an_upgrade_needs_no_copy_and_a_backup_is_the_servers(connect: Connect, url: str) -> None:
+def test_an_upgrade_makes_no_copy_and_backups_are_left_to_the_server(connect: Connect, url: str) -> None:
     assert maintenance.upgrade(url) is None
     with pytest.raises(StoreError, match="pg_dump"):
         maintenance.backup(url)

@@ -51,7 +51,7 @@ def test_later_events_win() -> None:
     assert changes.columns["last_step"] == 2
 
 
-def test_an_outcome_ends_and_a_start_after_it_begins_again() -> None:
+def test_an_outcome_ends_an_attempt_until_its_next_start() -> None:
     outcome = event("outcome", outcome="interrupted", step=7, cause="preempted", metrics={"loss": 2.0, "note": None})
     ended = project_events([outcome])
     assert ended.columns == {"outcome": "interrupted", "cause": "preempted", "ended": 1760000000.0, "last_step": 7}

@@ -14,7 +14,7 @@ from gpas_cli.store.rundir import AttemptDir, all_attempts, attempts, read_json,
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
-def test_attempts_are_numbered_from_one_and_keep_what_was_asked(tmp_path: Path) -> None:
+def test_attempts_are_numbered_from_one_and_keep_their_record(tmp_path: Path) -> None:
     first = make_attempt(tmp_path, KEY, {"schema": 1, "stage": "pretrain", "number": 99})
     second = make_attempt(tmp_path, KEY, {"schema": 1, "stage": "pretrain"})
     assert first.path == tmp_path / "01" / KEY / "001"
@@ -31,7 +31,7 @@ def test_numbers_sort_as_numbers_and_are_not_used_again(tmp_path: Path) -> None:
     assert make_attempt(tmp_path, KEY, {}).number == 1001
 
 
-def test_what_is_not_an_attempt_is_passed_over(tmp_path: Path) -> None:
+def test_other_directories_are_ignored(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path, KEY, {})
     for stray in ("README", "01/notes/001", f"02/{KEY}/001", f"01/{KEY}/.new-x", f"01/{KEY}/1", f"01/{KEY}/claim"):
         (tmp_path / stray).mkdir(parents=True)
@@ -39,7 +39,7 @@ def test_what_is_not_an_attempt_is_passed_over(tmp_path: Path) -> None:
     assert list(all_attempts(tmp_path)) == [attempt]
 
 
-def test_all_attempts_come_by_key_and_number(tmp_path: Path) -> None:
+def test_attempts_are_listed_by_key_and_number(tmp_path: Path) -> None:
     made = [make_attempt(tmp_path, key, {}) for key in (OTHER, KEY, OTHER)]
     assert list(all_attempts(tmp_path)) == [made[1], made[0], made[2]]
     assert list(all_attempts(tmp_path / "nowhere")) == []
@@ -52,7 +52,7 @@ def test_a_key_is_sixteen_hex_digits(tmp_path: Path, key: str) -> None:
         stage_dir(tmp_path, key)
 
 
-def test_rivals_get_different_numbers_and_nothing_is_left_over(tmp_path: Path) -> None:
+def test_concurrent_attempts_get_different_numbers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda n: make_attempt(tmp_path, KEY, {"asked": n}), range(40)))
     assert sorted(attempt.number for attempt in made) == list(range(1, 41))

@@ -70,7 +70,7 @@ def test_opening_does_not_import_alembic_or_torch(connect: Connect, url: str) ->
     assert subprocess.check_output([sys.executable, "-c", code, url], text=True).strip() == "[]"
 
 
-def test_without_create_nothing_is_created(url: str, tmp_path: Path) -> None:
+def test_no_database_is_created_unless_requested(url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no database yet; `gpas run`"):
         session.connect(url, create=False)
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +121,7 @@ def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPat
         session.connect("postgresql://user:secret@host/name")
 
 
-def test_a_server_that_does_not_answer_and_no_password_in_the_message() -> None:
+def test_an_unreachable_server_is_reported_without_its_password() -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(StoreError, match="nothing is lost") as caught:
         session.connect("postgresql://user:secret@127.0.0.1:1/name", busy_seconds=2)
@@ -249,7 +249,7 @@ def insert_stage(url: str, key: str) -> None:
     engine.dispose()
 
 
-def test_a_second_user_sees_what_the_owner_is_just_writing(connect: Connect, unprivileged: Path) -> None:
+def test_a_second_user_sees_current_results_of_the_owner(connect: Connect, unprivileged: Path) -> None:
     """What is in the owner's log and not yet in the file."""
     path = unprivileged / "gpas.db"
     owner = connect(f"sqlite:///{path}")
@@ -313,7 +313,7 @@ def test_a_folder_that_cannot_be_written(unprivileged: Path) -> None:
         session.connect(f"sqlite:///{unprivileged / 'gpas.db'}")
 
 
-def test_a_mistake_of_ours_stays_what_it_is(connect: Connect, url: str) -> None:
+def test_a_programming_error_is_not_disguised(connect: Connect, url: str) -> None:
     from sqlalchemy.exc import OperationalError
 
     with connect(url).connect() as connection, pytest.raises(OperationalError, match="no such table"):

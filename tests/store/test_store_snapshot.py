@@ -60,7 +60,7 @@ def test_a_changed_copy_is_refused(tmp_path: Path, package: Path) -> None:
         snapshot(tmp_path / "runs", package)
 
 
-def test_python_runs_the_copy_and_not_what_it_was_made_from(tmp_path: Path) -> None:
+def test_python_imports_the_snapshot_and_not_the_original(tmp_path: Path) -> None:
     copy = snapshot(tmp_path / "runs")
     environ = {**os.environ, "PYTHONPATH": str(copy.path)}
     checkout = Path(gpas_cli.__file__).parents[1]
@@ -86,7 +86,7 @@ def test_git_facts_of_a_checkout(package: Path) -> None:
     assert git_facts(package)["dirty"] is True
 
 
-def test_without_git_there_are_no_facts(package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_snapshot_without_git_has_no_commit(package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_facts(package) == {}
 

@@ -97,7 +97,7 @@ def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
         checkpoint.load(path, KEY, network, None)
 
 
-def test_a_write_that_was_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
     network, adam = pair()
     (tmp_path / ".writing-step-00000007").mkdir()
     (tmp_path / ".writing-step-00000007/00000.safetensors").write_bytes(b"torn")

@@ -151,7 +151,7 @@ def test_processors_compile_for_trainings_of_hours(monkeypatch: pytest.MonkeyPat
     assert not worth_compiling(torch.device("cuda"), 1e16)
 
 
-def test_where_nothing_compiles_a_warning_says_why(tmp_path: Path) -> None:
+def test_a_failing_compilation_is_a_warning_with_the_reason(tmp_path: Path) -> None:
     program = (
         "import torch\n"
         "from gpas_cli.train.compiling import worth_compiling\n"

@@ -70,7 +70,7 @@ def cell(**values: object) -> Cell:
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("gate", ["gpas", "none", {"like": "gpas", "site": "before-sublayer"}])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_an_update_and_what_observes_it(
+def test_an_update_and_its_observation(
     precision: str, padded: bool, gate: object, norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)  # as on a GPU

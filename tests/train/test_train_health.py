@@ -53,7 +53,7 @@ def test_two_spikes_apart_are_two() -> None:
     assert [spike.step for spike in judge(series)] == [300, 311]
 
 
-def test_nothing_is_usual_at_the_very_beginning() -> None:
+def test_no_spike_is_reported_before_the_window_is_filled() -> None:
     assert judge([(9.0, 1.0), (3.0, 1.0), (8.0, 40.0), *healthy(200)]) == []
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
         ((5.0, math.nan), "the gradient norm of update 9 is nan"),
     ],
 )
-def test_what_is_not_finite_has_diverged(pair: tuple[float, float], cause: str) -> None:
+def test_a_nonfinite_loss_is_a_divergence(pair: tuple[float, float], cause: str) -> None:
     assert judge([*healthy(8), pair]) == [Divergence(9, cause)]
 
 

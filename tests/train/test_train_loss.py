@@ -84,7 +84,7 @@ def test_full_rows_stay_rows() -> None:
     assert rows.inputs.shape == (2, 5)
 
 
-def test_a_batch_without_targets_costs_nothing_and_is_zero() -> None:
+def test_a_batch_without_targets_has_zero_loss() -> None:
     inputs, targets = np.ones((2, 5), np.int64), np.full((2, 5), IGNORED)
     value = summed_loss(network(), DeviceRows.of(inputs, targets, CPU), Precision("fp32", CPU))
     assert value.item() == 0
@@ -102,7 +102,7 @@ def test_in_bfloat16_it_is_near_the_exact_one(name: str) -> None:
     assert all(p.grad is None or p.grad.dtype == p.dtype for p in made.parameters())
 
 
-def test_an_evaluation_makes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = []
     whole = loss._chunked
     monkeypatch.setattr(

@@ -33,7 +33,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], noise: dic
     monkeypatch.setattr(matmul_precision, "_timed", product)
 
 
-def test_what_it_takes_is_float32_and_set() -> None:
+def test_the_matmul_precision_applies_to_float32_only() -> None:
     found = choose_matmul(SIZE, CPU)
     assert found.error <= TOLERANCE
     assert found.path == torch.get_float32_matmul_precision()
@@ -53,7 +53,7 @@ def test_a_fast_one_that_is_bfloat16_in_fact_is_not(monkeypatch: pytest.MonkeyPa
     assert choose_matmul(SIZE, CPU, before="medium").path == "highest"
 
 
-def test_a_resumed_run_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_matmul_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     timed(monkeypatch, {"highest": 1.0, "medium": 2.0})
     assert choose_matmul(SIZE, CPU, before="medium").path == "medium"
 
@@ -93,7 +93,7 @@ def test_a_damaged_record_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert choose_matmul(SIZE, CPU, record=tmp_path).origin == "record"
 
 
-def test_where_nothing_can_be_recorded_no_probe_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_writable_cache_no_probe_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed(monkeypatch, {"highest": 2.0, "medium": 1.0})
     (tmp_path / "file").write_text("")
     found = choose_matmul(SIZE, CPU, record=tmp_path / "file")

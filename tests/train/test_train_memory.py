@@ -106,7 +106,7 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("strategy", "words"), [("none", "not even one row"), ("fsdp", "set resources.micro_batch to 2")]
 )
-def test_what_can_never_fit_is_refused_with_the_remedy(
+def test_a_network_that_never_fits_is_refused_with_a_remedy(
     strategy: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: object) -> None:

@@ -104,7 +104,7 @@ def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("reported-*"))) == 2
 
 
-def test_all_numbers_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_numbers_are_copied_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, dict]] = []
     observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda kind, **fields: events.append((kind, fields)))
     network = trained()
@@ -164,7 +164,7 @@ def test_every_peak_is_found_by_its_own_name() -> None:
         assert found == [1e12 * bf16, 1e12 * tf32, 1e12 * plain]
 
 
-def test_mfu_is_absent_where_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mfu_is_absent_if_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = speed_meter(cell(), torch.device("cpu"))
     measured = meter.read(Position(step=2, tokens=128))
     assert "mfu" not in measured

@@ -93,7 +93,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
 
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("way", LAYOUTS)
-def test_two_processes_compute_what_one_does(room: Path, way: str, name: str) -> None:
+def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
     tolerance = {"bf16": 2e-2, "pure": 5e-2}.get(name, 1e-6)
     same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
@@ -144,7 +144,7 @@ def test_shards_are_written_by_all(room: Path) -> None:
     assert len(newest_first([room / "fsdp-pre"])) == 2
 
 
-def test_only_the_first_process_speaks(room: Path) -> None:
+def test_only_the_first_process_emits_events(room: Path) -> None:
     (event,) = [e for e in result_of(room, "fsdp-pre")["phase"] if e["name"] == "training"]
     assert (event["processes"], event["strategy"], event["recompute"], event["micro_batch"]) == (2, "fsdp", True, 1)
     assert [e["step"] for e in result_of(room, "ddp-pre")["step"]] == [1, 2, 3, 4, 5, 6]

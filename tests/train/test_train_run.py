@@ -265,7 +265,7 @@ def test_a_run_too_short_for_a_profile_warns(paths: RunPaths, tmp_path: Path) ->
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
 
 
-def test_a_disk_that_is_full_for_a_while_costs_checkpoints_not_the_run(
+def test_a_disk_full_for_a_while_costs_only_checkpoints(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last checkpoint is not lost either: it is written after the evaluation, when the disk has room again."""

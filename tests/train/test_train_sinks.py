@@ -90,7 +90,7 @@ def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: type
     assert wandb.finished == 1
 
 
-def test_a_failing_sink_costs_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+def test_a_failing_sink_is_only_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
         emit("step", step=1, steps=2, loss=2.0)
@@ -101,7 +101,7 @@ def test_a_failing_sink_costs_a_warning(subject: Subject, tmp_path: Path, wandb:
     assert journal.events[2][1]["message"] == ("Weights & Biases receives no further events: ConnectionError: no route")
 
 
-def test_a_sink_that_does_not_open_costs_a_warning(
+def test_a_sink_that_cannot_be_opened_is_only_a_warning(
     subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace
 ) -> None:
     journal = Recorder()

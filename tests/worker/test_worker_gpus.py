@@ -31,7 +31,7 @@ from gpas_cli.train.precision import missing_gpus
         (2, "0,1", 1, "the job asked for 2 GPUs, and 1 of 2 is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
     ],
 )
-def test_what_is_missing_of_the_gpus(
+def test_missing_gpus_are_described(
     monkeypatch: pytest.MonkeyPatch, asked: int, shown: str, seen: int, wanted: str
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
@@ -42,7 +42,7 @@ def test_what_is_missing_of_the_gpus(
     assert missing_gpus(asked) == wanted
 
 
-def test_a_job_without_the_gpus_it_asked_for_trains_nothing(tmp_path: Path) -> None:
+def test_a_job_without_its_requested_gpus_is_interrupted(tmp_path: Path) -> None:
     resources = Resources(sbatch=("--mail-type=END", "--gres=gpu:a100:1"))
     facts = {"stage": "pretrain", "executor": "slurm", "resources": plain(resources)}
     made = make_attempt(tmp_path, "0123456789abcdef", facts)

@@ -89,7 +89,7 @@ def wait(condition: Callable[[], bool]) -> None:
         (["done", "hang"], 0, "done", ""),
     ],
 )
-def test_one_end_for_all(tmp_path: Path, acts: list[str], code: int, state: str, cause: str) -> None:
+def test_ranks_end_with_one_exit_code(tmp_path: Path, acts: list[str], code: int, state: str, cause: str) -> None:
     job = Job(tmp_path, *acts)
     assert job.end() == code
     seen = conclude(job.attempt)
@@ -105,7 +105,7 @@ def test_signals_reach_every_process(tmp_path: Path) -> None:
     assert [event["outcome"] for event in job.outcomes()] == ["interrupted"]
 
 
-def test_processes_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_processes_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
     job = Job(tmp_path, "wait", "wait")
     job.pids()
     job.process.kill()
@@ -124,7 +124,7 @@ def test_the_lock_is_held_while_any_process_lives(tmp_path: Path) -> None:
     job.end()
 
 
-def test_what_a_process_is_told(tmp_path: Path) -> None:
+def test_each_process_gets_its_rank_and_the_meeting_point(tmp_path: Path) -> None:
     job = Job(tmp_path, "done", "done")
     job.end()
     environments = [json.loads((job.attempt.path / f"seen-{rank}.json").read_text()) for rank in range(2)]
@@ -143,7 +143,7 @@ SLURM = {
 }  # fmt: skip
 
 
-def test_a_slurm_step_tells_the_place() -> None:
+def test_a_slurm_step_defines_the_rank() -> None:
     found = place(SLURM)
     assert (found.rank, found.size, found.local_rank) == (5, 8, 1)
     assert found.meeting.startswith("tcp://gpu07:")
@@ -155,7 +155,7 @@ def test_a_slurm_step_tells_the_place() -> None:
     assert place(alone) == RankEnv()
 
 
-def test_torchrun_comes_before_slurm() -> None:
+def test_torchrun_takes_precedence_over_slurm() -> None:
     torchrun = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
     assert place({**SLURM, **torchrun}) == RankEnv(2, 4, 0, "tcp://[::1]:29500")
 
@@ -170,7 +170,7 @@ def test_torchrun_comes_before_slurm() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "where they meet"),
     ],
 )
-def test_a_place_that_makes_no_sense_is_refused(environ: dict[str, str], words: str) -> None:
+def test_a_contradictory_rank_is_refused(environ: dict[str, str], words: str) -> None:
     with pytest.raises(GpasError, match=words):
         place(environ)
 
@@ -189,7 +189,7 @@ def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
-def test_slots_count_processes() -> None:
+def test_slots_are_counted_per_process() -> None:
     cores, gpus = Machine(gpus=(), cores=(0, 1, 2, 3)), Machine(gpus=("0", "1"), cores=(0, 1))
     assert cores.needs(Resources(ranks=2)) == 2
     assert cores.threads(Resources(ranks=2, cpus=4)) == 4
@@ -199,7 +199,7 @@ def test_slots_count_processes() -> None:
 
 
 @pytest.mark.parametrize(("joined", "done"), [(False, ["exit 75"]), (True, ["flag"])])
-def test_a_process_that_waits_for_its_peers_leaves_when_its_parent_dies(
+def test_a_process_waiting_for_its_peers_exits_when_its_parent_dies(
     monkeypatch: pytest.MonkeyPatch, joined: bool, done: list[str]
 ) -> None:
     from gpas_cli.worker import job

@@ -47,7 +47,7 @@ def chosen(here: Project) -> list[Entry]:
     return expand(load(here.config), ["tiny"])
 
 
-def test_every_shape_is_measured_once_and_plan_believes_it(here: Project) -> None:
+def test_every_shape_is_measured_once_and_used_by_the_plan(here: Project) -> None:
     (found,) = bench(here, chosen(here), 0.1)
     facts = found.facts
     assert (found.cells, found.job.id, facts["device"]) == (4, "tiny/s1", "cpu")
@@ -60,7 +60,7 @@ def test_every_shape_is_measured_once_and_plan_believes_it(here: Project) -> Non
     assert estimate.core_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
 
 
-def test_beside_a_running_job_nothing_is_measured(here: Project) -> None:
+def test_no_measurement_beside_a_running_job(here: Project) -> None:
     cores = machine()
     lease = Slots(here.runs, cores).take(Resources(cpus=len(cores.cores)))
     assert lease is not None
@@ -76,15 +76,13 @@ def test_a_cell_of_several_processes_is_refused(here: Project) -> None:
         list(bench(here, chosen(here), 0.1))
 
 
-def test_what_goes_wrong_in_the_process_is_said(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_measuring_process_is_reported(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
     with pytest.raises(GpasError, match=r"tiny/s1 could not be measured: no memory left"):
         list(bench(here, chosen(here), 0.1))
 
 
-def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins(
-    here: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
     monkeypatch.setattr(room, "machine", lambda: Machine(gpus=(), cores=(0, 1)))
     here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
@@ -98,7 +96,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_refused_before_it_begins
         list(bench(here, slow, 10_000, force=True))
 
 
-def test_a_part_of_the_rows_stands_for_an_update(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_an_update_is_extrapolated_from_some_rows(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_cost, "ASSUMED_THREAD_FLOPS", 2e6)  # so slow that only two of eight rows fit the time
     notices: list[str] = []
     (found,) = bench(here, chosen(here), 1, force=True, notify=notices.append)

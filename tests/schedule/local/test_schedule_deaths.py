@@ -47,7 +47,7 @@ def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None
     assert notices.heard == ["g/wait-1: attempt 1 was killed (signal 9); it starts again"]
 
 
-def test_a_job_that_is_killed_again_and_again_is_interrupted(project: Project) -> None:
+def test_a_job_killed_repeatedly_is_interrupted(project: Project) -> None:
     """`retries` limits the number of attempts in a row without progress."""
     killed = entry("killed", 1)
     cells = [replace(killed, resources=replace(killed.resources, retries=2)), entry("done", 2)]
@@ -60,7 +60,7 @@ def test_a_job_that_is_killed_again_and_again_is_interrupted(project: Project) -
     assert [line for line in ran(project) if "killed" in line] == ["killed-1 1", "killed-1 2"]
 
 
-def test_a_job_that_is_killed_after_each_checkpoint_gets_to_its_end(project: Project) -> None:
+def test_a_job_killed_after_each_checkpoint_finishes(project: Project) -> None:
     cell = entry("progressing", 1)
     cell = replace(cell, resources=replace(cell.resources, retries=1))
     assert states(run(project, cell)) == {"done": ["progressing-1"]}
@@ -91,7 +91,7 @@ def test_a_second_stop_kills(project: Project) -> None:
     assert "signal 9" in first.result().interrupted[0].reason
 
 
-def test_ctrl_c_of_the_process_reaches_its_jobs_as_sigterm(project: Project) -> None:
+def test_ctrl_c_sends_sigterm_to_the_jobs(project: Project) -> None:
     cell = entry("wait", 1)
     with other_run(project, "wait:1") as other:
         until(working(project, cell))
@@ -173,7 +173,7 @@ def killed_with_its_run(project: Project, cell: Entry) -> None:
 
 
 @pytest.mark.usefixtures("local_disk")
-def test_the_dead_are_known_in_a_container_with_another_host_name(
+def test_dead_processes_are_detected_from_a_container_with_another_host_name(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = entry("wait", 1)
@@ -201,7 +201,7 @@ def test_a_free_lock_proves_nothing_about_another_host(
     assert observe(project.runs, key(cell)).source == "silence"
 
 
-def test_a_queue_whose_owner_dies_is_taken_over(project: Project) -> None:
+def test_the_queue_of_a_dead_run_is_taken_over(project: Project) -> None:
     """This run follows the other run's job and, after the other run's death, finishes it and the rest of its queue."""
     seeds = (1, 2, 3, 4, 5, 6)
     cells = [entry("wait", seed) for seed in seeds]

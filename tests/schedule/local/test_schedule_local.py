@@ -44,7 +44,7 @@ from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
 
-def test_every_outcome_and_one_failure_fails_alone(project: Project) -> None:
+def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
     cells = [entry("done", 1), entry("fail", 2), entry("crash", 3), entry("diverged", 4), entry("exit", 5)]
     summary = run(project, *cells)
     assert states(summary) == {
@@ -66,7 +66,7 @@ def test_a_second_run_starts_nothing(project: Project) -> None:
     assert len(ran(project)) == 2
 
 
-def test_what_failed_runs_again_only_when_asked(project: Project) -> None:
+def test_failed_cells_run_again_only_on_request(project: Project) -> None:
     cell = entry("fail", 1)
     run(project, cell)
     again = run(project, cell)
@@ -77,7 +77,7 @@ def test_what_failed_runs_again_only_when_asked(project: Project) -> None:
         run(project, cell, retry=["done"])
 
 
-def test_two_cells_with_one_stage_run_it_once(project: Project) -> None:
+def test_a_shared_stage_runs_once(project: Project) -> None:
     cell = entry("done", 1)
     twin = replace(cell, grid="h", name="twin")
     assert states(run(project, cell, twin)) == {"done": ["done-1", "twin"]}
@@ -120,7 +120,7 @@ def test_a_command_that_cannot_be_started_fails_its_cell(project: Project) -> No
     assert (found.state, "/nowhere/python" in found.cause) == ("failed", True)
 
 
-def test_no_more_jobs_at_once_than_slots(project: Project) -> None:
+def test_jobs_never_outnumber_slots(project: Project) -> None:
     most: list[int] = []
     waited: list[int] = []
 
@@ -141,7 +141,7 @@ def test_no_more_jobs_at_once_than_slots(project: Project) -> None:
     assert waited[0] == 1
 
 
-def test_a_job_that_no_machine_here_can_run_is_refused_before_anything_starts(project: Project) -> None:
+def test_a_job_this_machine_can_never_run_is_refused_before_any_starts(project: Project) -> None:
     big = replace(entry("done", 2), resources=Resources(gpus=8))
     with pytest.raises(GpasError, match=r"g/done-2 asks for 8 GPUs, and none can be seen"):
         run(project, entry("done", 1), big)
@@ -167,7 +167,7 @@ def test_a_failed_parent_cancels_its_child(project: Project) -> None:
     assert summary.cancelled[0].reason == "needs pretrain of g/teacher, which is failed"
 
 
-def test_a_stage_that_has_no_job_yet_is_skipped_with_the_reason(project: Project) -> None:
+def test_a_stage_without_a_job_is_skipped_with_the_reason(project: Project) -> None:
     cell = entry("done", 1, finetune={}, importance={})
     summary = run(project, cell)
     assert summary.skipped[0].reason == "this version does not run finetune, importance"
@@ -175,7 +175,7 @@ def test_a_stage_that_has_no_job_yet_is_skipped_with_the_reason(project: Project
     assert exit_code(summary) == 3
 
 
-def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:
+def test_an_unreadable_attempt_is_not_run_again(project: Project) -> None:
     cell = replace(entry("wait", 1), resources=Resources(retries=1))
     first = Background(scheduler(project, cell))
     kill(job_pid(until(working(project, cell))))
@@ -191,7 +191,7 @@ def test_an_unreadable_attempt_is_left_alone(project: Project) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "the database is locked"])
-def test_the_store_is_asked_and_its_trouble_only_noticed(project: Project, answer: str) -> None:
+def test_an_ingest_error_is_only_a_notice(project: Project, answer: str) -> None:
     asked: list[int] = []
     notices = Notices()
 
@@ -204,7 +204,7 @@ def test_the_store_is_asked_and_its_trouble_only_noticed(project: Project, answe
     assert set(notices.heard) == ({answer} if answer else set())
 
 
-def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
+def test_an_attempt_that_cannot_be_created_fails_only_its_cell(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpas_cli.schedule.local import process
@@ -222,7 +222,7 @@ def test_a_disk_that_takes_no_attempt_fails_the_cell_not_the_run(
     assert "No space left" in summary.failed[0].reason
 
 
-def test_an_attempt_waits_for_the_process_of_the_one_before(project: Project) -> None:
+def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) -> None:
     cell = entry("done", 1)
     before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
     journal = Journal(before.journal_path)
@@ -241,7 +241,7 @@ def test_an_attempt_waits_for_the_process_of_the_one_before(project: Project) ->
     assert states(run(project, cell, retry=["cancelled"])) == {"done": ["done-1"]}
 
 
-def test_a_job_that_was_killed_starts_again_only_when_its_children_have_gone(project: Project) -> None:
+def test_a_killed_job_starts_again_only_after_its_children_have_ended(project: Project) -> None:
     cell = entry("done", 1)
     again = scheduler(project, cell)
     assert again.submit() == {"waiting": 1}

@@ -27,7 +27,7 @@ def test_cores_are_taken_once(tmp_path: Path) -> None:
     assert pool.free() == 2
 
 
-def test_what_is_not_enough_is_left_for_others(tmp_path: Path) -> None:
+def test_too_few_free_slots_are_left_untouched(tmp_path: Path) -> None:
     pool = Slots(tmp_path, CORES)
     held = pool.take(Resources())
     assert held is not None
@@ -37,7 +37,7 @@ def test_what_is_not_enough_is_left_for_others(tmp_path: Path) -> None:
     assert pool.take(Resources(cpus=99)) is not None  # capped at the number of cores
 
 
-def test_gpus_are_taken_by_name_whatever_the_mask(tmp_path: Path) -> None:
+def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
     narrow, wide = Slots(tmp_path, Machine(("1",), (0,))), Slots(tmp_path, GPUS)
     first = narrow.take(Resources())
     second = wide.take(Resources(gpus=2, cpus=2))

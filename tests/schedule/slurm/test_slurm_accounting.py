@@ -11,7 +11,7 @@ from slurm_toy import SlurmToy, job_of, started
 pytestmark = pytest.mark.long
 
 
-def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Path) -> None:
+def test_states_are_complete_without_accounting(accounted: Cluster, tmp_path: Path) -> None:
     """F12: first slurmdbd is down, then its database as well."""
     toy = started(accounted, tmp_path / "toy")
     accounted.kill("slurmdbd")
@@ -23,7 +23,7 @@ def test_accounting_that_is_down_hides_nothing(accounted: Cluster, tmp_path: Pat
     toy.trained_once()
 
 
-def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Cluster, tmp_path: Path) -> None:
+def test_forgotten_jobs_are_looked_up_in_accounting(accounted: Cluster, tmp_path: Path) -> None:
     toy = started(accounted, tmp_path / "toy")
     accounted.run("scancel", job_of(toy))
     until(lambda: not accounted.run("squeue", "-h", "-t", "all"), 120, "the controller to forget the job")
@@ -32,9 +32,7 @@ def test_what_the_controller_has_forgotten_is_asked_of_accounting(accounted: Clu
     assert "CANCELLED" in cell["evidence"]
 
 
-def test_what_a_limit_on_submitted_jobs_keeps_out_comes_with_a_later_command(
-    accounted: Cluster, tmp_path: Path
-) -> None:
+def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
     accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
     try:

@@ -37,7 +37,7 @@ def test_jobs_of_another_user_that_slurm_hides_are_not_submitted_again(
     assert len(site.programs.calls("sbatch")) == 2
 
 
-def test_jobs_are_asked_about_by_name_and_each_user_for_himself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_queried_by_name_and_cached_per_user(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING"))
     # Even if a command takes long on a busy machine, the last answer counts as recent.
@@ -52,7 +52,7 @@ def test_jobs_are_asked_about_by_name_and_each_user_for_himself(site: Site, monk
     assert not any(word in ("-u", "--me") for call in site.programs.calls("squeue")[1:] for word in call.split())
 
 
-def test_what_was_cancelled_while_it_waited_for_another_stays_cancelled(site: Site) -> None:
+def test_a_job_cancelled_while_waiting_for_another_stays_cancelled(site: Site) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "CANCELLED", Reason="Dependency"))
     assert set(states_of(site).values()) == {"cancelled"}
@@ -62,7 +62,7 @@ def test_what_was_cancelled_while_it_waited_for_another_stays_cancelled(site: Si
     assert set(states_of(site).values()) == {"missing"}
 
 
-def test_accounting_tells_a_user_who_cancels_from_a_job_that_could_never_start(programs: Programs) -> None:
+def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(programs: Programs) -> None:
     programs.put(
         "sacct",
         "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
@@ -82,7 +82,7 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
     assert "scontrol release 8_0" in site.gpas("status", "small").out
 
 
-def test_waiting_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_run, "POLL_SECONDS", 0.1)
     width = parsers.COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
@@ -98,7 +98,7 @@ def test_waiting_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatc
     assert said.count("small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` releases it)") == 1
 
 
-def test_a_cell_that_is_not_declared_any_more_is_cancelled_by_its_key(site: Site) -> None:
+def test_an_undeclared_cell_is_cancelled_by_its_key(site: Site) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING"))
     site.programs.put("scancel", "")
@@ -142,7 +142,7 @@ def test_logs_of_a_queued_cell_say_what_it_waits_for(site: Site) -> None:
     assert "it is queued (SLURM 8_0 PENDING (Priority))" in site.gpas("logs", "pre-s1").out
 
 
-def test_an_answer_from_before_an_attempt_ended_is_not_believed(site: Site) -> None:
+def test_an_answer_from_before_the_end_of_an_attempt_is_renewed(site: Site) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "RUNNING", NodeList="n1"))
     assert set(states_of(site).values()) == {"running"}
@@ -153,7 +153,7 @@ def test_an_answer_from_before_an_attempt_ended_is_not_believed(site: Site) -> N
     assert states_of(site)["pre-s1"] == "queued"
 
 
-def test_what_builds_on_a_diverged_cell_keeps_its_reason_after_a_retry(site: Site) -> None:
+def test_stages_after_a_divergence_keep_their_reason_after_a_retry(site: Site) -> None:
     text = (site.gpas.folder / "experiments.yaml").read_text()
     fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
     site.gpas.declare(

@@ -29,7 +29,7 @@ def forgotten(cluster: Cluster, aside: Path) -> Iterator[None]:
     cluster.up()
 
 
-def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: Cluster, tmp_path: Path) -> None:
+def test_states_stay_correct_and_age_while_the_controller_is_down(cluster: Cluster, tmp_path: Path) -> None:
     """F10, and F8 in short: while SLURM does not answer, nothing is submitted."""
     toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
     toy.edit("seed: [1]", "seed: [1, 2]")
@@ -58,7 +58,7 @@ def test_while_the_controller_is_down_states_grow_older_and_stay_true(cluster: C
     toy.trained_once()
 
 
-def test_jobs_that_the_controller_forgot_are_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_forgotten_pending_jobs_are_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
     """F9: a crashed controller has lost the jobs it accepted, and reuses their ids for other jobs."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     with forgotten(cluster, tmp_path / "state"):
@@ -79,7 +79,7 @@ def test_jobs_that_the_controller_forgot_are_submitted_again(cluster: Cluster, t
     toy.trained_once()
 
 
-def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_forgotten_running_job_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
     """F9: the job's processes are killed when their node reports them, and its id is given to another job."""
     toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=20)
     with ExitStack() as afterwards:
@@ -104,7 +104,7 @@ def test_a_running_job_that_the_controller_forgot_is_run_again(cluster: Cluster,
     toy.trained_once()
 
 
-def test_an_sbatch_whose_answer_is_lost_is_found_by_name(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_array_is_found_by_name_when_the_answer_of_sbatch_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     """F8: the controller hangs during sbatch, which fails although the array exists."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
     hook = tmp_path / "bin"

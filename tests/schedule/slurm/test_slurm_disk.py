@@ -36,7 +36,7 @@ def complete(toy: SlurmToy) -> None:
     toy.trained_once()
 
 
-def test_a_folder_made_read_only_under_a_running_job_costs_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_folder_made_read_only_under_a_running_job_costs_only_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     toy = started(cluster, tmp_path / "toy")
     with read_only(toy.runs):
         refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
@@ -47,9 +47,7 @@ def test_a_folder_made_read_only_under_a_running_job_costs_an_attempt(cluster: C
     assert len(toy.attempts()) == 2
 
 
-def test_a_folder_made_read_only_before_a_job_starts_costs_its_place_in_the_queue(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_folder_made_read_only_before_a_job_starts_only_delays_it(cluster: Cluster, tmp_path: Path) -> None:
     """F18: SLURM cannot open the job's log, and ends the job without a message."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()
@@ -62,7 +60,7 @@ def test_a_folder_made_read_only_before_a_job_starts_costs_its_place_in_the_queu
     assert len(toy.attempts()) == 1
 
 
-def test_only_the_cells_read_only_the_job_says_so_and_is_run_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_read_only_cell_folder_is_reported_and_the_job_runs_again(cluster: Cluster, tmp_path: Path) -> None:
     """The log can be written, but no attempt can be created."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()
@@ -76,7 +74,7 @@ def test_only_the_cells_read_only_the_job_says_so_and_is_run_again(cluster: Clus
     complete(toy)
 
 
-def test_a_disk_that_fills_up_while_cells_train_costs_an_attempt(
+def test_a_disk_that_fills_up_during_training_costs_only_an_attempt(
     cluster: Cluster, tmp_path: Path, small_disk: Path
 ) -> None:
     toy = one_cell(cluster, tmp_path / "toy")
@@ -94,7 +92,7 @@ def test_a_disk_that_fills_up_while_cells_train_costs_an_attempt(
     assert [event["resumed_from"] for event in toy.events() if "resumed_from" in event][1] > 0
 
 
-def test_a_disk_that_is_full_when_jobs_start_costs_their_places_in_the_queue(
+def test_a_disk_that_is_full_when_jobs_start_only_delays_them(
     cluster: Cluster, tmp_path: Path, small_disk: Path
 ) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
@@ -109,7 +107,7 @@ def test_a_disk_that_is_full_when_jobs_start_costs_their_places_in_the_queue(
     complete(toy)
 
 
-def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
+def test_half_written_files_of_killed_processes_are_ignored(cluster: Cluster, tmp_path: Path) -> None:
     """F14: stale temporary files of every file that is replaced by renaming, and files torn by a power failure."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
     wait(lambda: bool(list(toy.attempts()[0].glob("checkpoints/step-*"))))
@@ -138,7 +136,7 @@ def test_what_killed_processes_left_half_written_disturbs_nobody(cluster: Cluste
     assert next(e["resumed_from"] for e in reversed(toy.events()) if "resumed_from" in e) in range(100, 998)
 
 
-def test_a_submission_folder_that_is_removed_gives_its_cells_back(cluster: Cluster, tmp_path: Path) -> None:
+def test_removing_a_submission_folder_frees_its_cells(cluster: Cluster, tmp_path: Path) -> None:
     """F18: when the job starts, the folder of its log is gone, and with it the record of its work."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
     toy.submit()

@@ -12,7 +12,7 @@ F9   ids are handed out again      test_slurm_controller.py: jobs_that_the_contr
 F10  no controller                 test_slurm_controller.py: while_the_controller_is_down_...
 F11  a submitter dies              test_slurm_run.py: submitters_killed_at_any_instant_..., two_submitters_at_once_...
 F12  no accounting                 test_slurm_accounting.py
-F13  a signal at start-up          test_a_signal_at_start_up_kills_nothing
+F13  a signal at start-up          test_a_signal_during_start_up_kills_no_job
 F14  stale temporary files         test_slurm_disk.py: what_killed_processes_left_half_written_disturbs_nobody
 F15  out of memory, crash, cancel  below; out of memory in several tasks: test_slurm_ranks.py
 F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; test_slurm_ranks.py
@@ -76,9 +76,7 @@ def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Clust
     assert logs[-1].read_text()
 
 
-def test_what_others_requeue_or_hold_is_waited_for_and_what_is_done_stays_done(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_jobs_requeued_or_held_by_others_are_waited_for_and_results_stay(cluster: Cluster, tmp_path: Path) -> None:
     """F3: an administrator holds jobs without any warning, and requeues one that has ended."""
     toy = started(cluster, tmp_path / "toy")
     job = job_of(toy)
@@ -100,7 +98,7 @@ def test_what_others_requeue_or_hold_is_waited_for_and_what_is_done_stays_done(
     toy.trained_once()
 
 
-def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_signal_during_start_up_kills_no_job(cluster: Cluster, tmp_path: Path) -> None:
     """F13: the warning arrives while Python is still starting."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
     toy.submit()
@@ -114,7 +112,7 @@ def test_a_signal_at_start_up_kills_nothing(cluster: Cluster, tmp_path: Path) ->
     toy.finish()
 
 
-def test_a_job_that_was_killed_runs_again_as_it_was(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_job_runs_again_unchanged(cluster: Cluster, tmp_path: Path) -> None:
     """F15: SIGKILL alone is no evidence of exhausted memory."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 4")
     (job,) = toy.queue()
@@ -130,7 +128,7 @@ def test_a_job_that_was_killed_runs_again_as_it_was(cluster: Cluster, tmp_path: 
 
 
 @pytest.mark.parametrize(("victim", "number"), [("job", SIGSEGV), ("supervisor", SIGKILL)])
-def test_a_killed_process_is_interrupted_and_goes_on(
+def test_a_killed_process_is_interrupted_and_resumes(
     cluster: Cluster, tmp_path: Path, victim: str, number: int
 ) -> None:
     """F15: the training process is killed, or every process that could have reported its end."""
@@ -170,7 +168,7 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     assert toy.states()["pre-s1"] == "cancelled"
 
 
-def test_cells_that_fail_alike_hold_the_rest_of_their_array_back(cluster: Cluster, tmp_path: Path) -> None:
+def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources=f"at_once: 1, {BROKEN}")
     toy.submit()
     states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"})
@@ -208,7 +206,7 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
     assert toy.losses() == straight.losses()
 
 
-def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_out_of_memory_resumes_with_fewer_rows(cluster: Cluster, tmp_path: Path) -> None:
     """F15: SLURM kills the step; the next command submits the cell with half the micro-batch and states the reason."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="micro_batch: 4")
     toy.edit("mem: 1000M", "mem: 200M")
@@ -223,7 +221,7 @@ def test_a_job_out_of_memory_goes_on_with_fewer_rows(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
-def test_later_stages_wait_in_slurm_for_the_training_they_build_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_later_stages_depend_on_their_training_in_slurm(cluster: Cluster, tmp_path: Path) -> None:
     """Both stages are submitted at once; a stage whose parent failed does not run, and retry runs both again."""
     toy = SlurmToy(tmp_path / "toy", cluster, resources=BROKEN)
     toy.edit("base: {size: toy, data: notes}", "base: {size: toy, data: notes, importance: {eval_tokens: 200}}")

@@ -13,7 +13,7 @@ from slurm_toy import job_of, node_of, paused, started, wait
 pytestmark = pytest.mark.long
 
 
-def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_orphan_on_a_node_presumed_dead_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
     """F4: SLURM starts the job elsewhere while the first copy still runs; the first copy notices, saves and exits."""
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
@@ -31,7 +31,7 @@ def test_an_orphan_on_a_node_taken_for_dead_is_fenced(cluster: Cluster, tmp_path
     toy.trained_once()
 
 
-def test_a_result_from_a_node_taken_for_dead_counts(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_result_from_a_node_presumed_dead_counts(cluster: Cluster, tmp_path: Path) -> None:
     """F5: the orphan finishes while SLURM has its job pending, which then finds nothing left to do."""
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
@@ -51,7 +51,7 @@ def test_a_result_from_a_node_taken_for_dead_counts(cluster: Cluster, tmp_path: 
     toy.trained_once()
 
 
-def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_loses_power_costs_only_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     """F6: the job's processes die with their node; SLURM requeues the job, and no command submits it again."""
     toy = started(cluster, tmp_path / "toy")
     cluster.power_off(node_of(cluster))
@@ -61,7 +61,7 @@ def test_a_node_that_loses_power_costs_an_attempt(cluster: Cluster, tmp_path: Pa
     toy.trained_once()
 
 
-def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_hanging_node_may_finish_a_job_that_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
     """F7: the node is silent for longer than SlurmdTimeout; its job and the replacement agree."""
     toy = started(cluster, tmp_path / "toy")
     node = node_of(cluster)
@@ -73,7 +73,7 @@ def test_a_hanging_node_may_finish_what_slurm_gave_up(cluster: Cluster, tmp_path
     toy.trained_once()
 
 
-def test_a_suspended_job_is_alive_and_drained_nodes_only_delay(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs(cluster: Cluster, tmp_path: Path) -> None:
     """F16 and F17."""
     toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
     job = job_of(toy)

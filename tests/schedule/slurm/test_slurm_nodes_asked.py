@@ -45,7 +45,7 @@ def keep(site: Site, then: str) -> None:
     )
 
 
-def test_each_profile_is_asked_with_its_own_partition_python_and_setup(asked: Site) -> None:
+def test_each_profile_is_probed_with_its_own_partition_python_and_setup(asked: Site) -> None:
     keep(asked, f"echo 'Loading cuda'  > $log; echo '{json.dumps(ANSWER)}' >> $log")
     found = findings(asked)
     first, second = ((asked.programs.folder / f"sbatch.script.{n}").read_text() for n in (1, 2))
@@ -64,7 +64,7 @@ def test_each_profile_is_asked_with_its_own_partition_python_and_setup(asked: Si
     )  # fmt: skip
 
 
-def test_a_python_that_is_not_there_is_a_problem_with_its_message(asked: Site) -> None:
+def test_a_missing_python_is_a_problem_with_its_message(asked: Site) -> None:
     keep(
         asked,
         "echo 'sh: 1: exec: /opt/python9: not found' > $log\n"
@@ -76,7 +76,7 @@ def test_a_python_that_is_not_there_is_a_problem_with_its_message(asked: Site) -
     )
 
 
-def test_a_job_that_cannot_start_is_not_waited_for_and_not_left_behind(asked: Site) -> None:
+def test_a_probe_that_cannot_start_is_cancelled_at_once(asked: Site) -> None:
     keep(
         asked,
         'echo "$name|PENDING|PartitionDown" >> ${0%sbatch}squeue.says',
@@ -96,6 +96,6 @@ def test_the_wait_for_a_node_is_bounded(asked: Site, monkeypatch: pytest.MonkeyP
     assert len(asked.programs.calls("scancel")) == 2
 
 
-def test_a_profile_that_is_refused_says_why(asked: Site) -> None:
+def test_a_refused_profile_is_reported_with_the_reason(asked: Site) -> None:
     asked.sbatch("[ $n = 1 ] && echo 'sbatch: error: invalid partition specified: gpu' >&2 && exit 1\necho $id")
     assert "invalid partition specified: gpu" in findings(asked)["SLURM node for small/pre-s1 and 11 more"]

@@ -39,7 +39,7 @@ def findings_for(runs: Path, **config: str) -> list[Finding]:
     return list(preemption.findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
 
 
-def test_partitions_differ_in_the_time_they_give(tmp_path: Path) -> None:
+def test_each_partition_has_its_grace_time(tmp_path: Path) -> None:
     saved(tmp_path, 3.0)
     saved(tmp_path, 40.0)
     preemption, limits = findings_for(tmp_path, PreemptType="preempt/partition_prio")
@@ -52,7 +52,7 @@ def test_partitions_differ_in_the_time_they_give(tmp_path: Path) -> None:
     assert (limits.status, limits.remedy) == ("problem", "set resources.notice to at least 85")
 
 
-def test_qualities_of_service_have_grace_times_of_their_own(tmp_path: Path) -> None:
+def test_each_quality_of_service_has_its_grace_time(tmp_path: Path) -> None:
     saved(tmp_path, 3.0)
     config = {"PreemptType": "preempt/qos", "SlurmctldParameters": "preempt_send_user_signal,idle_on_node_suspend"}
     preemption, limits = findings_for(tmp_path, **config)
@@ -60,7 +60,7 @@ def test_qualities_of_service_have_grace_times_of_their_own(tmp_path: Path) -> N
     assert {preemption.status, limits.status} == {"ok"}
 
 
-def test_without_a_measurement_or_an_answer_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_times_are_reported_as_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preemption, limits = findings_for(tmp_path, PreemptType="preempt/none")
     assert preemption.detail == "none"
     assert "no checkpoint measured yet" in limits.detail
@@ -73,7 +73,7 @@ def test_without_a_measurement_or_an_answer_nothing_is_claimed(tmp_path: Path, m
     assert findings_for(tmp_path, PreemptType="preempt/qos")[0].status == "note"
 
 
-def test_times_are_read_in_all_of_slurms_forms() -> None:
+def test_every_slurm_time_format_is_parsed() -> None:
     words = ("15", "5 sec", "01:30", "00:01:30", "1-00:00:01")
     assert [preemption.seconds(word) for word in words] == [15, 5, 90, 90, 86401]
     with pytest.raises(GpasError, match="UNLIMITED"):

@@ -41,7 +41,7 @@ def test_preempted_jobs_resume_from_their_checkpoint(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
-def test_a_preempted_job_has_the_time_that_doctor_says(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_preempted_job_has_the_time_that_doctor_reports(cluster: Cluster, tmp_path: Path) -> None:
     """The time from the warning to the kill is GraceTime plus KillWait, never less."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=20)
     toy.gpas("run", "grid", "--executor", "local", "--yes")

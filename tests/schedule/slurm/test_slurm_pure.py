@@ -68,7 +68,7 @@ def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
     assert "exec apptainer exec x.sif python -u -P -m" in made
 
 
-def test_what_is_not_asked_for_is_left_to_the_scheduler(tmp_path: Path) -> None:
+def test_unset_options_are_left_to_the_scheduler(tmp_path: Path) -> None:
     made = sbatch_text(tmp_path)
     assert not {"--time", "--mem", "--partition", "--gpus"} & {line.split("=")[0][8:] for line in made.splitlines()}
 
@@ -85,20 +85,20 @@ def test_what_is_not_asked_for_is_left_to_the_scheduler(tmp_path: Path) -> None:
         ({"environment": ("A B=1",)}, "is not NAME=VALUE"),
     ],
 )
-def test_a_wrong_profile_is_refused_before_anything_is_submitted(
+def test_an_invalid_profile_is_refused_before_submission(
     tmp_path: Path, resources: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(GpasError, match=message):
         sbatch_text(tmp_path, **resources)
 
 
-def test_a_step_has_the_jobs_environment_whatever_sbatch_passes_on(tmp_path: Path) -> None:
+def test_a_step_always_has_the_environment_of_its_job(tmp_path: Path) -> None:
     (step,) = [line for line in sbatch_text(tmp_path, sbatch=("--export=NONE",)).splitlines() if "srun " in line]
     assert step.startswith("srun --unbuffered --output=")
     assert " --export=ALL " in step
 
 
-def test_percent_signs_of_a_folder_are_no_pattern(tmp_path: Path) -> None:
+def test_percent_signs_in_folder_names_are_escaped(tmp_path: Path) -> None:
     made = sbatch_text(tmp_path / "50%j_%t")
     logs = tmp_path / "50%%j_%%t/runs/.slurm/gpas-g-1"
     assert f"#SBATCH --output={logs}/%A_%a_0_log.out\n" in made
@@ -106,7 +106,7 @@ def test_percent_signs_of_a_folder_are_no_pattern(tmp_path: Path) -> None:
     assert f"{tmp_path}/50%j_%t/a b" in made
 
 
-def test_values_reach_no_shell_unquoted(tmp_path: Path) -> None:
+def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
     made = sbatch_text(tmp_path, partition="a; touch x", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
     assert "#SBATCH --partition='a; touch x'" in made
     assert "export A='$(touch x)'" in made
@@ -137,7 +137,7 @@ def test_children_wait_for_their_parents_in_slurm() -> None:
     assert (shared.dependency, shared.spec(1)) == ("afterok:7_0", "0-1%1")
 
 
-def test_trainings_wait_for_their_text_and_pupils_for_their_teachers_alone() -> None:
+def test_trainings_depend_on_their_text_and_pupils_on_their_teachers() -> None:
     text = job(1, kind="tokenise")
     teachers = [replace(job(i, pack=2), text=text.key) for i in (2, 3, 4)]
     pupil = job(5, 2)
@@ -149,7 +149,7 @@ def test_trainings_wait_for_their_text_and_pupils_for_their_teachers_alone() -> 
     assert [len(element) for element in array.elements] == [2, 1]
 
 
-def test_an_array_that_is_too_large_is_halved_and_waits_all_the_same() -> None:
+def test_a_halved_array_keeps_its_dependency() -> None:
     elements = tuple((job(i),) if i != 3 else () for i in range(1, 7))
     first, second = Array(elements, "afterok:7_0").halves()
     assert (first.spec(0), second.spec(0), second.dependency) == ("0-1", "0-2", "afterok:7_0")
@@ -159,7 +159,7 @@ def test_an_array_that_is_too_large_is_halved_and_waits_all_the_same() -> None:
     }
 
 
-def test_index_lists_are_as_sbatch_takes_them() -> None:
+def test_index_lists_have_the_form_of_sbatch() -> None:
     some, none = (job(1),), ()
     assert Array((some, some, none, some, none, some, some)).spec(2) == "0-1,3,5-6%2"
     assert Array((some,)).spec(4) == "0"
@@ -169,7 +169,7 @@ def test_index_lists_are_as_sbatch_takes_them() -> None:
     ("word", "wanted"),
     [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
 )
-def test_sacct_names_of_elements(word: str, wanted: list[int]) -> None:
+def test_element_ids_of_sacct_are_parsed(word: str, wanted: list[int]) -> None:
     assert list(parsers.indices(word)) == wanted
 
 
@@ -178,7 +178,7 @@ def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) 
     assert job_states.exit_words(code) == wanted
 
 
-def test_what_was_not_answered_is_not_a_refusal() -> None:
+def test_a_lost_answer_is_not_a_refusal() -> None:
     assert client.failure("sbatch", "sbatch: error: Invalid partition name specified").answered
     for said in ("", "sbatch: error: Socket timed out on send/recv operation", "Unable to contact slurm controller"):
         assert not client.failure("sbatch", said).answered
@@ -202,7 +202,7 @@ def judged(
     return state_of(Asked(SchedulerView(tmp_path), answer), KEY, last, claim)
 
 
-def test_what_a_failed_parent_keeps_from_starting_is_cancelled_with_the_reason(tmp_path: Path) -> None:
+def test_stages_after_a_failed_parent_are_cancelled_with_the_reason(tmp_path: Path) -> None:
     parent = make_attempt(tmp_path, "f" * 16, {"stage": "pretrain", "grid": "g", "name": "c"})
     journal = Journal(parent.journal_path)
     removed = Job("8_0", "CANCELLED", "DependencyNeverSatisfied")
@@ -237,14 +237,14 @@ OWN = StageStatus(state="interrupted", evidence="its lock is free", source="lock
         ("A_STATE_OF_TOMORROW", "running"),
     ],
 )  # fmt: skip
-def test_every_state_of_slurm_has_one_of_ours(tmp_path: Path, state: str, wanted: str) -> None:
+def test_every_slurm_state_is_mapped(tmp_path: Path, state: str, wanted: str) -> None:
     found = Job("7_0", state, nodes="n1", end=time.time() - 1000, exit="1:0")
     assert judged(tmp_path, OWN, found).state == wanted
     without = judged(tmp_path, MISSING, found).state
     assert without == ("missing" if wanted == "interrupted" else wanted)
 
 
-def test_what_a_job_said_itself_stands_whatever_slurm_says(tmp_path: Path) -> None:
+def test_the_outcome_of_a_job_takes_precedence_over_slurm(tmp_path: Path) -> None:
     failed = replace(OWN, state="failed", outcome="failed", source="outcome")
     assert judged(tmp_path, failed, Job("7_0", "NODE_FAIL")).state == "failed"
     saved = replace(OWN, outcome="interrupted", source="outcome")
@@ -258,20 +258,20 @@ def test_an_earlier_jobs_failure_does_not_end_a_later_one(tmp_path: Path) -> Non
     assert judged(tmp_path, earlier, Job("8_0", "PENDING", "Priority")).state == "queued"
 
 
-def test_a_completed_job_is_given_time_to_show_its_outcome(tmp_path: Path) -> None:
+def test_a_completed_job_has_a_grace_period_for_its_outcome(tmp_path: Path) -> None:
     late = Job("7_0", "COMPLETED", end=time.time() - 5)
     assert judged(tmp_path, OWN, late).state == "running"
     assert judged(tmp_path, OWN, replace(late, end=time.time() - 500)).state == "interrupted"
 
 
-def test_a_scheduler_that_does_not_answer_ends_nothing(tmp_path: Path) -> None:
+def test_an_unreachable_scheduler_changes_no_state(tmp_path: Path) -> None:
     assert judged(tmp_path, MISSING, None, error="down").state == "queued"
     assert judged(tmp_path, MISSING, None).state == "missing"
     status = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
     assert (status.state, "since then: down" in status.evidence) == ("running", True)
 
 
-def test_memory_is_told_from_other_failures() -> None:
+def test_out_of_memory_is_distinguished_from_other_failures() -> None:
     for cause in ("OutOfMemoryError: CUDA out of memory", "slurmstepd: error: Detected 1 oom_kill event",
                   "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
         assert retry.is_memory(cause)
@@ -281,7 +281,7 @@ def test_memory_is_told_from_other_failures() -> None:
 @pytest.mark.parametrize(
     ("asked", "took", "wanted"), [(0, 6, 3), (8, 8, 4), (0, 1, 0), (1, None, 0), (4, None, 2), (0, None, 0)]
 )
-def test_half_the_rows_that_an_attempt_took(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
+def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
     made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
     journal = Journal(made.journal_path)
     journal("phase", name="tokenising")
@@ -291,14 +291,14 @@ def test_half_the_rows_that_an_attempt_took(tmp_path: Path, asked: int, took: in
     assert retry.halved_micro_batch(made) == wanted
 
 
-def test_causes_are_alike_but_for_numbers_and_paths(tmp_path: Path) -> None:
+def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
     causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
     assert len({retry.same(cause) for cause in causes}) == 1
     assert [bool(retry.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [False, False, True]
     assert "failed for the same reason" in retry.breaker(tmp_path)
 
 
-def test_an_answer_is_shared_and_asking_a_dead_scheduler_backs_off(
+def test_answers_are_shared_and_queries_of_a_dead_scheduler_back_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".slurm").mkdir()

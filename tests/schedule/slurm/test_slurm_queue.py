@@ -26,7 +26,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_jobs_take_one_query(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
 
@@ -57,7 +57,7 @@ def test_a_thousand_jobs_are_one_question(programs: Programs, tmp_path: Path, mo
     assert not programs.calls("sacct")
 
 
-def test_places_count_everybody_who_waits_for_a_machine(programs: Programs, runs: Path) -> None:
+def test_positions_count_the_jobs_of_all_users(programs: Programs, runs: Path) -> None:
     programs.put(
         "squeue",
         row("theirs", PriorityLong="90", ArrayJobID="3", ArrayTaskID="N/A")
@@ -79,7 +79,7 @@ def test_places_count_everybody_who_waits_for_a_machine(programs: Programs, runs
 
 
 @pytest.mark.parametrize("squeue", ["missing", "refused"])
-def test_scontrol_tells_where_squeue_does_not(programs: Programs, runs: Path, squeue: str) -> None:
+def test_scontrol_replaces_an_unavailable_squeue(programs: Programs, runs: Path, squeue: str) -> None:
     if squeue == "refused":
         programs.put("squeue", "squeue: error: Access/permission denied", code=1)
     shown = (
@@ -102,14 +102,14 @@ def test_scontrol_tells_where_squeue_does_not(programs: Programs, runs: Path, sq
     }
 
 
-def test_a_controller_that_is_not_reached_is_not_asked_twice(programs: Programs, runs: Path) -> None:
+def test_an_unreachable_controller_is_queried_once(programs: Programs, runs: Path) -> None:
     programs.put("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", code=1)
     programs.put("scontrol", "")
     assert "Unable to contact" in queue.current(runs).error
     assert not programs.calls("scontrol")
 
 
-def test_what_accounting_calls_waiting_is_not_believed(programs: Programs, runs: Path) -> None:
+def test_pending_jobs_of_accounting_are_ignored(programs: Programs, runs: Path) -> None:
     programs.put("squeue", row(ArrayTaskID="0"))
     programs.put("sacct", f"7_1|{NAME}|COMPLETED|0:0|n1|100|200\n7_2|{NAME}|PENDING|0:0||Unknown|Unknown\n")
     found = queue.current(runs)
@@ -129,7 +129,7 @@ def test_what_accounting_calls_waiting_is_not_believed(programs: Programs, runs:
         ("CANCELLED", "JobHeldUser", ""),
     ],
 )
-def test_held_jobs_are_named_with_their_remedy(state: str, reason: str, wanted: str) -> None:
+def test_a_held_job_names_the_command_that_releases_it(state: str, reason: str, wanted: str) -> None:
     assert Job("7_0", state, reason).held == wanted
 
 
@@ -141,14 +141,14 @@ def test_a_held_job_has_no_expected_start(programs: Programs, runs: Path) -> Non
     assert [job.start for i in (0, 1) if (job := found.find(NAME, i))] == [1.9e9, 0.0]
 
 
-def test_answers_are_kept_as_json_that_older_versions_of_the_file_do_not_break(runs: Path) -> None:
+def test_answers_are_cached_and_older_cache_formats_are_ignored(runs: Path) -> None:
     path = queue._path(runs)
     path.write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": {"id": "7_0", "state": "RUNNING", "odd": 1}}}}))
     assert queue._load(runs) == queue.Queue()
 
 
 @pytest.mark.parametrize("ahead", [2.0, 3600.0])
-def test_an_answer_kept_by_a_clock_that_is_ahead_hides_no_job(programs: Programs, runs: Path, ahead: float) -> None:
+def test_an_answer_from_the_future_is_not_reused(programs: Programs, runs: Path, ahead: float) -> None:
     """The cached answer predates the submission: another host wrote it, or this one before a clock correction."""
     key = "a" * 16
     submitter = Submitter(runs)

@@ -53,7 +53,7 @@ def together(cluster: Cluster, folder: Path, more: str, nodes: int = 1) -> Slurm
         (SUPERVISOR, 1, 1),
     ],
 )
-def test_a_task_that_dies_ends_the_others(cluster: Cluster, tmp_path: Path, victim: str, rank: int, nodes: int) -> None:
+def test_a_failed_task_ends_the_others(cluster: Cluster, tmp_path: Path, victim: str, rank: int, nodes: int) -> None:
     """F16: no task waits for a dead process until the time limit; the cell resumes, perhaps after another command."""
     toy = together(cluster, tmp_path / "toy", "micro_batch: 1", nodes)
     everybody = [process for module in (JOB, SUPERVISOR) for r in (0, 1) for process in processes(toy, module, r)]
@@ -68,7 +68,7 @@ def test_a_task_that_dies_ends_the_others(cluster: Cluster, tmp_path: Path, vict
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_tasks_of_which_one_is_killed_go_on_at_once(cluster: Cluster, tmp_path: Path, rank: int) -> None:
+def test_a_job_with_a_killed_task_is_restarted_at_once(cluster: Cluster, tmp_path: Path, rank: int) -> None:
     """F15: all tasks restart in the same job; without evidence of exhausted memory, the micro-batch stays."""
     toy = together(cluster, tmp_path / "toy", "micro_batch: 2")
     (job,) = toy.queue()

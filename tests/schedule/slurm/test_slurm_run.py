@@ -69,7 +69,7 @@ def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path
 
 
 @pytest.mark.long
-def test_submitters_killed_at_any_instant_cost_and_double_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_submitters_killed_at_any_instant_lose_and_duplicate_no_job(cluster: Cluster, tmp_path: Path) -> None:
     """Each submitter has its own cells; one more command completes all of them."""
     toy = SlurmToy(tmp_path / "toy", cluster, seeds=", ".join(map(str, range(1, len(INSTANTS) + 3))))
     toy.edit("gate: [none, gpas]", "gate: [gpas]")
@@ -86,7 +86,7 @@ def test_submitters_killed_at_any_instant_cost_and_double_nothing(cluster: Clust
     toy.trained_once()
 
 
-def test_what_the_scheduler_refuses_leaves_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="partition: nowhere")
     done = toy.gpas("run", "grid", "--executor", "slurm", expect=2)
     assert "nowhere" in done.stderr or "partition" in done.stderr
@@ -96,7 +96,7 @@ def test_what_the_scheduler_refuses_leaves_nothing_behind(cluster: Cluster, tmp_
     assert not list(toy.runs.glob("??/*/claim.json"))
 
 
-def test_a_profile_that_cannot_be_is_refused_with_its_line(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_impossible_profile_is_refused_with_its_line(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--array=0-3]")
     toy.edit("mem: 1000M", "mem: 10X")
     done = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
@@ -106,7 +106,7 @@ def test_a_profile_that_cannot_be_is_refused_with_its_line(cluster: Cluster, tmp
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
-def test_libraries_that_cells_ask_for_are_missed_before_anything_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+def test_missing_libraries_are_reported_before_submission(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster)
     toy.edit("    table:", "    watch: {wandb: somewhere}\n    table:")
     done = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
@@ -115,7 +115,7 @@ def test_libraries_that_cells_ask_for_are_missed_before_anything_is_submitted(cl
     assert set(toy.states().values()) == {"missing"}
 
 
-def test_more_cells_than_an_array_holds_are_spread_over_several(cluster: Cluster, tmp_path: Path) -> None:
+def test_cells_beyond_the_array_limit_are_spread_over_several_arrays(cluster: Cluster, tmp_path: Path) -> None:
     seeds = ", ".join(map(str, range(1, 31)))
     toy = SlurmToy(tmp_path / "toy", cluster, seeds=seeds, resources="sbatch: [--hold], at_once: 3")
     said = toy.submit()
@@ -136,7 +136,7 @@ def test_a_single_cell_can_be_cancelled_before_it_starts(cluster: Cluster, tmp_p
     assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
 
 
-def test_an_array_cancelled_whole_in_slurm_is_cancelled_here(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_array_cancelled_as_a_whole_in_slurm_is_cancelled_here(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
     toy.submit()
     cluster.run("scancel", "-u", str(os.getuid()))

@@ -15,9 +15,7 @@ from slurm_toy import SlurmToy, one_cell, wait
 pytestmark = pytest.mark.long
 
 
-def test_a_cell_that_asked_for_gpus_leaves_nodes_without_them_and_trains_nowhere_else(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, tmp_path: Path) -> None:
     """The GPUs of this cluster exist only in its configuration."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="gpus: 1, retries: 2")
     toy.submit()
@@ -33,7 +31,7 @@ def test_a_cell_that_asked_for_gpus_leaves_nodes_without_them_and_trains_nowhere
     assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()
 
 
-def test_defaults_of_sites_and_users_for_slurms_programs_change_nothing(
+def test_site_and_user_defaults_for_slurm_programs_are_ignored(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = {"SBATCH_EXPORT": "NONE", "SBATCH_JOB_NAME": "mine", "SBATCH_ARRAY_INX": "9", "SBATCH_OPEN_MODE": "t",
@@ -60,9 +58,7 @@ def asked(toy: SlurmToy) -> dict[str, str]:
     return {each["what"]: each["detail"] for each in found}
 
 
-def test_doctor_asks_a_node_as_the_cells_would_and_leaves_nothing_in_the_queue(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_doctor_probes_a_node_and_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
     toy = one_cell(cluster, tmp_path / "toy", resources="gpus: 1")
     found = asked(toy)
     assert "torch sees none" in found["GPUs on nodes"]
@@ -85,7 +81,7 @@ def private(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
-def test_two_users_of_one_folder_submit_nothing_twice(private: Cluster, tmp_path: Path) -> None:
+def test_two_users_of_one_folder_submit_each_cell_once(private: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", private)
     private.run("scontrol", "update", "partitionname=low", "state=down")
     toy.submit()
@@ -112,7 +108,7 @@ def test_two_users_of_one_folder_submit_nothing_twice(private: Cluster, tmp_path
     toy.trained_once()
 
 
-def test_a_python_that_nodes_do_not_have_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_python_missing_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
     toy = one_cell(cluster, tmp_path / "toy", resources="python: /no/such/python")
     toy.submit()
     toy.until(lambda states: states["pre-gpas-s1"] in ("failed", "cancelled"))

@@ -44,7 +44,7 @@ def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp
     assert "no job to start" in toy.submit()
 
 
-def test_cancelling_cells_says_that_their_text_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_cancelling_cells_mentions_that_their_tokenisation_continues(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     toy.edit("grids:", "resources:\n  tokenise: {sbatch: [--hold]}\ngrids:")
     toy.submit()
@@ -55,7 +55,7 @@ def test_cancelling_cells_says_that_their_text_goes_on(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.long
-def test_text_that_is_lost_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_lost_text_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     toy.submit()
     toy.finish()
@@ -67,7 +67,7 @@ def test_text_that_is_lost_is_tokenised_again(cluster: Cluster, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_text_that_cannot_be_had_cancels_what_waits_for_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_unavailable_text_cancels_the_jobs_that_need_it(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     text = toy.folder / "text"
     text.rename(tmp_path / "away")
@@ -86,7 +86,7 @@ def test_text_that_cannot_be_had_cancels_what_waits_for_it(cluster: Cluster, tmp
 
 
 @pytest.mark.long
-def test_submitters_killed_over_a_text_leave_one_job_for_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_killed_submitters_leave_one_tokenisation_job(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False, seeds="1, 2, 3, 4, 5, 6")
     for seed, instant in enumerate(INSTANTS[::2], start=1):
         die_at(instant, toy, "--where", f"seed={seed}")
@@ -97,9 +97,7 @@ def test_submitters_killed_over_a_text_leave_one_job_for_it(cluster: Cluster, tm
 
 
 @pytest.mark.long
-def test_a_failed_training_cancels_those_that_build_on_it_and_retry_brings_them_back(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_failed_training_cancels_later_stages_until_a_retry(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="setup: ['exit 3']")
     fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
     toy.edit("gate: [none, gpas]", f"gate: [none, gpas, {fixed}]")
@@ -144,7 +142,7 @@ STAGE_KINDS = {
 
 
 @pytest.mark.long
-def test_stages_of_a_plugin_wait_for_the_stages_they_build_on(
+def test_stages_of_a_plugin_wait_for_their_prerequisites(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plugin file adds two kinds of stage: a training after the first one, and a stage that builds on it."""
@@ -172,7 +170,7 @@ def test_stages_of_a_plugin_wait_for_the_stages_they_build_on(
 
 
 @pytest.mark.long
-def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_network_trained_on_two_nodes_is_evaluated_by_one_process(cluster: Cluster, tmp_path: Path) -> None:
     # The names of this cluster's nodes do not resolve.
     two = SlurmToy(
         tmp_path / "two", cluster, resources="ranks: 2, nodes: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
@@ -192,7 +190,7 @@ def test_one_process_looks_at_what_two_on_two_nodes_have_trained(cluster: Cluste
 
 
 @pytest.mark.long
-def test_what_waits_goes_on_waiting_for_a_job_that_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_dependents_keep_waiting_for_a_requeued_job(cluster: Cluster, tmp_path: Path) -> None:
     """A parent that is warned, saves and is requeued has not failed: its child stays queued, and is submitted once."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=800, checkpoint_every=10**6)
     toy.edit("gate: [none, gpas]", "gate: [gpas]")
@@ -211,7 +209,7 @@ def test_what_waits_goes_on_waiting_for_a_job_that_is_queued_again(cluster: Clus
 
 
 @pytest.mark.long
-def test_staying_until_the_end_sees_the_text_through_as_well(cluster: Cluster, tmp_path: Path) -> None:
+def test_run_wait_also_waits_for_tokenisation(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     said = toy.submit("--wait")
     assert "tokenising text/*.txt comes first" in said

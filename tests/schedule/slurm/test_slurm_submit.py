@@ -14,7 +14,7 @@ from fake_slurm import Site
         "echo; echo $id; echo",
     ],
 )  # fmt: skip
-def test_the_job_id_is_found_among_what_a_wrapper_prints(site: Site, says: str) -> None:
+def test_the_job_id_is_found_in_the_output_of_a_wrapper(site: Site, says: str) -> None:
     site.sbatch(says)
     said = site.submit().out
     assert "as SLURM job 7:" in said
@@ -24,7 +24,7 @@ def test_the_job_id_is_found_among_what_a_wrapper_prints(site: Site, says: str) 
 
 
 @pytest.mark.parametrize("says", ["true", "echo submitted", "echo 7; echo 8", "echo 'Submitted batch job 7'"])
-def test_a_job_id_that_is_not_printed_is_looked_up_by_name(site: Site, says: str) -> None:
+def test_a_missing_job_id_is_looked_up_by_name(site: Site, says: str) -> None:
     site.sbatch(says)
     site.programs.put("squeue", "31\n")
     said = site.submit().out
@@ -32,7 +32,7 @@ def test_a_job_id_that_is_not_printed_is_looked_up_by_name(site: Site, says: str
     assert all(f"--name={name}" in " ".join(site.programs.calls("squeue")) for name in site.names())
 
 
-def test_a_refusal_has_all_that_was_said_and_what_stands(site: Site) -> None:
+def test_a_refusal_shows_the_whole_message_and_the_arrays_submitted_before(site: Site) -> None:
     site.gpas.declare(
         (site.gpas.folder / "experiments.yaml").read_text().replace(
             "    title: Small\n", "    title: Small\n    resources: {partition: gpu, gpus: 2, time: '1:00:00'}\n"
@@ -47,7 +47,7 @@ def test_a_refusal_has_all_that_was_said_and_what_stands(site: Site) -> None:
     assert f"submitted before it, and still queued: {name}, SLURM job 7, 1 elements" in said
 
 
-def test_defaults_of_the_user_change_nothing_that_gpas_sets(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_defaults_do_not_override_the_script(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ("SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE",
             "SBATCH_WAIT", "SBATCH_CPUS_PER_GPU", "SQUEUE_STATES", "SQUEUE_PARTITION", "SCANCEL_PARTITION",
             "SACCT_FORMAT", "SINFO_FORMAT", "SCONTROL_FEDERATION", "SLURM_JOB_ID")  # fmt: skip
@@ -62,7 +62,7 @@ def test_defaults_of_the_user_change_nothing_that_gpas_sets(site: Site, monkeypa
         assert f"--job-name={name} --array=0" in call
 
 
-def test_what_a_profile_asks_for_wins_over_the_users_defaults(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_a_profile_override_user_defaults(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (site.gpas.folder / "experiments.yaml").read_text()
     site.gpas.declare(
         text.replace("    title: Small\n", "    title: Small\n    resources: {time: '1:00:00', mem: 1G}\n")
@@ -73,6 +73,6 @@ def test_what_a_profile_asks_for_wins_over_the_users_defaults(site: Site, monkey
     assert {name for name in site.environment(2) if name.startswith("SBATCH_")} == {"SBATCH_PARTITION"}
 
 
-def test_expected_starts_are_times_that_people_read(site: Site) -> None:
+def test_expected_starts_are_readable_times(site: Site) -> None:
     site.sbatch('echo "sbatch: Job 9 to start at $SLURM_TIME_FORMAT" >&2')
     assert "to start at standard" in site.submit("--test-only").out

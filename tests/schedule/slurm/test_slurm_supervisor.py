@@ -61,7 +61,7 @@ def facts(tmp_path: Path) -> list[dict[str, Any]]:
     return [read_json(attempt.attempt_path) for attempt in attempts(tmp_path / "runs", KEY)]
 
 
-def test_a_killed_job_runs_again_as_it_was_where_nothing_shows_that_memory_ran_out(tmp_path: Path) -> None:
+def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion(tmp_path: Path) -> None:
     done = supervise(tmp_path, "killed", micro_batch=8)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = facts(tmp_path)
@@ -72,14 +72,14 @@ def test_a_killed_job_runs_again_as_it_was_where_nothing_shows_that_memory_ran_o
     assert "retry" not in first
 
 
-def test_a_job_that_is_killed_each_time_is_not_run_for_ever(tmp_path: Path) -> None:
+def test_a_job_killed_every_time_is_given_up(tmp_path: Path) -> None:
     done = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
     assert done.returncode == 75
     assert [fact["resources"]["micro_batch"] for fact in facts(tmp_path)] == [8, 8]
     assert "made no progress" in done.stdout
 
 
-def test_a_job_that_the_kernel_killed_for_memory_takes_half_the_rows(tmp_path: Path) -> None:
+def test_a_job_killed_by_the_oom_killer_restarts_with_half_the_rows(tmp_path: Path) -> None:
     assert supervise(tmp_path, "killed", "kernel", micro_batch=8).returncode == 0
     second = facts(tmp_path)[1]
     assert second["resources"]["micro_batch"] == 4
@@ -88,7 +88,7 @@ def test_a_job_that_the_kernel_killed_for_memory_takes_half_the_rows(tmp_path: P
     )
 
 
-def test_a_node_without_the_gpus_asked_for_is_left_for_another(tmp_path: Path, programs: Programs) -> None:
+def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs: Programs) -> None:
     shown = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
     programs.put("scontrol", shown)
     done = supervise(tmp_path, "no-gpus", gpus=1)
@@ -101,7 +101,7 @@ def test_a_node_without_the_gpus_asked_for_is_left_for_another(tmp_path: Path, p
     assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["node"] == "n1"
 
 
-def test_nodes_are_not_left_for_ever(tmp_path: Path, programs: Programs) -> None:
+def test_faulty_nodes_are_avoided_only_for_a_while(tmp_path: Path, programs: Programs) -> None:
     programs.put("scontrol", "")
     supervise(tmp_path, "no-gpus", gpus=1, retries=1)
     assert programs.calls("scontrol") == []
@@ -124,7 +124,7 @@ def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -
     assert limit(environ) == wanted
 
 
-def test_memory_that_was_nearly_all_taken_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
     monkeypatch.setattr(memory, "resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
     watch.measure([1])
@@ -144,7 +144,7 @@ def test_memory_that_was_nearly_all_taken_is_evidence(monkeypatch: pytest.Monkey
         ("4:memory:/gone\n0::/c\n", "c/memory.events", "oom_kill 2\n"),
     ],
 )
-def test_the_kernels_count_of_kills(tmp_path: Path, groups: str, file: str, text: str) -> None:
+def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str, text: str) -> None:
     (tmp_path / "groups").write_text(groups)
     place = tmp_path / "mount" / file
     place.parent.mkdir(parents=True)
