@@ -14,7 +14,7 @@ EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run the console script."""
     # Cells make many objects and no cycles: to look for those as often as usual takes 7 % of a command on 1,000 cells.
     gc.set_threshold(100_000, 50, 50)
     try:

@@ -31,12 +31,12 @@ def _filled(usual: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any
 
 
 def attempt_record(key: str, facts: Mapping[str, Any] | None = None) -> AttemptRecord:
-    """The record of an attempt at the stage `key`, with these fields beside the usual ones."""
+    """Return the record of an attempt at the stage `key`, with these fields beside the usual ones."""
     return from_mapping(AttemptRecord, _filled(ATTEMPT, {**(facts or {}), "key": key}), "a test")
 
 
 def stage_record(facts: Mapping[str, Any]) -> StageRecord:
-    """The record of a stage to be run, with these fields beside the usual ones."""
+    """Return the record of a stage to be run, with these fields beside the usual ones."""
     return from_mapping(StageRecord, _filled(STAGE, facts), "a test")
 
 
@@ -46,6 +46,6 @@ def make_attempt(runs: Path, key: str, facts: Mapping[str, Any] | None = None) -
 
 
 def submission_facts(**facts: Any) -> dict[str, Any]:
-    """The content of a submission.json with these fields beside the usual ones."""
+    """Return the content of a submission.json with these fields beside the usual ones."""
     project = {"config": "/nowhere/experiments.yaml", "cache": "/nowhere"}
     return {"name": "n", "time": 1.0, "submitter": ATTEMPT["submitter"], "project": project, "keys": []} | facts

@@ -41,14 +41,14 @@ def token_ids(shift: int = 0) -> np.ndarray:
 
 
 def pad_second_row(ids: np.ndarray) -> np.ndarray:
-    """The second row ends early: end of text (1), then padding (0)."""
+    """End the second row early: end of text (1), then padding (0)."""
     ids = ids.copy()
     ids[1, 12], ids[1, 13:] = 1, 0
     return ids
 
 
 def forward_case(case: str) -> np.ndarray:
-    """The ids of the case `plain` or `padded`; the latter also visits the zeroed row 96."""
+    """Return the ids of the case `plain` or `padded`; the latter also visits the zeroed row 96."""
     ids = token_ids()
     if case == "padded":
         ids = pad_second_row(ids)

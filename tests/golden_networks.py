@@ -39,7 +39,7 @@ def gate_of(name: str) -> dict | None:
 
 
 def model_of(name: str) -> Model:
-    """The model part of a cell for a golden file's name."""
+    """Return the model part of a cell for a golden file's name."""
     base = re.match(r"deeppost|post_pre|post|pre|sandwich|lns", name)[0]
     norm = {"scheme": "lns", "apply": "scale" if "const" in name else "init"} if base == "lns" else SCHEMES[base]
     embed = next((word for tag, word in EMBEDS.items() if tag in name), "plain")
@@ -48,7 +48,7 @@ def model_of(name: str) -> Model:
 
 
 def filled(name: str, dtype: torch.dtype, *, zero_gates: bool = False) -> Llama:
-    """The network of a golden file with its parameters set by the filling rule."""
+    """Return the network of a golden file with its parameters set by the filling rule."""
     network = build(model_of(name), dtype=dtype)
     for key, tensor in network.state_dict().items():
         lns = name.startswith("lns") and "const" not in name

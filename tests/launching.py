@@ -30,7 +30,7 @@ FOUR_CORES = Machine(gpus=(), cores=(0, 1, 2, 3))
 
 
 def entry(act: str = "done", seed: int = 1, **more: Any) -> Entry:
-    """A cell of its own for each seed, whose fake job does `act`."""
+    """Return a cell for a seed, whose fake job does `act`."""
     cell = cell_from(
         {
             "size": "quickstart",
@@ -87,13 +87,13 @@ class Notices(Silent):
 
 
 def states(summary: RunSummary) -> dict[str, list[str]]:
-    """The names in each list of a summary, empty lists left out."""
+    """Return the names in each list of a summary, empty lists left out."""
     lists = {name: [item.entry.name for item in items] for name, items in vars(summary).items()}
     return {name: names for name, names in lists.items() if names}
 
 
 def ran(project: Project) -> list[str]:
-    """What started: "name attempt" of every fake job that got as far as its journal."""
+    """Return "name attempt" of every fake job that wrote a journal."""
     path = project.config.parent / "ran.txt"
     return [" ".join(line.split()[:2]) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -108,7 +108,7 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 
 def seen(project: Project, cell: Entry, state: str) -> Callable[[], StageStatus | None]:
-    """A condition: the cell's stage is in `state`."""
+    """Return a condition: the cell's stage is in `state`."""
 
     def look() -> StageStatus | None:
         status = observe(project.runs, key(cell))
@@ -118,7 +118,7 @@ def seen(project: Project, cell: Entry, state: str) -> Callable[[], StageStatus 
 
 
 def working(project: Project, cell: Entry) -> Callable[[], StageStatus | None]:
-    """A condition: the cell's job has journalled a step."""
+    """Return a condition: the cell's job has journalled a step."""
 
     def look() -> StageStatus | None:
         status = observe(project.runs, key(cell))
@@ -145,7 +145,7 @@ with stop_on_signals(scheduler):
 
 @contextmanager
 def other_run(project: Project, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A `gpas run` in another process; words are act:seed."""
+    """Start a `gpas run` in another process; words are act:seed."""
     environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
     command = [sys.executable, "-c", OTHER, str(project.config), *words]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

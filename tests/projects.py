@@ -20,7 +20,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    """An empty project in a folder with an awkward name. Afterwards no fake job is left waiting."""
+    """Yield an empty project in a folder with an awkward name. Afterwards no fake job is left waiting."""
     folder = tmp_path / "a project"
     folder.mkdir()
     (folder / "experiments.yaml").write_text("grids: {}\n")

@@ -65,7 +65,7 @@ class TrainReporter(PlainReporter):
             self.say(numbers(stepping[0]) if stepping else waiting(board))
 
     def _tell(self) -> None:
-        """A line for each new event that is worth one."""
+        """Print a line for each new event that deserves one."""
         from gpas_cli.store.journal import read
 
         if self._attempt is None:

@@ -136,7 +136,7 @@ class C4(Source):
         return TextField("text", keep_blank=True)
 
     def records(self, split: str, after: str = "") -> Iterator[Record]:
-        """Ids are `en/c4-train.00000-of-01024.json.gz:17`: file and line."""
+        """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line."""
         last_file, _, last_line = after.rpartition(":")
         names = [name for name in self._names(split) if name >= last_file]
         for name, following in zip(names, [*names[1:], ""], strict=True):

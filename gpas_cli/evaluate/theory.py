@@ -229,7 +229,7 @@ def bounds_of(
 
 
 def _is_papers(model: Model, layer: int) -> bool:
-    """Whether the paper's equations apply to this layer: x + f(N(x)), with or without gates whose Jacobian is I."""
+    """Return whether the paper's equations apply to the layer: x + f(N(x)), perhaps with gates whose Jacobian is I."""
     wiring = model.wiring(layer)
     bare = wiring.in_norm is not None and wiring.branch_norm is None and wiring.out_norm is None and wiring.skip == 1
     return bare and (model.gate is None or model.gate.stop_gradient)

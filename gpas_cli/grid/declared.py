@@ -42,7 +42,7 @@ class Condition:
     terms: tuple[tuple[str, tuple[Node, ...], tuple[Label, ...]], ...] = ()
 
     def matches(self, labels: Mapping[str, Label]) -> bool:
-        """Whether a cell with these labels matches."""
+        """Return whether a cell with these labels matches."""
         return all(
             name in labels and any(same(labels[name], label) for label in wanted) for name, _, wanted in self.terms
         )

@@ -28,7 +28,7 @@ _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\
 
 
 def is_range(node: Node) -> bool:
-    """Whether the node is a rule for values rather than a value."""
+    """Return whether the node is a rule for values rather than a value."""
     return bool(RULES.keys() & children(node).keys())
 
 

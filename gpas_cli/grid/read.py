@@ -98,7 +98,7 @@ def _read_stages(node: Node | None, path: SettingPath, stages: Sequence[str], pr
 
 
 def check_setting(name: str, path: SettingPath, mark: Mark, stages: Sequence[str], problems: list[Problem]) -> bool:
-    """Whether `name` is a setting or a dotted path into one; adds a problem if not."""
+    """Return whether `name` is a setting or a dotted path into one. Add a problem if not."""
     top = name.split(".")[0]
     known = (*CELL_PARTS, *stages)
     if top not in known:

@@ -27,7 +27,7 @@ class _Filter:
     negated: bool
 
     def holds(self, entry: Entry) -> bool:
-        """Whether an entry matches. Entries that have neither the axis nor the field match only negated conditions."""
+        """Return whether an entry matches. One with neither the axis nor the field matches only negated conditions."""
         found = any(_equals(word, value) for value in _values(entry, self.name) for word in self.wanted)
         return found != self.negated
 
@@ -125,7 +125,7 @@ def _flat(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _equals(word: str, label: Label) -> bool:
-    """Whether `word` on the command line equals this label: `1e-3` equals 0.001."""
+    """Return whether `word` on the command line equals this label: `1e-3` equals 0.001."""
     if word == spelled(label):
         return True
     try:

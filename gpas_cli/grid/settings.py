@@ -109,7 +109,7 @@ def label(node: Node, section: str) -> Label:
 
 
 def has_label(node: Node, section: str) -> bool:
-    """Whether a setting has a label: a word, a number, or a mapping that extends a word or has a name."""
+    """Return whether a setting has a label: a word, a number, or a mapping that extends a word or has a name."""
     if isinstance(node.value, dict):
         return not {"name", "like", WORD_KEYS.get(section, "like")}.isdisjoint(node.value)
     return not isinstance(node.value, tuple)

@@ -79,7 +79,7 @@ def _group(number: int) -> str:
 
 
 def _private(number: int) -> bool:
-    """Whether a group is root's, or has no members but the user who runs the command."""
+    """Return whether a group is root's, or has no members but the user who runs the command."""
     if number == _ROOT_ID:
         return True
     try:

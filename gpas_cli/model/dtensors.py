@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def is_shard(tensor: Tensor) -> bool:
-    """Whether this process has only a part of the tensor."""
+    """Return whether this process has only a part of the tensor."""
     return isinstance(tensor, DTensor)
 
 

@@ -229,7 +229,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def readable(value: float) -> str:
-    """A tick's number: 0.003, 20, 10⁻⁶, 2×10⁵."""
+    """Return a tick's number: 0.003, 20, 10⁻⁶, 2×10⁵."""
     if 1e-4 < value < 1e5:
         return f"{value:g}"
     factor, power = f"{value:e}".split("e")

@@ -65,7 +65,7 @@ def _canonical_gate(model: Model) -> Gate:
 
 
 def check_wiring(model: Model, recorded: str | None = None) -> Iterator[Problem]:
-    """What is wrong with the wiring of a scheme that is not the package's own. `recorded`: the digest it must have."""
+    """Yield what is wrong with the wiring of a scheme from elsewhere. `recorded` is the digest that it must have."""
     if model.norm.origin is None:
         return
     depth = model.size.layers
@@ -168,7 +168,7 @@ def _check_gate(model: Model) -> Iterator[Problem]:
 
 
 def _normalised_away(model: Model, layer: int) -> bool:
-    """Whether the layer's gate scales exactly the input of a norm."""
+    """Return whether the layer's gate scales exactly the input of a norm."""
     return model.gate_slot(layer) == "sum" and model.wiring(layer).out_norm is not None
 
 

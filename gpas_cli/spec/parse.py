@@ -133,7 +133,7 @@ def _as(option: Any, value: Any) -> Any:
 
 
 def supported(hint: Any) -> bool:
-    """Whether a field may have this type: bool, int, float, str, a tuple of one of them, or a union of these."""
+    """Return whether a field may have this type: bool, int, float, str, a tuple of one of them, or a union of these."""
     if isinstance(hint, types.UnionType):
         return all(option is type(None) or supported(option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:

@@ -63,7 +63,7 @@ def option(word: str) -> tuple[str, str | bool]:
 
 
 def requests_gpus(word: str) -> bool:
-    """Whether an option of sbatch requests GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
+    """Return whether an option of sbatch requests GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
     name, value = option(word)
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 

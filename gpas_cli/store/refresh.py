@@ -19,7 +19,7 @@ NAMED = 3  # run directories that cannot be read, in one message
 
 
 def ingest(project: Project) -> str:
-    """Ask the store to read the run directories. Returns what went wrong, "" when nothing did; never raises for it."""
+    """Ingest the run directories. Return an error message, "" if there was no error; never raises for one."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from gpas_cli.store.ingest import sync
@@ -38,7 +38,7 @@ def ingest(project: Project) -> str:
 
 @contextmanager
 def results_of(project: Project) -> Iterator[tuple[Engine, str]]:
-    """The results database, brought up to date as far as possible, and what kept it from that ("" if nothing did).
+    """Return the results database, as up to date as possible, and why it is not quite ("" if it is).
 
     A user who may only read the database gets it as its owner left it; one who may not even make it gets one in memory.
     Raises StoreError when the database cannot be read, or is another project's.

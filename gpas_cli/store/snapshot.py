@@ -47,7 +47,7 @@ def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
 
 
 def current_code(package: Path | None = None) -> str:
-    """The name of the running package's content, as `snapshot` would give it. Copies nothing."""
+    """Return the name of the running package's content, as `snapshot` would give it. Copies nothing."""
     return digest(read_files(package or Path(gpas_cli.__file__).parent))
 
 
@@ -75,7 +75,7 @@ def git_facts(package: Path) -> dict[str, str | bool]:
 
 
 def packaged_in(package: Path, name: str) -> Path:
-    """`packaged(name)` for a package that need not be the running one."""
+    """Return `packaged(name)` for a package that need not be the running one."""
     if package == Path(gpas_cli.__file__).parent:
         return packaged(name)
     installed = package / "packaged" / name

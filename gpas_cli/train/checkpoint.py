@@ -53,7 +53,7 @@ class Position:
     codes: str = ""
 
     def made_by(self, code: str) -> Position:
-        """The position with `code` as the version that makes the next updates; unchanged where `code` is unknown."""
+        """Return the position with `code` as the version that makes the next updates; itself if `code` is unknown."""
         if not code or self.codes.split()[-1:] == [code]:
             return self
         return replace(self, codes=f"{self.codes} {code}".strip())

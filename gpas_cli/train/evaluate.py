@@ -31,7 +31,7 @@ Watch = Callable[[DeviceRows], AbstractContextManager[object]]
 
 
 def unwatched(rows: DeviceRows) -> AbstractContextManager[object]:
-    """The `Watch` that reads nothing."""
+    """Read nothing: the `Watch` of an evaluation without observers."""
     return nullcontext()
 
 

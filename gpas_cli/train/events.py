@@ -14,7 +14,7 @@ class Emit(Protocol):
 
 
 def silent(kind: str, **fields: object) -> None:
-    """The `Emit` of all processes but the first: discards the event."""
+    """Discard the event: the `Emit` of every process but the first."""
 
 
 Stop = Callable[[], str | None]

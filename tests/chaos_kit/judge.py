@@ -70,7 +70,7 @@ class Ended:
 
 
 def each_cell_once(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
-    """Every stage has exactly one deciding outcome."""
+    """Check that every stage has exactly one deciding outcome."""
     for key, name in names.items():
         decided = [attempt for attempt in attempts if attempt.key == key and attempt.decided()]
         evidence = ", ".join(f"{attempt.directory}: {attempt.decided()}" for attempt in decided)
@@ -84,7 +84,7 @@ def each_cell_once(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Ite
 def same_bits(
     names: Mapping[str, str], found: Iterable[tuple[Place, Any, str]], reference: Mapping[Place, Any]
 ) -> Iterator[Violation]:
-    """Every value equals the reference bit for bit. Only the first difference per stage and kind is reported."""
+    """Check that every value equals the reference bit for bit. Report only the first difference per stage and kind."""
     reported = set[tuple[str, str]]()
     for place, value, directory in sorted(found, key=lambda item: item[0]):
         key, kind, step, name = place
@@ -101,7 +101,7 @@ def same_bits(
 def same_weights(
     names: Mapping[str, str], found: Mapping[str, str], reference: Mapping[str, str]
 ) -> Iterator[Violation]:
-    """The last checkpoint of every stage equals the reference."""
+    """Check that the last checkpoint of every stage equals the reference."""
     for key, digest in reference.items():
         if found.get(key) != digest:
             evidence = f"{found.get(key, 'no checkpoint')[:16]}, in the reference {digest[:16]}"
@@ -109,7 +109,7 @@ def same_weights(
 
 
 def one_at_a_time(names: Mapping[str, str], attempts: Sequence[Attempt], lives: Iterable[Life]) -> Iterator[Violation]:
-    """No two attempts at a stage overlapped in time, according to processes and journals."""
+    """Check that no two attempts at a stage overlapped in time, according to processes and journals."""
     by_key: dict[str, list[Life]] = {}
     for life in lives:
         by_key.setdefault(life.key, []).append(life)
@@ -124,7 +124,7 @@ def one_at_a_time(names: Mapping[str, str], attempts: Sequence[Attempt], lives: 
 
 
 def locked_once(names: Mapping[str, str], locked: Iterable[tuple[float, str, Sequence[int]]]) -> Iterator[Violation]:
-    """No two attempts at a stage held their locks at once. `locked`: time, stage key, numbers of the attempts."""
+    """Check that no two attempts at a stage held their locks at once. `locked`: time, stage key, attempts' numbers."""
     for moment, key, numbers in locked:
         evidence = f"attempts {', '.join(map(str, numbers))} at {moment:.2f}"
         yield Violation("doubled", "two attempts held their locks at the same time", names.get(key, key), evidence)
@@ -151,7 +151,7 @@ def shown_truly(
     commands: Sequence[tuple[float, float]] | None = None,
     samples: Sequence[float] = (),
 ) -> Iterator[Violation]:
-    """No status was false during the whole poll; each false statement about a cell is reported once.
+    """Check that no status was false during a whole poll. Report each false statement about a cell once.
 
     `commands` are the lifetimes of `gpas run` and `gpas retry` processes, `samples` the times at which processes were
     sampled. If they are given, a stage that no process works on must not be shown as queued or running.
@@ -212,7 +212,7 @@ def _somebody(poll: Poll, cell: Shown, lives: Sequence[Life], commands: Sequence
 
 
 def failures_excused(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
-    """No attempt failed for a reason of its own, because every cell is valid."""
+    """Check that no attempt failed for a reason of its own, because every cell is valid."""
     for attempt in attempts:
         outcome = attempt.outcome
         if outcome and outcome["outcome"] in ("failed", "diverged") and not EXCUSES.search(str(outcome.get("cause"))):
@@ -221,7 +221,7 @@ def failures_excused(names: Mapping[str, str], attempts: Sequence[Attempt]) -> I
 
 
 def nothing_erased(seen: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Violation]:
-    """Every file of an attempt that was seen still exists and begins as it did then. Path -> digest."""
+    """Check that every file of an attempt that was seen still exists and begins as it did then. Path -> digest."""
     for path, digest in seen.items():
         if path not in now:
             yield Violation("lost", "a file of an attempt was removed", path, "it was there during the storm")
@@ -230,7 +230,7 @@ def nothing_erased(seen: Mapping[str, str], now: Mapping[str, str]) -> Iterator[
 
 
 def numbered_without_gaps(names: Mapping[str, str], attempts: Sequence[Attempt]) -> Iterator[Violation]:
-    """The attempts at a stage are numbered 1, 2, 3, ..."""
+    """Check that the attempts at a stage are numbered 1, 2, 3, ..."""
     for key in dict.fromkeys(attempt.key for attempt in attempts):
         numbers = [attempt.number for attempt in of(attempts, key)]
         if numbers != list(range(1, len(numbers) + 1)):
@@ -238,7 +238,7 @@ def numbered_without_gaps(names: Mapping[str, str], attempts: Sequence[Attempt])
 
 
 def commands_behaved(commands: Iterable[Ended]) -> Iterator[Violation]:
-    """No command ended with a traceback, hung, or returned an undocumented exit code."""
+    """Check that no command ended with a traceback, hung, or returned an undocumented exit code."""
     for command in commands:
         end = command.output.strip()[-1500:]
         if "Traceback (most recent call last)" in command.output and not _before_main(command):
@@ -257,7 +257,7 @@ def _before_main(command: Ended) -> bool:
 
 
 def database_agrees(before: Any, after: Any, what: str) -> Iterator[Violation]:
-    """The database that grew during the storm and the one rebuilt afterwards give the same result."""
+    """Check that the database that grew during the storm and the one rebuilt afterwards give the same result."""
     if before != after:
         evidence = f"{_difference(before, after)}"
         yield Violation("wrong", f"{what} after `gpas db rebuild` differs", "the database", evidence)

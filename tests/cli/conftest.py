@@ -13,7 +13,7 @@ from gpas_cli.cli import console
 
 @pytest.fixture(autouse=True)
 def options() -> Iterator[None]:
-    """The options of a command that ran in this process do not reach the next test."""
+    """Restore the global options after each test."""
     yield
     console.STATE.config = None
     console.STATE.as_json = False
@@ -21,5 +21,5 @@ def options() -> Iterator[None]:
 
 @pytest.fixture
 def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Face:
-    """A project without attempts and the `gpas` command in it."""
+    """Return a project without attempts and the `gpas` command in it."""
     return Face(tmp_path / "project", monkeypatch, capsys)

@@ -109,7 +109,7 @@ class Face:
         return next(entry for entry in self.entries(grid) if entry.name == name)
 
     def attempt(self, name: str, *events: tuple[str, dict[str, Any]], log: str = "") -> AttemptDir:
-        """The next attempt at a cell's pretraining, with these events in its journal."""
+        """Create the next attempt at a cell's pretraining, with these events in its journal."""
         entry = self.entry(name)
         job = stage_jobs([entry])[entry.cell.stages[0].key]
         facts = {
@@ -129,19 +129,19 @@ class Face:
         return made
 
     def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
-        """An attempt at a cell that came to this outcome."""
+        """Create an attempt at a cell that ended with this outcome."""
         metrics = {} if perplexity is None else {"perplexity": perplexity, "loss": 1.5}
         return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
 
 
 def step(number: int, **more: Any) -> dict[str, Any]:
-    """The fields of a step event."""
+    """Return the fields of a step event."""
     usual = {"steps": 4, "loss": 5.0 - number / 4, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 1234.5}
     return {"step": number, **usual, **more}
 
 
 def end(outcome: str, **more: Any) -> dict[str, Any]:
-    """The fields of an outcome event."""
+    """Return the fields of an outcome event."""
     return {"outcome": outcome, "step": 4, "cause": "", "metrics": {}, **more}
 
 

@@ -54,7 +54,7 @@ class Finished:
         (self.folder / "experiments.yaml").write_text(GRID.format(steps=steps, gates=gates))
 
     def cells(self) -> list[Entry]:
-        """The cells that are declared now."""
+        """Return the cells that are declared now."""
         return expand(load(self.folder / "experiments.yaml"), ["tiny"])
 
     def attempt(self, cell: Entry) -> AttemptDir:
@@ -63,7 +63,7 @@ class Finished:
         return make_attempt(self.runs, job.key, {**to_mapping(job.record()), "created": 1.7e9})
 
     def finish(self, cell: Entry, perplexity: float) -> AttemptDir:
-        """An attempt at the cell that came to this."""
+        """Create a finished attempt at the cell, with this perplexity."""
         attempt = self.attempt(cell)
         journal = Journal(attempt.journal_path)
         journal(
@@ -95,5 +95,5 @@ class Finished:
         return dict(json.loads(self.gpas(*words, "--json").stdout))
 
     def shown(self) -> str:
-        """The table as text."""
+        """Return the table as text."""
         return self.gpas("table", "--format", "markdown").stdout

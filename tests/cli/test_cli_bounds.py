@@ -51,7 +51,7 @@ def gpas(folder: Path, *words: str) -> str:
 
 
 def keep_trained_gates(folder: Path, alpha: float) -> None:
-    """A run directory with the checkpoint of the one cell's last update, its gates at `alpha`."""
+    """Write a run directory with the final checkpoint of the one cell, with its gates at `alpha`."""
     cell = expand(load(folder / "experiments.yaml"), ["small"])[0].cell
     network = build(cell.model)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from gpas_cli.state.claim_set import ClaimSet
 
 @pytest.fixture
 def queued(face: Face) -> Iterator[Face]:
-    """The eight cells of the grid are claimed by a `gpas run` that lives, and one of them runs."""
+    """Yield a grid whose eight cells are claimed by a live `gpas run`; one of them is running."""
     face.runs.mkdir()
     running = face.attempt("pre-s1", ("start", START), ("step", step(1)))
     lock = locks.hold(alive_path(running))
@@ -27,7 +27,7 @@ def queued(face: Face) -> Iterator[Face]:
 
 
 def asked(face: Face) -> set[str]:
-    """The cells that are to be cancelled before they start."""
+    """Return the cells that a request cancels before they start."""
     return {e.name for e in face.entries() if (face.runs / e.key[:2] / e.key / "cancel.json").exists()}
 
 

@@ -16,7 +16,7 @@ NO_TORCH = 'raise ImportError("torch is not installed here")\n'
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh project made by `gpas init`, and a folder in which importing torch fails."""
+    """Return a fresh project made by `gpas init`, and a folder in which importing torch fails."""
     folder = tmp_path_factory.mktemp("face")
     (folder / "block").mkdir()
     (folder / "block/torch.py").write_text(NO_TORCH)

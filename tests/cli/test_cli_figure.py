@@ -18,7 +18,7 @@ GRIDS = """
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A grid of eight cells, of which the last is missing."""
+    """Return a grid of eight cells, of which the last is missing."""
     folder = tmp_path_factory.mktemp("figure")
     for i, entry in enumerate(make_project(folder, GRIDS)[:-1]):
         finish(folder / "runs", entry, 30 + i)

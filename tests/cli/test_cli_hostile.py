@@ -72,7 +72,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A grid with hostile names, of which some cells are done, one failed and one is missing."""
+    """Return a grid with hostile names, of which some cells are done, one failed and one is missing."""
     folder = tmp_path_factory.mktemp("[bold]project[") / "[/here]"
     folder.mkdir(parents=True)
     (folder / "schemes.py").write_text(SCHEME)

@@ -56,7 +56,7 @@ def check(name: str, document: Any, *, closed: bool = True) -> None:
 
 @pytest.fixture
 def made(face: Face) -> Iterator[Face]:
-    """A project with a result, a failure, a running cell, tokenised text and a database."""
+    """Yield a project with a result, a failure, a running cell, tokenised text and a database."""
     face.ended("pre-s1", "done", 4.5)
     face.ended("pre-gpas-s1", "done", 4.25)
     face("sync")

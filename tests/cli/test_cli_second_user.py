@@ -20,7 +20,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder everyone can look into, and a test that then has only the rights that the files' modes give."""
+    """Yield a world-readable folder; afterwards restore root's permissions, if the test dropped them."""
     folder = Path(tempfile.mkdtemp(prefix="gpas-"))
     folder.chmod(0o755)
     yield folder
@@ -32,7 +32,7 @@ def unprivileged() -> Iterator[Path]:
 
 
 def run(project: Finished, *words: str) -> str:
-    """What a command prints, in this process: it has the rights that the test has."""
+    """Return the output of a command run in this process, with the permissions of the test."""
     console.experiments.cache_clear()
     done = CliRunner().invoke(app, ["-c", str(project.folder / "experiments.yaml"), *words], catch_exceptions=True)
     assert done.exit_code == 0, f"{done.output} {done.exception!r}"

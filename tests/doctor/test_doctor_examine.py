@@ -24,7 +24,7 @@ grids:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A project whose experiments file, run directories and database are not there yet."""
+    """Return a project whose experiments file, run directories and database are not there yet."""
     database = f"sqlite:///{tmp_path / 'gpas.db'}"
     return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", database)
 

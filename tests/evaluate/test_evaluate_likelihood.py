@@ -37,7 +37,7 @@ def requests(count: int = 40, seed: int = 2) -> list[Request]:
 
 
 def plain(model: Llama, request: Request, max_length: int = 64) -> Likelihood:
-    """All logits of one request, without batches, packing or sharing."""
+    """Return all logits of one request, without batches, packing or sharing."""
     whole = (request.context + request.continuation)[-(max_length + 1) :]
     with torch.no_grad():
         logs = torch.log_softmax(model(torch.tensor([whole[:-1]]))[0], -1)

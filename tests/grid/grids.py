@@ -24,18 +24,18 @@ def read(text: str) -> Experiments:
 
 
 def grid(body: str) -> list[Entry]:
-    """The cells of one grid `g` whose lines, from line 5 of the file on, are `body`."""
+    """Return the cells of one grid `g` whose lines, from line 5 of the file on, are `body`."""
     return expand(read(whole(body)))
 
 
 def whole(body: str) -> str:
-    """A file with one grid `g`: quickstart size and text unless `body` has a base."""
+    """Return a file with one grid `g`: quickstart size and text unless `body` has a base."""
     lines = body.strip("\n").splitlines()
     return HEAD + "  g:\n" + "".join(f"    {line}\n" for line in lines)
 
 
 def cells(**axes: str) -> str:
-    """The body of a grid at quickstart size with these axes, in YAML."""
+    """Return the body of a grid at quickstart size with these axes, in YAML."""
     return "base: {size: quickstart, data: quickstart}\naxes: {" + ", ".join(f"{k}: {v}" for k, v in axes.items()) + "}"
 
 

@@ -43,7 +43,7 @@ VALUES = st.recursive(
 
 
 def survives(text: str) -> None:
-    """Loads the text and expands all its grids; any error but a GpasError fails the test."""
+    """Load the text and expand all its grids; any error but a GpasError fails the test."""
     with contextlib.suppress(GpasError):
         experiments = interpret(parse_document(text, "e.yaml"), Path("e.yaml"))
         entries = expand(experiments, list(experiments.grids))
@@ -85,7 +85,7 @@ def test_the_shipped_file_with_values_replaced(data: st.DataObject) -> None:
 
 
 def _replace(tree: Any, data: st.DataObject) -> None:
-    """One value somewhere in the tree becomes another."""
+    """Replace one value somewhere in the tree by another."""
     while True:
         keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
         key = data.draw(st.sampled_from(keys))

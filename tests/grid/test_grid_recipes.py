@@ -38,7 +38,7 @@ ON_C4 = [entry for entries in GRIDS.values() for entry in entries if entry.cell.
 
 
 def size_of(entry: Entry) -> str:
-    """The size's name, by its shape."""
+    """Return the name of a size, given its shape."""
     named = [name for name in TABLE if EXPERIMENTS.catalogue.sizes[name] == entry.cell.model.size]
     assert len(named) == 1, entry.id
     return named[0]

@@ -34,7 +34,7 @@ PARTS = {
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The experiments file of a project with a plugin that leaves a file `trace` when it is run."""
+    """Return the experiments file of a project with a plugin that writes a file `trace` when it is run."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("GPAS_TRUSTED", raising=False)
     folder = tmp_path / "project"

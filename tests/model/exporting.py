@@ -51,7 +51,7 @@ class Room:
         return cell_from({"size": SIZE, "init": {"std": 0.2}, "data": data, "optim": optim, **values})
 
     def checkpoint(self, cell: Cell, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15)) -> Path:
-        """A checkpoint with gates at `alphas` and norms that differ from channel to channel."""
+        """Return a checkpoint with gates at `alphas` and norms that differ from channel to channel."""
         precision = Precision(cell.precision, torch.device("cpu"))
         network = build(cell.model, seed=3, dtype=precision.weights)
         generator = torch.Generator().manual_seed(1)
@@ -74,7 +74,7 @@ class Room:
         )  # fmt: skip
 
     def perplexity(self, cell: Cell) -> tuple[float, list[list[int]]]:
-        """Ours on the held-out rows, and those rows."""
+        """Return our perplexity on the held-out rows, and those rows."""
         network = build(cell.model)
         checkpoint.load(self.checkpoint(cell), cell.key, network, None)
         corpus = prepare_text(cell, self.folder / "cache", self.folder, lambda _: None)

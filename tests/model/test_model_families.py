@@ -27,7 +27,7 @@ TOKENS = torch.arange(14).reshape(2, 7)
 
 
 def network(**values: object) -> Llama:
-    """In float64, with matrices and biases large enough for every part to matter."""
+    """Return a float64 network with matrices and biases large enough for every part to matter."""
     model = build(parse_model({"size": SIZE, "init": {"std": 0.3}, **values}), dtype=torch.float64)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

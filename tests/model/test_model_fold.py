@@ -27,7 +27,7 @@ LLAMA_LIKE = ("pre", {"scheme": "lns", "apply": "init"}, {"scheme": "lns", "appl
 
 
 def trained(norm: object, gate: object = None, *, embed: object = None, eps: float = 1e-10) -> Llama:
-    """A network with norms and gates changed from their initial values."""
+    """Return a network with norms and gates changed from their initial values."""
     size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 37, "eps": eps}
     values = {"size": size, "norm": norm, "gate": gate, "init": {"std": 0.2}}
     network = build(parse_model(values if embed is None else {**values, "embed": embed}))

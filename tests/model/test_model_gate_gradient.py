@@ -34,7 +34,7 @@ def network(norm: str, family: object = "llama", **gate: object) -> Llama:
 
 
 def gradients(made: Llama, batches: int = 2) -> None:
-    """Two micro-batches, accumulated."""
+    """Return the gradients accumulated over two micro-batches."""
     for seed in range(batches):
         targets = TOKENS.roll(seed + 1, 1)
         F.cross_entropy(made(TOKENS).flatten(0, 1), targets.flatten()).backward()

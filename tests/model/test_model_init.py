@@ -29,7 +29,7 @@ NAMES = {
 
 
 def reference_name(name: str, sandwich: bool) -> str:
-    """The reference's group of a canonical name, e.g. `layers.*.self_attn.q_proj`."""
+    """Return the reference's group of a canonical name, e.g. `layers.*.self_attn.q_proj`."""
     slot = name.split(".", 2)[2] if name.startswith("layers.") else name
     ffn_pre = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
     named = {**NAMES, "norm.ffn_pre": ffn_pre}[slot]

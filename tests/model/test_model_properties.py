@@ -49,7 +49,7 @@ def gradients(model: Llama) -> dict[str, torch.Tensor]:
 
 
 def absorbed(model: Model, layer: int, last: bool) -> bool:
-    """Whether a norm directly follows the gate of a sub-layer, so that only the norm's eps makes a difference."""
+    """Return whether a norm directly follows the gate of a sub-layer, so that only its eps makes a difference."""
     slot = model.gate_slot(layer)
     if slot == "sum" and model.wiring(layer).out_norm:
         return True
@@ -57,7 +57,7 @@ def absorbed(model: Model, layer: int, last: bool) -> bool:
 
 
 def useless(model: Model) -> set[str]:
-    """The gates without any effect, which are exceptions."""
+    """Return the gates without any effect, which are exceptions."""
     found = set()
     for layer in range(1, model.size.layers + 1):
         attention, feed_forward = absorbed(model, layer, last=False), absorbed(model, layer, last=True)

@@ -102,7 +102,7 @@ print(json.dumps({"said": said, "equal": bool((again(ids).logits == before).all(
 
 @pytest.fixture(scope="module")
 def seen(room: Room) -> dict[str, Any]:
-    """The findings of a process about each exported cell."""
+    """Return the findings of a process about each exported cell."""
     for name, values in CELLS.items():
         room.export(room.cell(**values), f"remote-{name}")
     folders = [room.folder / "out" / f"remote-{name}" for name in CELLS]

@@ -19,7 +19,7 @@ CPUS = (4, 5, 6, 7)
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An nvidia-smi that lists three GPUs, one cut in two."""
+    """Install an nvidia-smi that lists three GPUs, one of them divided in two."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     listing = "GPU 0: H (UUID: GPU-a)\n  MIG 1g (UUID: MIG-b)\n  MIG 1g (UUID: MIG-c)\nGPU 1: H\nGPU 2: H\n"

@@ -42,7 +42,7 @@ def jobs(*entries: Entry) -> list[Any]:
 
 
 def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The outcome and the events of a text's job."""
+    """Return the outcome and the events of a text's job."""
     events: list[dict[str, Any]] = []
     about = {"cache": str(project.cache), "root": str(project.config.parent), "threads": 1, "code": "c0de"}
     asked = attempt_record(job.key, {**to_mapping(job.record()), **about})

@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 def attempt(runs: Path, cell: Entry, hours: float, *devices: str, ago: float = 10.0, seen: bool = True) -> AttemptDir:
-    """An attempt that began `ago` hours ago and took `hours`; without a recorded exit, its last event marks the end."""
+    """Create an attempt of `hours` that began `ago` hours ago; without an exit `seen`, its last event ends it."""
     began = time.time() - ago * HOUR
     facts = {"created": began, "devices": list(devices), "submitter": {"host": "here"}}
     made = make_attempt(runs, key(cell), facts)

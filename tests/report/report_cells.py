@@ -13,7 +13,7 @@ OPTIM = {"lr": 1e-3, "warmup": 10, "steps": 10_000}
 
 
 def entry(norm: str = "pre", gate: Any = "none", seed: int = 1, size: str = "71m", **more: Any) -> Entry:
-    """A cell with its labels; a gate given as a mapping is labelled by what it changes."""
+    """Return a cell with its labels; a gate given as a mapping is labelled by what it changes."""
     axes = {"size": size, "norm": norm, "gate": gate if isinstance(gate, str) else "custom", "seed": seed}
     axes |= more.pop("axes", {})
     cell = cell_from({"size": size, "norm": norm, "gate": gate, "seed": seed, "optim": OPTIM, **more})
@@ -21,7 +21,7 @@ def entry(norm: str = "pre", gate: Any = "none", seed: int = 1, size: str = "71m
 
 
 def result(of: Entry, perplexity: float | None = None, stage: str = "pretrain", **facts: Any) -> dict[str, Result]:
-    """A finished stage of the entry."""
+    """Return a finished stage of the entry."""
     key = next(s.key for s in of.cell.stages if s.kind == stage)
     metrics: Mapping[str, float] = {} if perplexity is None else {"perplexity": perplexity}
     usual = {"outcome": "done", "metrics": metrics, "precision": "fp32", "device": "cpu", "code": "c0de", **facts}

@@ -20,7 +20,7 @@ Numbers = list[float | None]
 
 
 def cells() -> Iterator[tuple[str, PublishedTable, PublishedRow, int, dict[str, Any]]]:
-    """Every number's table with its name, its row, its place in the row, and its labels."""
+    """Yield every published number: its table's name, its row, its place in the row, and its labels."""
     for name, table in EVERY_TABLE.items():
         for row in table.rows:
             for i in range(len(row.values)):
@@ -135,7 +135,7 @@ def digest() -> dict[str, Any]:
 
 
 def method(key: str) -> dict[str, str]:
-    """Labels of a NORM_TYPE of the reference."""
+    """Return the labels of a NORM_TYPE of the reference."""
     gated = key.endswith("_gpas")
     return {"norm": SCHEMES[key.removesuffix("_gpas")], "gate": "gpas" if gated else "none"}
 
@@ -266,7 +266,7 @@ def test_curse_of_depth(digest: dict[str, Any]) -> None:
 
 
 def spike_cells(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Every number of Spike No More: (our table, labels, number)."""
+    """Yield every number of Spike No More: (our table, labels, number)."""
     for no in ("1", "6"):
         for size, methods in numbers[f"table{no}_ppl"].items():
             for key, texts in methods.items():
@@ -315,7 +315,7 @@ def scores_of(rows: list[dict[str, Any]], names: list[str], part: str = "mean") 
 
 
 def raptr_columns(numbers: dict[str, Any]) -> Iterator[tuple[str, Numbers]]:
-    """Every table of RaPTr as its numbers, row by row in the printed order of rows."""
+    """Yield every table of RaPTr as its numbers, row by row in the printed order of rows."""
     glue, ul2 = ["MNLI", "QNLI", "SST-2"], ["TriviaQA", "TydiQA", "SQuADv2", "SuperGLUE"]
     for no, key, flops, names in (
         ("1", "table1_bert", "relative_flops", glue),

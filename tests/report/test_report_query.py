@@ -32,7 +32,7 @@ def engine() -> Any:
 def add(
     engine: Engine, cell: Cell, number: int, outcome: str | None, perplexity: float | None = None, **more: Any
 ) -> str:
-    """One attempt at the cell's pretraining; of two attempts the later has the smaller id."""
+    """Add one attempt at the cell's pretraining; of two attempts the later has the smaller id."""
     key = cell.stages[0].key
     curves, layers = more.pop("curves", {}), more.pop("layers", {})
     facts = {"grid": "demo", "name": "a", "axes": {}, "executor": "local", "precision": "fp32", "device": "cpu", **more}

@@ -53,7 +53,7 @@ def cell(source: str = SOURCE, **values: object) -> Cell:
 
 
 def body(text: str) -> str:
-    """The file with another body of `wiring`."""
+    """Return the plugin file with another body of `wiring`."""
     return SOURCE.replace("return Wiring(in_norm=Norm(), skip=self.weight)", text)
 
 
@@ -142,7 +142,7 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package on the path that declares a scheme as an entry point."""
+    """Yield a package on the path that declares a scheme as an entry point."""
     (tmp_path / "stranger.py").write_text(SOURCE)
     facts = tmp_path / "stranger-1.2.dist-info"
     facts.mkdir()

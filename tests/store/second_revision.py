@@ -30,7 +30,7 @@ def of_revision_1(url: str, life: Life) -> dict[str, list[dict[str, Any]]]:
 
 
 def everything(engine: Engine) -> dict[str, list[dict[str, Any]]]:
-    """All rows of all tables by column, as they are stored."""
+    """Return all rows of all tables by column, as they are stored."""
     with engine.connect() as connection:
         names = sorted({*inspect(engine).get_table_names()} & {*Base.metadata.tables})
         selected = {name: connection.execute(text(f"SELECT * FROM {name}")).mappings() for name in names}
@@ -38,7 +38,7 @@ def everything(engine: Engine) -> dict[str, list[dict[str, Any]]]:
 
 
 def check_second_revision(url: str, life: Life) -> None:
-    """There and back with data in it: nothing that revision 0001 knew is lost, and nothing is read twice."""
+    """Upgrade and downgrade a filled database: no row of revision 0001 is lost, and none is read twice."""
     from alembic import command
 
     life.whole()

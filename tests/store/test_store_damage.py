@@ -24,7 +24,7 @@ DEEP = b'{"a":' * 100_000
 
 
 def line(body: bytes) -> bytes:
-    """A journal's line with the right checksum."""
+    """Return a journal's line with the right checksum."""
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -105,7 +105,7 @@ def test_skipped_attempts_are_named(connect: Connect, url: str, life: Life, harm
 
 @pytest.fixture
 def guarded() -> Iterator[Path]:
-    """A folder everyone can reach, whose folders are made readable again at the end."""
+    """Yield a world-readable folder, whose subfolders are made readable again at the end."""
     folder = Path(tempfile.mkdtemp(prefix="gpas-"))
     folder.chmod(0o777)
     yield folder

@@ -28,7 +28,7 @@ FIELDS = st.dictionaries(
 
 
 def written(path: Path, count: int) -> list[dict[str, Any]]:
-    """Makes a journal of `count` events, the same bytes every time."""
+    """Write a journal of `count` events, the same bytes every time."""
     events = [{"n": n, "t": 1760000000.5, "kind": "step", "step": n, "loss": 1.0 / (n + 1)} for n in range(count)]
     path.write_bytes(b"".join(encode(event) for event in events))
     return events

@@ -22,7 +22,7 @@ from gpas_cli.store.schema import VERSION_TABLE
 
 
 def grown(engine: Engine, life: Life) -> None:
-    """A database made bit by bit, out of order, with a damaged line, a requeue and an attempt that has not started."""
+    """Fill a database bit by bit: out of order, with a damaged line, a requeue and an attempt that has not started."""
     first, second = life.attempt(cell={"asked": "first"}), life.attempt(OTHER)
     life.start(second)
     sync(engine, life.runs, keys=[OTHER])

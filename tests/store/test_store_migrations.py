@@ -71,7 +71,7 @@ def test_models_and_migrations_make_the_same_tables(connect: Connect, url: str, 
         return {name: definitions(sql.replace('"', "")) for name, sql in rows if name != VERSION_TABLE}
 
     def definitions(sql: str) -> list[str]:
-        """The columns and constraints, and what is behind the closing bracket, in no particular order."""
+        """Return the columns and constraints, and the text after the closing bracket, in no particular order."""
         _, inner, options = re.split(r"(?s)^[^(]*\((.*)\)", sql)
         return sorted(part.strip() for part in [*re.split(r",(?![^(]*\))", inner), options])
 
@@ -81,7 +81,7 @@ def test_models_and_migrations_make_the_same_tables(connect: Connect, url: str, 
 
 @pytest.fixture
 def newer_program(connect: Connect, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The database of today's program, and a program that is one revision ahead of it."""
+    """Return the database of today's program, and a program that is one revision ahead of it."""
     connect(url).dispose()
     ahead = tmp_path / "migrations"
     shutil.copytree(packaged("migrations"), ahead, ignore=shutil.ignore_patterns("__pycache__"))

@@ -121,7 +121,7 @@ def test_an_id_that_cannot_be_read_is_one_message(connect: Connect, url: str, li
 
 @pytest.fixture
 def shown() -> Iterator[Path]:
-    """A folder that everyone may look into."""
+    """Yield a world-readable folder."""
     folder = Path(tempfile.mkdtemp(prefix="gpas-"))
     folder.chmod(0o755)
     yield folder

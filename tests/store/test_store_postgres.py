@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not BINARIES, reason="no Postgres server in /usr
 
 
 def server_user() -> str | None:
-    """Postgres refuses to run as root; None when this process is not root and can run it itself."""
+    """Return the user to run Postgres as, since it refuses to run as root; None if this process is not root."""
     if os.getuid() != 0:
         return None
     names = {user.pw_name for user in pwd.getpwall()}
@@ -43,7 +43,7 @@ def server_user() -> str | None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Path]:
-    """The folder of a running server's socket. In /tmp, because the path of a socket may have 107 bytes at most."""
+    """Yield the folder of a running server's socket, in /tmp because a socket's path has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="gpas-pg-", dir="/tmp"))
     user = server_user()
     data = folder / "data"
@@ -83,7 +83,7 @@ def wait_for(folder: Path, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture
 def url(server: Path) -> str:
-    """A new database on the server."""
+    """Return a new database on the server."""
     import psycopg
 
     name = f"results{time.monotonic_ns()}"

@@ -185,7 +185,7 @@ def test_a_writer_waits_for_another_and_then_fails(connect: Connect, url: str) -
 
 @pytest.fixture
 def unprivileged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder everyone can reach, in which this test then has only the rights that the files' modes give."""
+    """Yield a world-readable folder; afterwards restore root's permissions, if the test dropped them."""
     folder = Path(tempfile.mkdtemp(prefix="gpas-"))
     folder.chmod(0o755)
     yield folder

@@ -17,7 +17,7 @@ from gpas_cli.store.snapshot import git_facts, read_files, snapshot
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package in a checkout, with what lies beside it."""
+    """Return a package in a checkout, with other files beside it."""
     folder = tmp_path / "checkout" / "gpas_cli"
     (folder / "spec").mkdir(parents=True)
     (folder / "__init__.py").write_text("answer = 1\n")

@@ -53,7 +53,7 @@ def test_two_spikes_apart_are_two() -> None:
     assert [spike.step for spike in judge(series)] == [300, 311]
 
 
-def test_no_spike_is_reported_before_the_window_is_filled() -> None:
+def test_no_spike_is_reported_in_the_first_updates() -> None:
     assert judge([(9.0, 1.0), (3.0, 1.0), (8.0, 40.0), *healthy(200)]) == []
 
 

@@ -33,7 +33,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], noise: dic
     monkeypatch.setattr(matmul_precision, "_timed", product)
 
 
-def test_the_matmul_precision_applies_to_float32_only() -> None:
+def test_the_chosen_product_is_accurate_and_set() -> None:
     found = choose_matmul(SIZE, CPU)
     assert found.error <= TOLERANCE
     assert found.path == torch.get_float32_matmul_precision()

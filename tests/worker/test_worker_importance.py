@@ -25,7 +25,7 @@ LAYERS = CELL.model.size.layers
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project in which the cell is trained."""
+    """Return a project in which the cell is trained."""
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     trained = make_attempt(tmp_path / "runs", CELL.trained.key, facts_of(tmp_path, CELL, "pretrain"))

@@ -11,7 +11,7 @@ NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", types.
 
 
 def json_schema(document: type, *, closed: bool = False) -> dict[str, Any]:
-    """The JSON Schema of a document; a `closed` one allows no further fields, which a published one does."""
+    """Return the JSON Schema of a document; a `closed` one allows no further fields, which a published one does."""
     shared: dict[str, Any] = {}
     top = _object(document, shared, closed)
     return {"$schema": DRAFT, "title": document.__name__, **top, **({"$defs": shared} if shared else {})}

@@ -141,7 +141,7 @@ def test_a_held_job_has_no_expected_start(programs: Programs, runs: Path) -> Non
     assert [job.start for i in (0, 1) if (job := found.find(NAME, i))] == [1.9e9, 0.0]
 
 
-def test_answers_are_cached_and_older_cache_formats_are_ignored(runs: Path) -> None:
+def test_a_cache_of_another_format_is_ignored(runs: Path) -> None:
     path = queue._path(runs)
     path.write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": {"id": "7_0", "state": "RUNNING", "odd": 1}}}}))
     assert queue._load(runs) == queue.Queue()
