@@ -91,7 +91,7 @@ def run(cell: Cell, pairs: int, repeats: int) -> dict[str, Any]:
     loop = synthetic_loop(cell, padded=False)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.jsonl")
-        observer = Observer(cell, Monitoring(), loop.precision.device, journal)
+        observer = Observer(cell, Monitoring(), loop.precision.device, journal.append)
         for _ in range(5):
             observer.add(loop.update(observe=True))
         observer.settle()

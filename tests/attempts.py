@@ -10,7 +10,7 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.store.records import AttemptRecord, StageRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt
-from gpas_cli.store.structure import from_mapping
+from gpas_cli.structure import from_mapping
 
 STAGE: dict[str, Any] = {
     "stage": "pretrain", "key": "0" * 16, "cell": {}, "grid": "g", "name": "c", "axes": {},

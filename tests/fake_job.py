@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.store.journal import Journal
 
 asked: list[int] = []
@@ -33,20 +34,20 @@ if act == "exit":
     sys.exit(0)
 
 journal = Journal(directory / "journal.jsonl")
-journal("start", stage=attempt["stage"], key=attempt["key"], host=socket.gethostname(), pid=os.getpid())
+journal.append(Started(stage=attempt["stage"], key=attempt["key"], host=socket.gethostname(), pid=os.getpid()))
 with Path("ran.txt").open("a") as ran:
     words = (attempt["name"], attempt["number"], attempt["stage"], os.environ["CUDA_VISIBLE_DEVICES"] or "-")
     ran.write(" ".join(map(str, words)) + f" {time.time()}\n")
 
 
 def leave(outcome: str, code: int, cause: str = "") -> None:
-    journal("outcome", outcome=outcome, step=3, cause=cause, metrics={"perplexity": 7.5})
+    journal.append(Outcome(outcome=outcome, step=3, cause=cause, metrics={"perplexity": 7.5}))
     journal.close()
     sys.exit(code)
 
 
 if act == "progressing":
-    journal("checkpoint", step=attempt["number"])
+    journal.append(Checkpoint(step=attempt["number"]))
 if act == "killed" or (act == "progressing" and attempt["number"] < 3):
     journal.close()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -54,13 +55,13 @@ if act == "killed" or (act == "progressing" and attempt["number"] < 3):
 step = 0
 while act in ("wait", "stubborn") and not Path("go").exists():
     step += 1
-    journal("step", step=step, steps=1000, loss=5.0 - step / 1000, lr=1e-3, tokens_per_second=1e4)
+    journal.append(Step(step=step, steps=1000, loss=5.0 - step / 1000, lr=1e-3, tokens_per_second=1e4))
     if asked:
         cancelled = (directory / "cancel.json").exists()
         leave("cancelled" if cancelled else "interrupted", 130 if cancelled else 75)
     time.sleep(0.02)
 
-journal("step", step=3, steps=3, loss=4.5, lr=1e-3, grad_norm=1.0, tokens_per_second=1e4, tokens=300)
+journal.append(Step(step=3, steps=3, loss=4.5, lr=1e-3, grad_norm=1.0, tokens_per_second=1e4, tokens=300))
 if act == "fail":
     leave("failed", 1, "no luck")
 leave("diverged" if act == "diverged" else "done", 0)

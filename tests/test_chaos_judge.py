@@ -16,6 +16,7 @@ from chaos_kit.plan import read as read_steps
 from chaos_kit.processes import Life, Process
 from chaos_kit.records import Attempt, values
 
+from gpas_cli.events import Outcome, Step
 from gpas_cli.store.journal import Journal
 
 KEY, OTHER = "a" * 16, "b" * 16
@@ -220,8 +221,8 @@ def test_attempts_are_read_from_their_directories(tmp_path: Path) -> None:
 
     directory = make_attempt(tmp_path, KEY, {"stage": "pretrain"})
     journal = Journal(directory.journal_path)
-    journal("step", step=1, loss=4.5)
-    journal("outcome", outcome="done", step=1, cause="", metrics={"loss": 1.5, "train_seconds": 3.0})
+    journal.append(Step(step=1, loss=4.5))
+    journal.append(Outcome(outcome="done", step=1, cause="", metrics={"loss": 1.5, "train_seconds": 3.0}))
     journal.close()
     (found,) = read_attempts(tmp_path)
     assert found.decided() == "done"

@@ -143,9 +143,10 @@ def test_why_lists_the_spikes_of_all_attempts(toy: Toy) -> None:
 
 
 def append(journal: Path, **event: object) -> None:
+    from gpas_cli.events import Outcome, event_of
     from gpas_cli.store.journal import Journal
 
     with_events = Journal(journal)
-    with_events(str(event.pop("kind")), **event)
-    with_events("outcome", outcome="done", step=30, cause="", metrics={"perplexity": 9.0})
+    with_events.append(event_of(event))
+    with_events.append(Outcome(outcome="done", step=30, cause="", metrics={"perplexity": 9.0}))
     with_events.close()

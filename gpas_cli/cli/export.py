@@ -9,11 +9,9 @@ import typer
 
 from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json, project
 from gpas_cli.errors import GpasError
+from gpas_cli.events import TextFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from gpas_cli.evaluate.card import TrainingOrigin
     from gpas_cli.evaluate.export import ExportReport
     from gpas_cli.grid.entry import Entry
@@ -63,7 +61,7 @@ def export(
         options,
         cache=here.cache,
         root=here.config.parent,
-        tokenizer=text.get("tokenizer"),
+        tokenizer=text.tokenizer,
         origin=_origin(entry, trained, text),
         notify=lambda message: console().print(f"{message} ...", style="dim", markup=False) if not as_json else None,
     )
@@ -88,7 +86,7 @@ def _checkpoint(entry: Entry) -> Path:
     raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
 
 
-def _origin(entry: Entry, trained: Path, text: Mapping[str, Any]) -> TrainingOrigin:
+def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
     """Return the code version recorded by the attempt that wrote the checkpoint `trained`."""
     from gpas_cli.evaluate.card import TrainingOrigin
     from gpas_cli.store.rundir import AttemptDir

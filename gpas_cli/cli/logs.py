@@ -6,10 +6,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from gpas_cli.words import date_and_time
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.store.journal import Line
     from gpas_cli.store.rundir import AttemptDir
 
 ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
@@ -145,10 +146,10 @@ class AttemptLog:
         """Yield the new lines: a heading, events, the output of the process, and the outcome at the end."""
         yield from self._heading()
         outcome: list[str] = []
-        for event in self._events():
+        for found in self._found():
             yield from outcome  # not the last one: the job was started again in the same directory
-            outcome = self._lines(event) if event["kind"] == "outcome" else []
-            yield from () if outcome else self._lines(event)
+            outcome = self._lines(found) if found.kind == "outcome" else []
+            yield from () if outcome else self._lines(found)
         yield from self._printed(whole)
         yield from outcome
 
@@ -170,18 +171,18 @@ class AttemptLog:
             yield f"==> {self.kind} {self.attempt.key}, attempt {self.attempt.number}: {self.attempt.path}"
         self.headed = True
 
-    def _events(self) -> Iterator[Mapping[str, Any]]:
+    def _found(self) -> Iterator[Line]:
         from gpas_cli.store.journal import stretches
 
         for found, offset, _ in stretches(self.attempt.journal_path, self.journal):
             self.journal = offset
             yield from found
 
-    def _lines(self, event: Mapping[str, Any]) -> list[str]:
+    def _lines(self, found: Line) -> list[str]:
         if self.raw:
-            return [json.dumps(event)]
-        at = date_and_time(event["t"])
-        return [f"{at}  {text}" for text in line(event).splitlines()]
+            return [json.dumps(found.values)]
+        at = date_and_time(found.t)
+        return [f"{at}  {text}" for text in line(found.event).splitlines()]
 
     def _printed(self, whole: bool) -> Iterator[str]:
         """Yield the output of the process, each line after a bar."""

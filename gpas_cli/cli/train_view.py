@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.cli.events import line, measured
 from gpas_cli.cli.progress_view import PlainReporter, headline, live_view, sparkline
+from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gpas_cli.store.rundir import AttemptDir
 
 NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
-SHOWN = ("start", "step", "outcome")  # events that the first line, the numbers and the last line show already
+SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
 
 
 @contextmanager
@@ -71,11 +72,11 @@ class TrainReporter(PlainReporter):
         if self._attempt is None:
             return
         try:
-            events, self._offset, _ = read(self._attempt.journal_path, self._offset)
+            lines, self._offset, _ = read(self._attempt.journal_path, self._offset)
         except OSError:
             return
-        for event in events:
-            text = line(event) if event["kind"] not in SHOWN else ""
+        for found in lines:
+            text = line(found.event) if not isinstance(found.event, SHOWN) else ""
             if text:
                 self.say(text)
 
@@ -85,7 +86,7 @@ def numbers(progress: Progress) -> str:
     if progress.step is None:
         return progress.phase
     left = [f"{stopwatch(progress.eta)} left"] if progress.eta else []
-    return "  ".join([*measured(vars(progress)), *left])
+    return "  ".join([*measured(progress), *left])
 
 
 def waiting(board: RunSnapshot) -> str:

@@ -14,6 +14,7 @@ from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.sources import open_source
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
 from gpas_cli.errors import DataError
+from gpas_cli.events import TextFacts
 from gpas_cli.spec.data import Data
 
 
@@ -52,18 +53,18 @@ class Corpus:
         found = {split: getattr(self, split).newly_verified() for split in SPLITS}
         return {split: shards for split, shards in found.items() if shards}
 
-    def facts(self) -> dict[str, str | int]:
-        """Return what the journal records about the text. Results are comparable only if the fingerprints are equal."""
-        return {
-            "source": self.source,
-            "fingerprint": self.survey.fingerprint,
-            "validation_fingerprint": self.survey.validation_fingerprint,
-            "tokenizer": self.tokenizer.identity,
-            "train_tokens": self.train_totals.tokens,
-            "validation_tokens": self.validation_totals.tokens,
-            "train_documents": self.train_totals.documents,
-            "validation_documents": self.validation_totals.documents,
-        }
+    def facts(self) -> TextFacts:
+        """Return what the journal records about the text, without its usage."""
+        return TextFacts(
+            source=self.source,
+            fingerprint=self.survey.fingerprint,
+            validation_fingerprint=self.survey.validation_fingerprint,
+            tokenizer=self.tokenizer.identity,
+            train_tokens=self.train_totals.tokens,
+            validation_tokens=self.validation_totals.tokens,
+            train_documents=self.train_totals.documents,
+            validation_documents=self.validation_totals.documents,
+        )
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,6 @@ class TextUsage:
         """The validation tokens that the cell asks for."""
         return self.data.eval_tokens
 
-    def facts(self) -> dict[str, float | int | None]:
-        """Return what the journal records."""
-        return {"epochs": self.epochs, "cut": self.cut, "validation_targets": self.targets}
-
     def warnings(self) -> list[str]:
         """Return what the user may not expect, as sentences. The cut of C4 is expected, as in the papers."""
         about = "about " if self.estimated else ""

@@ -13,6 +13,7 @@ import yaml
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
+from gpas_cli.events import TextFacts
 from gpas_cli.printable import one_line
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
@@ -30,7 +31,7 @@ class TrainingOrigin:
     code: str = ""
     commit: str = ""
     dirty: bool = False
-    text: Mapping[str, Any] = field(default_factory=dict)  # the journalled facts about the text
+    text: TextFacts = field(default_factory=TextFacts)  # the journalled facts about the text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +138,9 @@ def _training(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str
         "precision": f"{cell.precision}; these weights are {facts.dtype}",
         "seed": str(cell.seed),
         "text": f"{source}, layout {data.layout}",
-        "text fingerprint": f"`{text['fingerprint']}`" if "fingerprint" in text else "",
-        "validation fingerprint": f"`{text['validation_fingerprint']}`" if "validation_fingerprint" in text else "",
-        "tokenizer": f"`{text['tokenizer']}`" if "tokenizer" in text else "",
+        "text fingerprint": f"`{text.fingerprint}`" if text.fingerprint else "",
+        "validation fingerprint": f"`{text.validation_fingerprint}`" if text.validation_fingerprint else "",
+        "tokenizer": f"`{text.tokenizer}`" if text.tokenizer else "",
         "code version": f"`{origin.code}`" if origin.code else "",
         "git commit": commit,
     }

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -29,33 +29,17 @@ from torch import nn
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.evaluate.angular import SERIES, AngularDistance
+from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, Step, Stop, silent
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
-from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import prepare_text, record_verified
 
 WHOLE = 0  # the `layer` of a measurement without a removal
-
-
-@dataclass(frozen=True)
-class Removal:
-    """One measurement: the network without layer `layer` = 1, 2, ..., or with all layers if `layer` is WHOLE.
-
-    loss: nats per token. distances: the series of angular distances, of the whole network only. checkpoint, text: what
-    was measured on which text; measurements with others cannot be compared. rows: rows computed at once.
-    """
-
-    layer: int
-    loss: float
-    checkpoint: str
-    text: str
-    rows: int
-    distances: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -90,7 +74,7 @@ def measure(
     precision = Precision(cell.precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
     position = checkpoint.load(trained, cell.trained.key, network, None, world)
-    emit("phase", name="removing layers")
+    emit(Phase("removing layers"))
     measuring = _Measuring.prepare(cell, network, corpus, precision, world, _identity(trained), earlier)
     layers = cell.model.size.layers
     for layer in measuring.missing():
@@ -98,11 +82,11 @@ def measure(
             return Outcome(leave, len(measuring.removals))
         removal = measuring.measure(layer)
         record_verified(corpus, emit)
-        emit("removal", **asdict(removal))
+        emit(removal)
         if layer != WHOLE:
-            emit("step", step=layer, steps=layers, loss=removal.loss)
+            emit(Step(layer, steps=layers, loss=removal.loss))
     series = measuring.series()
-    emit("layers", step=position.step, values=series)
+    emit(Layers(position.step, series))
     metrics = {"loss": measuring.removals[WHOLE].loss, **_metrics(series)}
     return Outcome("done", layers, metrics={**metrics, "seconds": time.perf_counter() - began})
 
@@ -149,7 +133,7 @@ class _Measuring:
     ) -> _Measuring:
         """Read the batches, and take over the measurements of `earlier` on the same checkpoint and text."""
         facts = corpus.facts()
-        text = f"{facts['validation_fingerprint']} {facts['tokenizer']}"
+        text = f"{facts.validation_fingerprint} {facts.tokenizer}"
         found = world.broadcast([one for one in earlier if (one.checkpoint, one.text) == (checkpoint, text)])
         # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
         fitting = micro_batch_rows(cell, precision, processes=world.size)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Started, Step
 from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.speed import Shape, measured, shape
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.flops import flops_per_token
-from gpas_cli.state.progress import number
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, all_attempts
@@ -167,8 +167,9 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
 
 
 def _attempt_shape(attempt: AttemptDir, asked: AttemptRecord) -> Shape:
-    events, _, _ = read(attempt.journal_path, limit=4096)
-    devices = [str(event["device"]) for event in events if event.get("kind") == "start" and event.get("device")]
+    lines, _, _ = read(attempt.journal_path, limit=4096)
+    events = (line.event for line in lines)
+    devices = [event.device for event in events if isinstance(event, Started) and event.device]
     return shape(asked.cell, devices[0] if devices else "", len(asked.devices))
 
 
@@ -178,6 +179,7 @@ def _positions(cell: Mapping[str, Any]) -> int:
 
 
 def _seconds_per_step(attempt: AttemptDir) -> float | None:
-    lines = [event for event in tail(attempt.journal_path, 16384) if event.get("kind") == "step"]
-    times = [time for line in lines if (time := number(line.get("seconds_per_step"))) and 0 < time < 1e6]
+    events = (line.event for line in tail(attempt.journal_path, 16384))
+    times = [event.seconds_per_step or 0.0 for event in events if isinstance(event, Step)]
+    times = [seconds for seconds in times if 0 < seconds < 1e6]
     return statistics.median(times) if times else None

@@ -143,8 +143,8 @@ def _end(attempt: AttemptDir) -> float:
         ended = attempt.read_exit().t
         if ended is not None:
             return ended
-    events = tail(attempt.journal_path, LAST_EVENT_BYTES)
-    return float(events[-1]["t"]) if events else attempt.attempt_path.stat().st_mtime
+    lines = tail(attempt.journal_path, LAST_EVENT_BYTES)
+    return lines[-1].t if lines else attempt.attempt_path.stat().st_mtime
 
 
 def _spent(seconds: float, devices: Sequence[str]) -> Usage:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
+from gpas_cli.events import Phase
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.store.journal import read
@@ -140,11 +141,12 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _computed(directory: AttemptDir) -> dict[str, Any]:
     """Return how the attempt's training computes; {} for other stages or if the journal cannot be read."""
     try:
-        events, _, _ = read(directory.journal_path, limit=_HEAD_BYTES)
+        lines, _, _ = read(directory.journal_path, limit=_HEAD_BYTES)
     except OSError:
         return {}
-    phases = (event for event in events if event["kind"] == "phase" and event.get("name") == "training")
-    return {name: value for name, value in next(phases, {}).items() if name in _COMPUTED}
+    events = (line.event for line in lines)
+    began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
+    return {name: value for name in _COMPUTED if (value := getattr(began, name, None)) is not None}
 
 
 def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.logs import last_line
-from gpas_cli.state.progress import Event, checkpoint_step, progress
+from gpas_cli.state.progress import checkpoint_step, progress
 from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.submitters import SILENCE_SECONDS
-from gpas_cli.store.journal import tail
+from gpas_cli.store.journal import Line, tail
 from gpas_cli.store.records import ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record
 
@@ -29,35 +30,38 @@ NEWEST = {"step": 32, "layers": 1, "scoring": 32}  # the number of events of eac
 
 def conclude(attempt: AttemptDir) -> StageStatus:
     """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
-    events = tail(attempt.journal_path, OUTCOME_BYTES)
-    told = outcome(events)
+    lines = tail(attempt.journal_path, OUTCOME_BYTES)
+    told = outcome(lines)
     if told is None:
-        events = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
-        told = outcome(events)
-    found = _from_outcome(told) if told else _from_process(attempt, events)
+        lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
+        told = outcome(lines)
+    found = _from_outcome(told) if told else _from_process(attempt, lines)
     if told is None and found.state != "running":
         # The process may have written its outcome and exited between the reading of the journal and of the lock.
-        events = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
-        told = outcome(events)
+        lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
+        told = outcome(lines)
         found = _from_outcome(told) if told else found
     made = None if found.state in RESULTS else attempt.read_attempt().slurm
     return replace(
-        found, progress=progress(events), age=_age(events, found.age), attempt=attempt.number, directory=attempt.path,
+        found, progress=progress(lines), age=_age(lines, found.age), attempt=attempt.number, directory=attempt.path,
         submission=made.submission if made else "",
     )  # fmt: skip
 
 
-def outcome(events: Sequence[Event]) -> Event | None:
+def outcome(lines: Sequence[Line]) -> Outcome | Malformed | None:
     """Return the outcome at the end of a journal, None without one. Warnings after it are ignored; any other event
     revokes it."""
-    last = next((event for event in reversed(events) if event.get("kind") != "warning"), None)
-    return last if last is not None and last.get("kind") == "outcome" else None
+    events = (line.event for line in reversed(lines))
+    last = next((event for event in events if not isinstance(event, Warned)), None)
+    if isinstance(last, Malformed):
+        return last if last.name == "outcome" else None
+    return last if isinstance(last, Outcome) else None
 
 
 def final_step(attempt: AttemptDir) -> int | None:
     """Return the number of updates, or other steps, of an attempt that is done; None for any other attempt."""
     found = outcome(tail(attempt.journal_path, PROGRESS_BYTES))
-    return int(found["step"]) if found is not None and found.get("outcome") == "done" else None
+    return found.step if isinstance(found, Outcome) and found.outcome == "done" else None
 
 
 def resumable(runs: Path, key: str) -> int | None:
@@ -78,35 +82,36 @@ def conclude_or_unknown(attempt: AttemptDir) -> StageStatus:
         return StageStatus(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
 
 
-def _from_outcome(event: Event) -> StageStatus:
-    state = str(event.get("outcome"))
+def _from_outcome(event: Outcome | Malformed) -> StageStatus:
+    if isinstance(event, Malformed):
+        return StageStatus(state="unknown", evidence=f"the journal ends in a malformed outcome: {event.problem}")
+    state = event.outcome
     if state not in OUTCOMES:
         return StageStatus(
             state="unknown", evidence=f"the journal ends in an outcome this version does not know: {state!r}"
         )
-    metrics = event.get("metrics")
     return StageStatus(
         state=state,
         outcome=state,
         evidence="outcome in the journal",
         source="outcome",
-        cause=str(event.get("cause") or ""),
-        metrics=metrics if isinstance(metrics, Mapping) else {},
+        cause=event.cause,
+        metrics=event.metrics,
     )
 
 
-def _from_process(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
+def _from_process(attempt: AttemptDir, lines: Sequence[Line]) -> StageStatus:
     if attempt.exit_path.exists():
         return _from_exit(attempt, attempt.read_exit())
     held = locks.probe(alive_path(attempt))
     if held is Lock.HELD:
-        doing = "" if events else ", no event yet"
+        doing = "" if lines else ", no event yet"
         evidence = f"its process holds alive.lock{doing}"
         return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(attempt))
-    here = host(attempt, events) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
+    here = host(attempt, lines) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
     if here and held is not Lock.UNKNOWABLE:
         return _ended(attempt, "the process ended without an outcome, and its exit was not recorded", "lock")
-    return _from_silence(attempt, events)
+    return _from_silence(attempt, lines)
 
 
 def _from_exit(attempt: AttemptDir, seen: ExitRecord) -> StageStatus:
@@ -134,18 +139,19 @@ def _ended(attempt: AttemptDir, evidence: str, source: str) -> StageStatus:
     return StageStatus(state="interrupted", evidence=evidence, age=_since_created(attempt), source=source)
 
 
-def _from_silence(attempt: AttemptDir, events: Sequence[Event]) -> StageStatus:
-    age = _age(events, _since_created(attempt)) or 0.0
-    where = host(attempt, events) or "a host that is not recorded"
+def _from_silence(attempt: AttemptDir, lines: Sequence[Line]) -> StageStatus:
+    age = _age(lines, _since_created(attempt)) or 0.0
+    where = host(attempt, lines) or "a host that is not recorded"
     state = "running" if age < SILENCE_SECONDS else "unknown"
     evidence = f"events from {where}, whose locks are not seen here"
     return StageStatus(state=state, evidence=evidence, age=age, source="silence")
 
 
-def host(attempt: AttemptDir, events: Sequence[Event]) -> str:
+def host(attempt: AttemptDir, lines: Sequence[Line]) -> str:
     """Return the host that the attempt's process runs on, "" if unknown."""
-    started = [str(event["host"]) for event in events if event.get("kind") == "start" and event.get("host")]
-    return started[-1] if started else attempt.read_attempt().submitter.host
+    events = (line.event for line in lines)
+    hosts = [event.host for event in events if isinstance(event, Started) and event.host]
+    return hosts[-1] if hosts else attempt.read_attempt().submitter.host
 
 
 def _boot(attempt: AttemptDir) -> str:
@@ -170,9 +176,8 @@ def lives(attempt: AttemptDir) -> bool:
     return locks.probe(alive_path(attempt)) is Lock.HELD
 
 
-def _age(events: Sequence[Event], otherwise: float | None) -> float | None:
-    times = [float(event["t"]) for event in events[-1:] if isinstance(event.get("t"), int | float)]
-    return max(0.0, time.time() - times[0]) if times else otherwise
+def _age(lines: Sequence[Line], otherwise: float | None) -> float | None:
+    return max(0.0, time.time() - lines[-1].t) if lines else otherwise
 
 
 def _since_created(attempt: AttemptDir) -> float:
@@ -183,16 +188,16 @@ def attempts_without_progress(runs: Path, key: str) -> int:
     """Return how many of the stage's newest attempts in a row made no progress beyond the earlier ones."""
     best, count = 0, 0
     for attempt in rerun.deciding(runs, key):
-        events = _last_events(attempt)
-        reached = checkpoint_step(events) or 0
+        lines = _last_lines(attempt)
+        reached = checkpoint_step(lines) or 0
         # What an earlier attempt has measured is not measured again.
-        measured = any(event.get("kind") in ("score", "removal") for event in events)
+        measured = any(isinstance(line.event, Score | Removal) for line in lines)
         count = 0 if reached > best or measured else count + 1
         best = max(best, reached)
     return count
 
 
-def _last_events(attempt: AttemptDir) -> Sequence[Event]:
+def _last_lines(attempt: AttemptDir) -> Sequence[Line]:
     with suppress(OSError):
         return tail(attempt.journal_path, PROGRESS_BYTES)
     return ()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import GpasError
+from gpas_cli.events import TextFacts
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import final_step
 from gpas_cli.store.journal import read
@@ -39,14 +38,14 @@ def last_checkpoint(runs: Path, key: str) -> Path:
     )
 
 
-def text_of(checkpoint: Path) -> Mapping[str, Any]:
-    """Return the journalled facts about the text of `checkpoint` (fingerprints, tokenizer), {} if there are none.
+def text_of(checkpoint: Path) -> TextFacts:
+    """Return the journalled facts about the text of `checkpoint`; they are empty if the journal has none.
 
     Raises OSError if the journal cannot be read.
     """
-    events, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
-    known = [event for event in events if event["kind"] == "data" and "tokenizer" in event]
-    return known[-1] if known else {}
+    lines, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
+    events = (line.event for line in reversed(lines) if line.kind == "data")
+    return next((event for event in events if isinstance(event, TextFacts) and event.tokenizer), TextFacts())
 
 
 def checkpoint_code(runs: Path, key: str) -> str:

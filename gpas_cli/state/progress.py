@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Event = Mapping[str, Any]
+from gpas_cli.events import Checkpoint, Phase, Scoring, Spike, Started, Step
+from gpas_cli.store.journal import Line
 
 
 @dataclass(frozen=True)
@@ -41,95 +41,79 @@ class Progress:
         return f"{self.phase} {math.floor(100 * (self.step or 0) / (self.steps or 1))} %"
 
 
-def progress(events: Sequence[Event]) -> Progress | None:
-    """Return the progress from the last events of a journal since its last start, None if they contain none."""
-    events = _since_start(events)
-    lines = [event for event in events if event.get("kind") == "step"]
-    phases = [str(event.get("name", "")) for event in events if event.get("kind") == "phase"]
-    scoring = [event for event in events if event.get("kind") == "scoring"]
+def progress(lines: Sequence[Line]) -> Progress | None:
+    """Return the progress from the last lines of a journal since its last start, None if they contain none."""
+    lines = _since_start(lines)
+    events = [line.event for line in lines]
+    phases = [event.name for event in events if isinstance(event, Phase)]
+    steps = [(line.t, line.event) for line in lines if isinstance(line.event, Step)]
+    scoring = [(line.t, line.event) for line in lines if isinstance(line.event, Scoring)]
     if scoring:
         return _scoring(scoring)
-    if not lines:
-        return Progress(phase=phases[-1], saved=checkpoint_step(events)) if phases else None
-    last = lines[-1]
+    if not steps:
+        return Progress(phase=phases[-1], saved=checkpoint_step(lines)) if phases else None
+    last = steps[-1][1]
     return Progress(
         phase=phases[-1] if phases else "training",
-        step=_whole(last.get("step")),
-        steps=_whole(last.get("steps")),
-        loss=number(last.get("loss")),
-        lr=number(last.get("lr")),
-        tokens_per_second=number(last.get("tokens_per_second")),
-        losses=tuple(loss for line in lines if (loss := number(line.get("loss"))) is not None),
-        eta=_eta(lines),
-        grad_norm=number(last.get("grad_norm")),
-        mfu=number(last.get("mfu")),
-        memory=number(last.get("memory")),
-        spikes=sum(event.get("kind") == "spike" for event in events),
-        saved=checkpoint_step(events),
+        step=last.step,
+        steps=last.steps,
+        loss=last.loss,
+        lr=last.lr,
+        tokens_per_second=last.tokens_per_second,
+        losses=tuple(step.loss for _, step in steps if step.loss is not None),
+        eta=_eta(steps),
+        grad_norm=last.grad_norm,
+        mfu=last.mfu,
+        memory=last.memory,
+        spikes=sum(isinstance(event, Spike) for event in events),
+        saved=checkpoint_step(lines),
     )
 
 
-def _scoring(events: Sequence[Event]) -> Progress:
-    """Return the progress of a stage that scores tasks, from its last events of kind `scoring`."""
-    last = events[-1]
-    share = _share(last)
+def _scoring(events: Sequence[tuple[float, Scoring]]) -> Progress:
+    """Return the progress of a stage that scores tasks, from its last events of that kind with their times."""
+    last = events[-1][1]
     return Progress(
-        phase=f"{last.get('task')} ({last.get('place')} of {last.get('tasks')})",
-        step=_whole(last.get("done")),
-        steps=_whole(last.get("total")),
-        share=share,
+        phase=f"{last.task} ({last.place} of {last.tasks})",
+        step=last.done,
+        steps=last.total,
+        share=_share(last),
         eta=_eta_of_share(events),
     )
 
 
-def _share(event: Event) -> float | None:
+def _share(event: Scoring) -> float | None:
     """Return the fraction of all tasks that is done, if each takes as long as the others."""
-    place, tasks, done, total = (number(event.get(name)) for name in ("place", "tasks", "done", "total"))
-    if place is None or tasks is None or done is None or not tasks or not total:
+    if not event.tasks or not event.total:
         return None
-    return (place - 1 + done / total) / tasks
+    return (event.place - 1 + event.done / event.total) / event.tasks
 
 
-def _eta_of_share(events: Sequence[Event]) -> float | None:
-    (first, last), times = (
-        [_share(event) for event in (events[0], events[-1])],
-        [number(events[i].get("t")) for i in (0, -1)],
-    )
-    if first is None or last is None or times[0] is None or times[1] is None or last <= first:
+def _eta_of_share(events: Sequence[tuple[float, Scoring]]) -> float | None:
+    began, first = events[0]
+    now, last = events[-1]
+    before = _share(first)
+    after = _share(last)
+    if before is None or after is None or after <= before:
         return None
-    return (1 - last) * (times[1] - times[0]) / (last - first)
+    return (1 - after) * (now - began) / (after - before)
 
 
-def number(value: Any) -> float | None:
-    """Return a journalled number, including "nan" and "inf"; None for anything else."""
-    try:
-        return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None
+def checkpoint_step(lines: Sequence[Line]) -> int | None:
+    """Return the step of the newest checkpoint in the lines, None if there is none."""
+    newest = (line.event for line in reversed(lines))
+    return next((event.step for event in newest if isinstance(event, Checkpoint)), None)
 
 
-def checkpoint_step(events: Sequence[Event]) -> int | None:
-    """Return the step of the newest checkpoint in the events, None if there is none."""
-    steps = [_whole(event.get("step")) for event in events if event.get("kind") == "checkpoint"]
-    return next((step for step in reversed(steps) if step is not None), None)
+def _since_start(lines: Sequence[Line]) -> Sequence[Line]:
+    starts = [i for i, line in enumerate(lines) if isinstance(line.event, Started)]
+    return lines[starts[-1] :] if starts else lines
 
 
-def _since_start(events: Sequence[Event]) -> Sequence[Event]:
-    starts = [i for i, event in enumerate(events) if event.get("kind") == "start"]
-    return events[starts[-1] :] if starts else events
-
-
-def _eta(lines: Sequence[Event]) -> float | None:
+def _eta(steps: Sequence[tuple[float, Step]]) -> float | None:
     """Return the seconds to the last step, at the rate between the first and the last log line; None if unknown."""
-    first, last = lines[0], lines[-1]
-    values = [number(event.get(name)) for event in (first, last) for name in ("step", "t")]
-    steps = number(last.get("steps"))
-    if steps is None or None in values:
+    began, first = steps[0]
+    now, last = steps[-1]
+    if last.steps is None or last.step <= first.step or now <= began:
         return None
-    step0, t0, step1, t1 = (float(value) for value in values if value is not None)
-    pace = (t1 - t0) / (step1 - step0) if step1 > step0 and t1 > t0 else math.nan
-    return None if math.isnan(pace) else max(0.0, steps - step1) * pace
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return max(0, last.steps - last.step) * (now - began) / (last.step - first.step)

@@ -89,11 +89,11 @@ def _survey(path: Path) -> _Survey:
         offset = end
         events += len(found)
         damaged += bad
-        for event in found:
-            if spans and event["n"] == spans[-1][1]:
+        for line in found:
+            if spans and line.n == spans[-1][1]:
                 spans[-1][1] += 1
             else:
-                spans.append([event["n"], event["n"] + 1])
+                spans.append([line.n, line.n + 1])
     return _Survey(events, offset, damaged, _lost(spans))
 
 

@@ -229,7 +229,7 @@ def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
     return len(gone)
 
 
-def _read(attempt: AttemptDir, offset: int, limit: int | None = None) -> tuple[list[dict[str, Any]], int, int]:
+def _read(attempt: AttemptDir, offset: int, limit: int | None = None) -> tuple[list[journal.Line], int, int]:
     try:
         return journal.read(attempt.journal_path, offset, journal.STRETCH_BYTES if limit is None else limit)
     except OSError as error:

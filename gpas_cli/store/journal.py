@@ -4,8 +4,9 @@
 
     9c1f0a3e {"n":7,"t":1760000000.0,"kind":"step","step":10,"loss":4.5}
 
-`n` counts the events of a journal from 0, so that a gap shows how many were lost; `t` is unix time. The checksum limits
-damage: a torn tail, a flipped bit or a block of zeros after a power cut invalidates only the lines that it touches.
+`n` counts the events of a journal from 0, so that a gap shows how many were lost; `t` is unix time; `gpas_cli.events`
+has the kinds and their fields. The checksum limits damage: a torn tail, a flipped bit or a block of zeros after a power
+cut invalidates only the lines that it touches.
 JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf", which `float()` accepts.
 """
 
@@ -21,21 +22,69 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gpas_cli.events import (
+    ENVELOPE,
+    Checkpoint,
+    Evaluation,
+    Event,
+    Layers,
+    Outcome,
+    Removal,
+    Score,
+    Started,
+    Step,
+    Warned,
+    event_of,
+    fields_of,
+)  # fmt: skip
 from gpas_cli.files import open_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
-EXPENDABLE = ("step", "layers")  # kinds that are dropped first beyond the limit: frequent and least important
-RESERVED = frozenset({"n", "t"})
+EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
 # Rare; fsync shows them on other hosts at once.
-SYNCED = frozenset({"start", "evaluation", "checkpoint", "removal", "score", "outcome"})
+SYNCED = (Started, Evaluation, Checkpoint, Removal, Score, Outcome)
+
+
+class Line:
+    """A line of a journal: the number, the time and the kind of an event, and the event.
+
+    The event is decoded when it is first used, because many readers need one kind of many. `values` is the JSON object.
+    """
+
+    __slots__ = ("_event", "values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self._event: Event | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of the event in its journal, from 0."""
+        return int(self.values["n"])
+
+    @property
+    def t(self) -> float:
+        """The unix time at which the event was appended."""
+        return float(self.values["t"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.values["kind"])
+
+    @property
+    def event(self) -> Event:
+        """The event; `Unknown` or `Malformed` if this version cannot read it."""
+        if self._event is None:
+            self._event = event_of(self.values)
+        return self._event
 
 
 class Journal:
-    """The writer of a journal. Calling it appends an event.
+    """The writer of a journal.
 
-    Raises OSError if the file cannot be opened, before any training is done. Later calls do not raise OSError: events
+    Raises OSError if the file cannot be opened, before any training is done. `append` does not raise OSError: events
     that cannot be written are kept in memory (`pending`, at most PENDING_LIMIT) and retried at every call. Dropped
     events are counted in `dropped` and journalled as a warning once the disk accepts writes again.
     """
@@ -43,7 +92,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0
-        self._pending: list[tuple[str, bytes]] = []
+        self._pending: list[tuple[Event, bytes]] = []
         self._reported = 0
         self._lost: OSError | None = None
         self._n = _next_number(path)
@@ -55,16 +104,16 @@ class Journal:
         """The number of events in memory that are not yet on disk."""
         return len(self._pending)
 
-    def __call__(self, kind: str, **fields: Any) -> None:
-        """Append one event. Raises TypeError for values that JSON cannot represent, ValueError after `close`."""
+    def append(self, event: Event) -> None:
+        """Append an event. Raises TypeError for values that JSON cannot represent, ValueError after `close`."""
         if self._fd < 0:
             raise ValueError(f"{self.path}: the journal is closed")
-        self._append(kind, fields)
+        self._keep(event)
         try:
             self._flush()
         except OSError:
             self._shed()
-        if kind in SYNCED:
+        if isinstance(event, SYNCED):
             self._sync()
 
     def close(self) -> None:
@@ -87,11 +136,13 @@ class Journal:
         if self._lost is not None:
             raise self._lost
 
-    def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if not RESERVED.isdisjoint(fields):
-            raise TypeError(f"{', '.join(sorted(RESERVED & set(fields)))}: written by the journal itself")
-        event = {"n": self._n, "t": time.time(), "kind": kind} | {name: plain(value) for name, value in fields.items()}
-        self._pending.append((kind, encode(event)))
+    def _keep(self, event: Event) -> None:
+        """Add an event to those that are to be written."""
+        fields = fields_of(event)
+        if not ENVELOPE.isdisjoint(fields):
+            raise TypeError(f"{', '.join(sorted(ENVELOPE & set(fields)))}: written by the journal itself")
+        values = {"n": self._n, "t": time.time(), "kind": event.kind}
+        self._pending.append((event, encode(values | {name: plain(value) for name, value in fields.items()})))
         self._n += 1
 
     def _flush(self) -> None:
@@ -101,8 +152,7 @@ class Journal:
         if self.dropped > self._reported:
             lost = self.dropped - self._reported
             self._reported = self.dropped
-            message = f"{lost} events were lost while the disk refused writes"
-            self._append("warning", {"message": message, "dropped": lost})
+            self._keep(Warned(f"{lost} events were lost while the disk refused writes", dropped=lost))
             self._flush()
 
     def _write(self, line: bytes) -> None:
@@ -116,7 +166,7 @@ class Journal:
 
     def _shed(self) -> None:
         while len(self._pending) > PENDING_LIMIT:
-            expendable = (i for i, (kind, _) in enumerate(self._pending) if kind in EXPENDABLE)
+            expendable = (i for i, (event, _) in enumerate(self._pending) if isinstance(event, EXPENDABLE))
             del self._pending[next(expendable, 0)]
             self.dropped += 1
 
@@ -127,12 +177,12 @@ class Journal:
             self._lost = self._lost or error
 
 
-def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int, int]:
-    """Return (events from byte `offset` on, offset for the next call, number of damaged lines).
+def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[Line], int, int]:
+    """Return (lines from byte `offset` on, offset for the next call, number of damaged lines).
 
     An unfinished last line is left for the next call and not counted, because its writer may be alive. `limit` bounds
     the bytes read, rounded up to the end of a line; repeat the call until the offset does not change. A missing file
-    has no events. Raises OSError if the file exists and cannot be read, but never because of its content.
+    has no lines. Raises OSError if the file exists and cannot be read, but never because of its content.
     """
     try:
         with open_regular(path) as file:
@@ -143,24 +193,24 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
     end = data.rfind(b"\n") + 1
     if decode(data[end:]) is not None:  # complete except for its newline
         end = len(data)
-    events, damaged = _decode_lines(data[:end])
-    return events, offset + end, damaged
+    lines, damaged = _decode_lines(data[:end])
+    return lines, offset + end, damaged
 
 
-def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int, int]]:
+def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[Line], int, int]]:
     """Yield the results of `read`, STRETCH_BYTES bytes at a time, to the end. Raises OSError like `read`."""
     while True:
-        events, end, damaged = read(path, offset, STRETCH_BYTES)
+        lines, end, damaged = read(path, offset, STRETCH_BYTES)
         if end == offset:
             return
-        yield events, end, damaged
+        yield lines, end, damaged
         offset = end
 
 
-def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
-    """Return the events in the last `size` bytes, without damaged lines. A missing file has no events.
+def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[Line]:
+    """Return the lines in the last `size` bytes, without damaged ones. A missing file has no lines.
 
-    `newest`: kind -> count, for frequent kinds; only the first event of such a kind and the last `count` are decoded.
+    `newest`: kind -> count, for frequent kinds; only the first line of such a kind and the last `count` are decoded.
     """
     try:
         with open_regular(path) as file:
@@ -174,23 +224,27 @@ def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = No
     return _decode_lines(data, newest or {})[0]
 
 
-def encode(event: Mapping[str, Any]) -> bytes:
-    """Return an event as a line of a journal, including the newline."""
-    body = json.dumps(event, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+def encode(values: Mapping[str, Any]) -> bytes:
+    """Return a JSON object as a line of a journal, including the newline."""
+    body = json.dumps(values, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line (given without its newline), None if the line is damaged."""
+    """Return the JSON object in a line (given without its newline), None if the line is damaged."""
     head, body = line[:9], line[9:]
     if head != b"%08x " % zlib.crc32(body):
         return None
     try:
-        event = _DECODER.decode(body.decode("ascii"))
+        values = _DECODER.decode(body.decode("ascii"))
     except (ValueError, RecursionError):
         return None
-    valid = isinstance(event, dict) and isinstance(event.get("n"), int) and isinstance(event.get("kind"), str)
-    return event if valid else None
+    return values if isinstance(values, dict) and _has_envelope(values) else None
+
+
+def _has_envelope(values: Mapping[str, Any]) -> bool:
+    n, t, kind = values.get("n"), values.get("t"), values.get("kind")
+    return isinstance(n, int) and isinstance(t, int | float) and isinstance(kind, str)
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -217,14 +271,13 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a journal cannot hold {type(value).__name__}: {value!r}")
 
 
-def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[dict[str, Any]], int]:
+def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[Line], int]:
     # A write that ended just before its newline makes the next event start with one, which leaves an empty line.
     lines = [line for line in data.split(b"\n") if line]
     for kind, count in (newest or {}).items():
         lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
-    decoded = [decode(line) for line in lines]
-    events = [event for event in decoded if event is not None]
-    return events, len(decoded) - len(events)
+    decoded = [Line(values) for line in lines if (values := decode(line)) is not None]
+    return decoded, len(lines) - len(decoded)
 
 
 def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
@@ -235,8 +288,8 @@ def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
 
 
 def _next_number(path: Path) -> int:
-    events = tail(path) or read(path)[0]
-    return 1 + max((event["n"] for event in events), default=-1)
+    lines = tail(path) or read(path)[0]
+    return 1 + max((line.n for line in lines), default=-1)
 
 
 def _ends_in_newline(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Convert journal events into changes of the database. Pure functions: no database and no file is touched.
+"""Convert events of a journal into changes of the database. Pure functions: no database and no file is touched.
 
 Applying the changes of consecutive stretches of a journal gives the same rows as applying those of the whole journal.
 """
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = Mapping[str, Any]
+from gpas_cli import events
+from gpas_cli.store.journal import Line
 
 STEP_CURVES = (
     *("loss", "lr", "grad_norm", "tokens_per_second"),
@@ -34,16 +35,16 @@ class Changes:
         self.columns["last_step"] = max(step, self.columns.get("last_step", 0))
 
 
-def project_events(events: Iterable[Event]) -> Changes:
-    """Return the changes that `events` make; later events win. Unknown kinds are ignored, malformed events counted."""
+def project_events(lines: Iterable[Line]) -> Changes:
+    """Return the changes that events make; later events win. Unknown kinds are ignored, malformed events counted."""
     changes = Changes()
-    for event in events:
-        handler = _HANDLERS.get(event["kind"])
+    for line in lines:
+        handler = _HANDLERS.get(type(line.event))
         if handler is None:
             continue
         try:
-            handler(event, changes)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            handler(line.event, line.t, changes)
+        except ValueError:  # a number or a name that the database does not have
             changes.malformed += 1
     return changes
 
@@ -75,21 +76,22 @@ def optional(convert: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else convert(value)
 
 
-def _start(event: Event, changes: Changes) -> None:
-    environment, git = event.get("environment") or {}, event.get("git") or {}
+def _started(event: events.Started, t: float, changes: Changes) -> None:
+    environment = event.environment or {}
+    git = event.git or {}
     started = {
-        "started": number(event["t"]),
-        "host": optional(string, event.get("host")),
-        "device": optional(string, event.get("device")),
+        "started": t,
+        "host": optional(string, event.host),
+        "device": optional(string, event.device),
         "gpu": optional(string, environment.get("gpu")),
-        "threads": optional(integer, event.get("threads")),
-        "precision": optional(string, event.get("precision")),
-        "parameters": optional(lambda n: integer(n, 64), event.get("parameters")),
+        "threads": optional(integer, event.threads),
+        "precision": optional(string, event.precision),
+        "parameters": optional(lambda n: integer(n, 64), event.parameters),
         "environment": dict(environment),
         "git_commit": optional(string, git.get("commit")),
         "git_dirty": optional(bool, git.get("dirty")),
-        "code": optional(string, event.get("code")),
-        "resumed_from": optional(integer, event.get("resumed_from")),
+        "code": optional(string, event.code),
+        "resumed_from": optional(integer, event.resumed_from),
     }
     # A requeued job continues in the same directory: its first start counts, and its earlier outcome does not.
     first = changes.columns.get("started", started["started"])
@@ -97,84 +99,79 @@ def _start(event: Event, changes: Changes) -> None:
     changes.metrics = {}
 
 
-def _data(event: Event, changes: Changes) -> None:
+def _text_facts(event: events.TextFacts, t: float, changes: Changes) -> None:
     changes.columns |= {
-        "fingerprint": optional(string, event.get("fingerprint")),
-        "validation_fingerprint": optional(string, event.get("validation_fingerprint")),
+        "fingerprint": optional(string, event.fingerprint),
+        "validation_fingerprint": optional(string, event.validation_fingerprint),
     }
 
 
-def _step(event: Event, changes: Changes) -> None:
-    step = integer(event["step"])
-    points = {name: number(event[name]) for name in STEP_CURVES if event.get(name) is not None}
-    _draw(changes, step, points)
+def _step(event: events.Step, t: float, changes: Changes) -> None:
+    _draw(changes, integer(event.step), {name: getattr(event, name) for name in STEP_CURVES})
 
 
-def _evaluation(event: Event, changes: Changes) -> None:
-    step = integer(event["step"])
-    points = {curve: number(event[n]) for n, curve in EVALUATION_CURVES.items() if event.get(n) is not None}
-    _draw(changes, step, points)
+def _evaluation(event: events.Evaluation, t: float, changes: Changes) -> None:
+    _draw(changes, integer(event.step), {curve: getattr(event, name) for name, curve in EVALUATION_CURVES.items()})
 
 
-def _draw(changes: Changes, step: int, points: Mapping[str, float]) -> None:
+def _draw(changes: Changes, step: int, points: Mapping[str, float | None]) -> None:
     for name, value in points.items():
-        changes.curves.setdefault(name, {})[step] = value
+        if value is not None:
+            changes.curves.setdefault(name, {})[step] = float(value)
     changes.reach(step)
 
 
-def _layers(event: Event, changes: Changes) -> None:
-    step = integer(event["step"])
-    points = {
-        string(name): {(step, layer): number(value) for layer, value in enumerate(values) if value is not None}
-        for name, values in event["values"].items()
+def _layers(event: events.Layers, t: float, changes: Changes) -> None:
+    step = integer(event.step)
+    for name, values in event.values.items():
+        points = {(step, layer): float(value) for layer, value in enumerate(values) if value is not None}
+        changes.layers.setdefault(string(name), {}).update(points)
+
+
+def _spike(event: events.Spike, t: float, changes: Changes) -> None:
+    if event.of not in SPIKE_CURVES:
+        raise ValueError(f"no curve for spikes of {event.of}")
+    _draw(changes, integer(event.step), {SPIKE_CURVES[event.of]: event.value})
+
+
+def _score(event: events.Score, t: float, changes: Changes) -> None:
+    task = string(event.task)
+    metric = string(event.metric)
+    changes.scores[task, metric] = {
+        "task": task,
+        "metric": metric,
+        "value": float(event.value),
+        "stderr": None if event.stderr is None else float(event.stderr),
+        "examples": integer(event.examples),
+        "shots": integer(event.shots),
+        "task_version": string(event.task_version),
+        "harness": string(event.harness),
     }
-    for name, curve in points.items():
-        changes.layers.setdefault(name, {}).update(curve)
 
 
-def _spike(event: Event, changes: Changes) -> None:
-    _draw(changes, integer(event["step"]), {SPIKE_CURVES[event["of"]]: number(event["value"])})
+def _checkpoint(event: events.Checkpoint, t: float, changes: Changes) -> None:
+    changes.reach(integer(event.step))
 
 
-def _score(event: Event, changes: Changes) -> None:
-    row = {
-        "task": string(event["task"]),
-        "metric": string(event["metric"]),
-        "value": number(event["value"]),
-        "stderr": optional(number, event.get("stderr")),
-        "examples": integer(event["examples"]),
-        "shots": integer(event.get("shots", 0)),
-        "task_version": string(event.get("task_version") or ""),
-        "harness": string(event.get("harness") or ""),
-    }
-    changes.scores[row["task"], row["metric"]] = row
+def _outcome(event: events.Outcome, t: float, changes: Changes) -> None:
+    changes.reach(integer(event.step))
+    changes.columns |= {"outcome": string(event.outcome), "cause": string(event.cause), "ended": t}
+    changes.metrics = {string(name): float(value) for name, value in event.metrics.items() if value is not None}
 
 
-def _checkpoint(event: Event, changes: Changes) -> None:
-    changes.reach(integer(event["step"]))
+def _malformed(event: events.Malformed, t: float, changes: Changes) -> None:
+    raise ValueError(event.problem)
 
 
-def _outcome(event: Event, changes: Changes) -> None:
-    metrics = {string(name): number(value) for name, value in (event.get("metrics") or {}).items() if value is not None}
-    ended = {
-        "outcome": string(event["outcome"]),
-        "cause": string(event.get("cause") or ""),
-        "ended": number(event["t"]),
-    }
-    if event.get("step") is not None:
-        changes.reach(integer(event["step"]))
-    changes.columns |= ended
-    changes.metrics = metrics
-
-
-_HANDLERS: dict[str, Callable[[Event, Changes], None]] = {
-    "start": _start,
-    "data": _data,
-    "step": _step,
-    "layers": _layers,
-    "spike": _spike,
-    "evaluation": _evaluation,
-    "score": _score,
-    "checkpoint": _checkpoint,
-    "outcome": _outcome,
+_HANDLERS: dict[type[events.Event], Callable[[Any, float, Changes], None]] = {
+    events.Started: _started,
+    events.TextFacts: _text_facts,
+    events.Step: _step,
+    events.Layers: _layers,
+    events.Spike: _spike,
+    events.Evaluation: _evaluation,
+    events.Score: _score,
+    events.Checkpoint: _checkpoint,
+    events.Outcome: _outcome,
+    events.Malformed: _malformed,
 }

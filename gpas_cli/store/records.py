@@ -14,7 +14,7 @@ from gpas_cli.spec.data import Data
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.store.structure import ABSENT, Record
+from gpas_cli.structure import ABSENT, Record
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
 from gpas_cli.files import open_regular, replace_file
 from gpas_cli.store.records import AttemptRecord, ExitRecord
-from gpas_cli.store.structure import Record, from_mapping, to_mapping
+from gpas_cli.structure import Record, from_mapping, to_mapping
 
 R = TypeVar("R", bound=Record)
 

@@ -15,7 +15,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.train.checkpoint import load_gates
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.matmul_precision import choose_matmul
+from gpas_cli.train.matmul_precision import MatmulChoice, choose_matmul
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World
@@ -71,13 +71,13 @@ def _gate_gradients(network: Llama, precision: Precision) -> GateGradients | Non
         return None
 
 
-def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str, object]:
-    """Choose the float32 matrix product, if the cell uses one, and return what to record about it. Collective.
+def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> MatmulChoice | None:
+    """Choose the float32 matrix product, if the cell uses one, and return the choice. Collective.
 
     All processes use the same product, and so does every run of this machine that shares `cache`.
     """
     if cell.precision != "fp32":
-        return {}
+        return None
     record = None if cache is None else cache / "matmul"
     before = loop.position.gemm
     choice = loop.layout.world.broadcast(choose_matmul(cell.model.size, loop.precision.device, before, record))
@@ -88,9 +88,4 @@ def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> dict[str
         )
     torch.set_float32_matmul_precision(choice.path)
     loop.position = replace(loop.position, gemm=choice.path)
-    return {
-        "gemm": choice.path,
-        "gemm_error": choice.error,
-        "gemm_speedup": choice.speedup,
-        "gemm_origin": choice.origin,
-    }
+    return choice

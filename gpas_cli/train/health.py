@@ -27,22 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.events import Spike
 from gpas_cli.files import replace_file
 from gpas_cli.spec.run import Monitoring
 
 FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
 TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a normal distribution
 TINY = 1e-30
-
-
-@dataclass(frozen=True)
-class Spike:
-    """A value far above the running median (`usual`). `of`: loss or grad_norm."""
-
-    step: int
-    of: str
-    value: float
-    usual: float
 
 
 @dataclass(frozen=True)

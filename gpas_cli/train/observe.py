@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import psutil
 import torch
 from torch import Tensor
 
+from gpas_cli.events import Emit, Layers, Step, Warned
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.events import Emit
 from gpas_cli.train.health import Divergence, Health, read_state
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.update import Update
@@ -33,6 +34,16 @@ def fetch(tensors: Iterable[Tensor]) -> list[list[float]]:
     flat = [tensor.detach().reshape(-1) for tensor in tensors]
     numbers = iter(torch.cat([tensor.double() for tensor in flat]).tolist() if flat else [])
     return [[next(numbers) for _ in range(len(tensor))] for tensor in flat]
+
+
+class Rates(TypedDict):
+    """Speed and memory (bytes) as in the event `Step`; no `mfu` if the peak of the devices is unknown."""
+
+    tokens_per_second: float
+    seconds_per_step: float
+    flops_per_second: float
+    memory: float
+    mfu: NotRequired[float]
 
 
 @dataclass
@@ -51,19 +62,21 @@ class SpeedMeter:
         """Start measuring anew at `position`."""
         self.since = (time.perf_counter(), position)
 
-    def read(self, position: Position) -> dict[str, float]:
+    def read(self, position: Position) -> Rates:
         """Return the rates since the last mark and the bytes in use, and mark `position`."""
         began, before = self.since
         self.mark(position)
         seconds = max(self.since[0] - began, 1e-9)
         speed = (position.tokens - before.tokens) / seconds
-        measured = {
+        measured: Rates = {
             "tokens_per_second": speed,
             "seconds_per_step": seconds / max(1, position.step - before.step),
             "flops_per_second": speed * self.flops,
             "memory": memory(self.device),
         }
-        return measured | ({"mfu": speed * self.flops / self.peak} if self.peak else {})
+        if self.peak:
+            measured["mfu"] = speed * self.flops / self.peak
+        return measured
 
 
 def memory(device: torch.device) -> int:
@@ -98,7 +111,7 @@ class Observer:
         self.health = Health(watch, cell.model.size.vocab)
         self.meter = speed_meter(cell, device, world.size)
         self._pending: list[Update] = []
-        self._last: dict[str, float] = {}
+        self._last = Step(0)  # the last settled update
 
     def resume(self, folders: Sequence[Path], position: Position) -> None:
         """Continue after the checkpoint of `position`, which is in one of `folders`. Collective."""
@@ -112,7 +125,7 @@ class Observer:
             message = (
                 f"there is no record of the updates before {position.step}: a spike shortly after it is not detected"
             )
-            self.emit("warning", message=message)
+            self.emit(Warned(message))
 
     def add(self, update: Update) -> None:
         """Collect an update, in order."""
@@ -130,21 +143,20 @@ class Observer:
         divergence = None
         for update, loss, norm in zip(pending, fetched_losses, fetched_norms, strict=True):
             if update.layers:
-                self.emit("layers", step=update.step, values=update.layers.series(next(numbers)))
-            self._last = {"step": update.step, "loss": loss, "lr": update.rate, "grad_norm": norm}
+                self.emit(Layers(update.step, update.layers.series(next(numbers))))
+            self._last = Step(update.step, loss=loss, lr=update.rate, grad_norm=norm)
             divergence = divergence or self._check(update.step, loss, norm)
         return self.world.broadcast(divergence)  # all processes stop, or none
 
     def _check(self, step: int, loss: float, norm: float) -> Divergence | None:
         spikes, divergence = self.health.add(step, loss, norm)
         for spike in spikes:
-            self.emit("spike", step=spike.step, of=spike.of, value=spike.value, usual=spike.usual)
+            self.emit(spike)
         return divergence
 
     def log(self, position: Position) -> None:
         """Report the last settled update and the speed since the last mark."""
-        measured = self.meter.read(position)
-        self.emit("step", **self._last, steps=self.steps, tokens=position.tokens, **measured)
+        self.emit(replace(self._last, steps=self.steps, tokens=position.tokens, **self.meter.read(position)))
 
     def save(self, folder: Path, position: Position) -> None:
         """Write the state that a run resumed from the checkpoint of `position` in `folder` needs."""
@@ -153,4 +165,4 @@ class Observer:
         try:
             self.health.save(folder, position.step)
         except OSError as error:
-            self.emit("warning", message=f"the record of the updates until {position.step} was not written: {error}")
+            self.emit(Warned(f"the record of the updates until {position.step} was not written: {error}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from gpas_cli.train.events import Emit
+from gpas_cli.events import Emit, Profile, Warned
 
 SETTLE_UPDATES = 8  # before the profiler starts
 WARMUP_UPDATES = 2  # under the profiler, not recorded
@@ -33,9 +33,9 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
         try:
             paths = _write(profiler, folder)
         except (OSError, RuntimeError) as error:
-            emit("warning", message=f"the profile was not written: {error}")
+            emit(Warned(f"the profile was not written: {error}"))
             return
-        emit("profile", step=done["step"], updates=updates, **{name: str(path) for name, path in paths.items()})
+        emit(Profile(done["step"], updates, trace=str(paths["trace"]), operators=str(paths["operators"])))
 
     plan = schedule(wait=SETTLE_UPDATES, warmup=WARMUP_UPDATES, active=updates, repeat=1)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
@@ -48,7 +48,7 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
         yield count
     if not done["written"]:
         needed = SETTLE_UPDATES + WARMUP_UPDATES + updates
-        emit("warning", message=f"no profile was written: it takes {needed} updates, and the run ended before that")
+        emit(Warned(f"no profile was written: it takes {needed} updates, and the run ended before that"))
 
 
 def _write(profiler: profile, folder: Path) -> dict[str, Path]:

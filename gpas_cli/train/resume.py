@@ -7,10 +7,10 @@ from pathlib import Path
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Emit, Warned
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
-from gpas_cli.train.events import Emit
 from gpas_cli.train.loop import Loop
 
 
@@ -27,7 +27,7 @@ def resume(folders: Sequence[Path], key: str, loop: Loop, text: str, emit: Emit)
         try:
             position = checkpoint.load(path, key, loop.network, loop.optimizer, world, loop.spec.kind)
         except DamagedCheckpoint as error:
-            emit("warning", message=f"{error}; it is skipped")
+            emit(Warned(f"{error}; it is skipped"))
             continue
         if position.text not in ("", text):
             raise GpasError(
@@ -36,7 +36,7 @@ def resume(folders: Sequence[Path], key: str, loop: Loop, text: str, emit: Emit)
             )
         return position
     if found:
-        emit("warning", message="no intact checkpoint is left: training starts again at update 0")
+        emit(Warned("no intact checkpoint is left: training starts again at update 0"))
     return Position()
 
 
@@ -51,4 +51,4 @@ def check_code(position: Position, code: str, resources: Resources, emit: Emit) 
             f"{changed}; resources.resume: same-code refuses to mix them. Restore the code (`gpas why` has the commit) "
             "and `gpas retry`, set resume: any-code, or move the stage's run directory away to train from the start"
         )
-    emit("warning", message=f"{changed}: the result will be of both")
+    emit(Warned(f"{changed}: the result will be of both"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,13 +12,24 @@ from gpas_cli.data.loader import Batches, PrefetchedBatches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare
 from gpas_cli.data.text_usage import text_usage
 from gpas_cli.errors import GpasError
+from gpas_cli.events import (
+    Checkpoint,
+    Emit,
+    Evaluation,
+    Outcome,
+    Phase,
+    Stop,
+    Verified,
+    Warned,
+    silent,
+)  # fmt: skip
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.evaluate import evaluate, validation_rows
-from gpas_cli.train.events import Emit, Outcome, Stop, silent
 from gpas_cli.train.loop import Loop
+from gpas_cli.train.matmul_precision import MatmulChoice
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.profile import profiling
@@ -64,17 +75,18 @@ def train(
     emit = emit if world.leads else silent
     if uneven := cell.optim.split_fault(world.size):
         raise GpasError(uneven)
-    emit("phase", name="tokenising")
+    emit(Phase("tokenising"))
     corpus = prepare_text(cell, paths.cache, paths.root, notify=_notify(emit))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
     usage = text_usage(cell.data, cell.optim.rows, corpus.train_totals, corpus.validation_totals)
-    emit("data", **corpus.facts(), **usage.facts(), first_batch=first_batch)
+    known = replace(corpus.facts(), epochs=usage.epochs, cut=usage.cut, validation_targets=usage.targets)
+    emit(replace(known, first_batch=first_batch))
     for message in usage.warnings():
-        emit("warning", message=message)
+        emit(Warned(message))
     record_verified(corpus, emit)
     loop = assemble(cell, batches, resources, world, paths.teacher)
-    loop.warn = lambda message: emit("warning", message=message)
+    loop.warn = lambda message: emit(Warned(message))
     folders = [paths.checkpoints, *paths.earlier]
     position = resume(folders, cell.stages[0].key, loop, corpus.identity, emit)
     check_code(position, paths.code, resources, emit)
@@ -82,11 +94,7 @@ def train(
     matmul = settle_matmul(cell, loop, paths.cache)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
-    emit(
-        "phase", name="training", resumed_from=loop.position.step, processes=world.size,
-        strategy=loop.layout.strategy, recompute=loop.layout.recompute, micro_batch=loop.micro_batch,
-        compiled=loop.layout.compiled, gates_in_graph=any(gate.in_graph for gate in loop.network.gates()), **matmul,
-    )  # fmt: skip
+    emit(_training_phase(loop, matmul))
     return _Training(cell, paths, emit, cadence, watch, lambda: world.agree(stop()), loop, corpus).run()
 
 
@@ -97,14 +105,33 @@ def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], No
     return prepare(cell.data, vocab, cache, root=root, notify=notify, rows=rows)
 
 
+def _training_phase(loop: Loop, matmul: MatmulChoice | None) -> Phase:
+    """Return the event that says how `loop` computes."""
+    layout = loop.layout
+    return Phase(
+        "training", resumed_from=loop.position.step, processes=layout.world.size, strategy=layout.strategy,
+        recompute=layout.recompute, micro_batch=loop.micro_batch, compiled=layout.compiled,
+        gates_in_graph=any(gate.in_graph for gate in loop.network.gates()),
+        gemm=matmul.path if matmul else None, gemm_error=matmul.error if matmul else None,
+        gemm_speedup=matmul.speedup if matmul else None, gemm_origin=matmul.origin if matmul else None,
+    )  # fmt: skip
+
+
+def _evaluation(step: int, scores: Mapping[str, float]) -> Evaluation:
+    return Evaluation(
+        step, scores["loss"], scores["perplexity"], scores["bits_per_byte"], scores["tokens"],
+        scores["loss_batch_mean"], scores["loss_reference"], scores["perplexity_reference"],
+    )  # fmt: skip
+
+
 def record_verified(corpus: Corpus, emit: Emit) -> None:
     """Record which shards of the text were compared with their checksums since the last call."""
     for split, shards in corpus.newly_verified().items():
-        emit("verified", split=split, shards=shards)
+        emit(Verified(split, shards))
 
 
 def _notify(emit: Emit) -> Callable[[str], None]:
-    return lambda message: emit("phase", name="tokenising", detail=message)
+    return lambda message: emit(Phase("tokenising", detail=message))
 
 
 @dataclass
@@ -215,10 +242,10 @@ class _Training:
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the previous one is still there.
             self._unsaved = f"the checkpoint of update {position.step} was not written: {error}"
-            self.emit("warning", message=self._unsaved)
+            self.emit(Warned(self._unsaved))
             return
         self._unsaved = ""
-        self.emit("checkpoint", step=position.step, path=path.name, seconds=time.perf_counter() - began)
+        self.emit(Checkpoint(position.step, path.name, seconds=time.perf_counter() - began))
 
     def _evaluate(self) -> dict[str, float]:
         data = self.cell.data
@@ -227,11 +254,11 @@ class _Training:
             self.loop.network, batches, self.loop.precision, self.corpus.validation_bytes_per_token,
             micro_batch=self.loop.micro_batch, world=self.loop.layout.world,
         )  # fmt: skip
-        self.emit("evaluation", step=self.loop.position.step, **scores)
+        self.emit(_evaluation(self.loop.position.step, scores))
         record_verified(self.corpus, self.emit)
         return scores
 
     def _final(self) -> dict[str, float]:
-        self.emit("phase", name="evaluating")
+        self.emit(Phase("evaluating"))
         position = self.loop.position
         return {**self._evaluate(), "train_seconds": position.seconds, "train_tokens": position.tokens}

@@ -15,18 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpas_cli.events import Emit, Evaluation, Event, Layers, Phase, Spike, Step, Warned, fields_of
 from gpas_cli.spec.run import Monitoring
-from gpas_cli.train.events import Emit
 
 CLOSE_SECONDS = 30.0  # how long a sink may take to close
-# Kind of event -> prefix of the names of its numbers.
-PREFIXES = {"step": "train", "evaluation": "eval", "layers": "layers", "spike": "spike"}
+PREFIXES = {Step: "train", Evaluation: "eval"}  # of the names of an event's numbers
 
 
 class Sink(Protocol):
     """Receives a run's events. Both methods may raise any exception."""
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Receive one event, as `Emit`."""
         ...
 
@@ -47,21 +46,22 @@ class Subject:
     cell: Mapping[str, Any]
 
 
-def scalars(kind: str, fields: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
+def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
     """Return an event as (update, numbers by name), or None for events without numbers.
 
     Names are e.g. train/loss, eval/perplexity, spike/loss and layers/gate/03 (layers count from 1).
     """
-    if kind not in PREFIXES:
-        return None
-    if kind == "layers":
-        named = {f"{name}/{i:02d}": v for name, vs in fields["values"].items() for i, v in enumerate(vs, 1)}
-    elif kind == "spike":
-        named = {str(fields["of"]): fields["value"]}
-    else:
-        named = {name: value for name, value in fields.items() if name not in ("step", "steps")}
-    numbers = {f"{PREFIXES[kind]}/{name}": float(v) for name, v in named.items() if isinstance(v, int | float)}
-    return int(fields["step"]), numbers
+    match event:
+        case Layers(step, values):
+            named = {f"layers/{name}/{i:02d}": v for name, vs in values.items() for i, v in enumerate(vs, 1)}
+        case Spike(step, of, value):
+            named = {f"spike/{of}": value}
+        case Step(step) | Evaluation(step):
+            fields = fields_of(event).items()
+            named = {f"{PREFIXES[type(event)]}/{name}": v for name, v in fields if name not in ("step", "steps")}
+        case _:
+            return None
+    return step, {name: float(v) for name, v in named.items() if isinstance(v, int | float)}
 
 
 class TensorBoard:
@@ -74,10 +74,10 @@ class TensorBoard:
         self._folder = folder / subject.grid / f"{subject.name}-{subject.key[:8]}"
         self._writer: Any = None
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        found = scalars(kind, fields)
-        if self._writer is None and (found or "resumed_from" in fields):
-            resumed = fields.get("resumed_from") or 0
+    def emit(self, event: Event) -> None:
+        found = scalars(event)
+        resumed = event.resumed_from if isinstance(event, Phase) else None
+        if self._writer is None and (found or resumed is not None):
             self._writer = self._open(str(self._folder), purge_step=resumed + 1 if resumed else None)
         if found:
             step, numbers = found
@@ -105,8 +105,8 @@ class WeightsAndBiases:
             resume="allow",
         )
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        found = scalars(kind, fields)
+    def emit(self, event: Event) -> None:
+        found = scalars(event)
         if found:
             step, numbers = found
             self._run.log({name: number for name, number in numbers.items() if math.isfinite(number)}, step=step)
@@ -122,11 +122,11 @@ class Fanout:
     journal: Emit
     sinks: dict[str, Sink] = field(default_factory=dict)
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Pass on one event, as `Emit`."""
-        self.journal(kind, **fields)
+        self.journal(event)
         for name, sink in list(self.sinks.items()):
-            self._guard(name, partial(sink.emit, kind, **fields))
+            self._guard(name, partial(sink.emit, event))
 
     def open(self, name: str, make: Callable[[], Sink]) -> None:
         """Add the sink that `make` returns, or record a warning if it raises."""
@@ -143,7 +143,7 @@ class Fanout:
         except Exception as error:
             self.sinks.pop(name, None)
             reason = f"{type(error).__name__}: {error}"
-            self.journal("warning", message=f"{name} receives no further events: {reason}")
+            self.journal(Warned(f"{name} receives no further events: {reason}"))
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.store.records import BenchRequest
-from gpas_cli.store.structure import from_mapping
+from gpas_cli.structure import from_mapping
 
 
 def run(asked: BenchRequest) -> dict[str, Any]:

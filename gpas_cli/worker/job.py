@@ -19,10 +19,9 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.spec import parse
+from gpas_cli.events import Event, Outcome, Started
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
@@ -92,7 +91,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     try:
         outcome = _run_stage(run)
     except GpasError as error:
-        outcome = {"outcome": "interrupted" if _no_disk(error.__cause__) else "failed", "cause": str(error)}
+        outcome = Outcome("interrupted" if _no_disk(error.__cause__) else "failed", cause=str(error))
     except Exception as error:
         traceback.print_exc()
         outcome = _outcome_of(run, error)
@@ -116,36 +115,36 @@ class Run:
             os._exit(JobExit.INTERRUPTED)
         self.flag.raise_alone()
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Append an event to the journal, if this process writes it."""
         if self._journal is not None:
-            self._journal(kind, **fields)
+            self._journal.append(event)
 
-    def conclude(self, outcome: dict[str, Any]) -> int:
+    def conclude(self, outcome: Outcome) -> int:
         """Record the outcome and return its exit code."""
         if self._journal is not None:
             code = _close(self._journal, outcome)
         else:
-            code = JobExit.of(outcome["outcome"])
-            if outcome["outcome"] == "failed":
-                ranks.record_failure(self.directory, self.place.rank, outcome["cause"])
-        return JobExit.FAULTY_NODE if "node" in outcome else code
+            code = JobExit.of(outcome.outcome)
+            if outcome.outcome == "failed":
+                ranks.record_failure(self.directory, self.place.rank, outcome.cause)
+        return JobExit.FAULTY_NODE if outcome.node else code
 
 
-def _outcome_of(run: Run, error: Exception) -> dict[str, Any]:
+def _outcome_of(run: Run, error: Exception) -> Outcome:
     """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
     cause = f"{type(error).__name__}: {error}"
     if _no_disk(error):
-        return {"outcome": "interrupted", "cause": cause}
+        return Outcome("interrupted", cause=cause)
     if run.place.size == 1:
-        return {"outcome": "failed", "cause": cause}
+        return Outcome("failed", cause=cause)
     from gpas_cli.train.parallel import lost_a_peer
 
     if not lost_a_peer(error):
-        return {"outcome": "failed", "cause": cause}
+        return Outcome("failed", cause=cause)
     if run.place.rank == 0 and (failure := ranks.recorded_failure(run.directory, patience=2)):
-        return {"outcome": "failed", "cause": failure}
-    return {"outcome": "interrupted", "cause": ranks.LOST_PEER}
+        return Outcome("failed", cause=failure)
+    return Outcome("interrupted", cause=ranks.LOST_PEER)
 
 
 def _no_disk(error: BaseException | None) -> bool:
@@ -157,19 +156,19 @@ def _threads(attempt: AttemptRecord, processes: int) -> int:
     return max(1, attempt.threads // processes)
 
 
-def _close(journal: Journal, outcome: dict[str, Any]) -> int:
-    journal("outcome", **{"step": 0, "cause": "", "metrics": {}, **outcome})
+def _close(journal: Journal, outcome: Outcome) -> int:
+    journal.append(outcome)
     try:
         journal.close()
     except OSError as error:
         # Without the outcome on disk the attempt counts as interrupted; the next one resumes from the last checkpoint.
         print(f"the journal could not be written: {error}", file=sys.stderr)
         return JobExit.INTERRUPTED
-    print(f"{outcome['outcome']}{': ' if outcome.get('cause') else ''}{outcome.get('cause', '')}")
-    return JobExit.of(outcome["outcome"])
+    print(f"{outcome.outcome}{': ' if outcome.cause else ''}{outcome.cause}")
+    return JobExit.of(outcome.outcome)
 
 
-def _run_stage(run: Run) -> dict[str, Any]:
+def _run_stage(run: Run) -> Outcome:
     if run.attempt.stage == TOKENISE:
         from gpas_cli.worker.tokenise import tokenise
 
@@ -181,18 +180,18 @@ def _run_stage(run: Run) -> dict[str, Any]:
     gpus = resources.gpus_in_slurm if run.attempt.executor == "slurm" else resources.gpus
     if missing := missing_gpus(gpus):
         print(missing, file=sys.stderr)
-        return {"outcome": "interrupted", "cause": missing, "node": node_name()}
+        return Outcome("interrupted", cause=missing, node=node_name())
     cell = run.attempt.resolve_cell()
     here = run.place
     make_deterministic(_threads(run.attempt, here.size))
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
-        run.emit("start", **_facts(run, cell))
+        run.emit(_started(run, cell))
         stage = StageContext(cell, run.attempt, run.directory, run.emit, run.flag, world)
-        return dict(parse.plain(runner(cell, stage.kind)(stage)))
+        return runner(cell, stage.kind)(stage)
 
 
-def _facts(run: Run, cell: Cell) -> dict[str, Any]:
+def _started(run: Run, cell: Cell) -> Started:
     import torch
 
     from gpas_cli.model.llama import Llama
@@ -204,12 +203,11 @@ def _facts(run: Run, cell: Cell) -> dict[str, Any]:
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Llama(cell.model).parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return {
-        "stage": attempt.stage, "key": attempt.key, "host": socket.gethostname(), "pid": os.getpid(),
-        "device": device.type, "threads": torch.get_num_threads(), "precision": cell.precision,
-        "processes": run.place.size, "parameters": parameters, "code": attempt.code, "git": attempt.git,
-        "environment": {**environment(), "torch": torch.__version__, "gpu": gpu},
-    }  # fmt: skip
+    return Started(
+        attempt.stage, attempt.key, socket.gethostname(), os.getpid(), device.type, torch.get_num_threads(),
+        cell.precision, run.place.size, parameters, attempt.code, attempt.git,
+        {**environment(), "torch": torch.__version__, "gpu": gpu},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

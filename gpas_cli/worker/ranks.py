@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.state.attempt import outcome
 from gpas_cli.store.journal import Journal, tail
@@ -131,8 +132,7 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     if not cause and first < 0:
         _die_of(-first)
     journal = Journal(attempt.journal_path)
-    told = cause or f"a process exited with code {first}"
-    journal("outcome", outcome="failed", step=0, cause=told, metrics={})
+    journal.append(Outcome("failed", cause=cause or f"a process exited with code {first}"))
     journal.close()
     return 1
 

@@ -5,31 +5,27 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.data.prepare import Need, build, token_cache
 from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Emit, Outcome, Phase, Started, Step, Stop
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
 REPORT_SECONDS = 2.0  # between two progress reports
 WHOLE = 1000  # the number of steps reported for a split whose size is known
 
-Emit = Callable[..., None]
-Stop = Callable[[], str | None]
 
-
-def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> dict[str, Any]:
+def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
     """Tokenise the corpus that `attempt` names, with one process per thread, and return the outcome.
 
     If the job is stopped, complete shards are kept and the next attempt continues after them. Raises DataError if the
     text is unavailable, GpasError if the record names none.
     """
-    emit("start", **_facts(attempt))
+    emit(_started(attempt))
     demand = attempt.demand
     if demand is None:
         raise GpasError(f"the record of stage {attempt.key} does not say which text to tokenise")
@@ -43,9 +39,9 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> dict[str, Any]:
             tokens, wanted.data, wanted.rows, notify=reporter.notice, workers=attempt.threads, watch=reporter.watch
         )
     except _Stopped as stopped:
-        return {"outcome": str(stopped)}
+        return Outcome(str(stopped))
     found = {split: sum_of(made) for split, made in shards.items()}
-    return {"outcome": "done", "metrics": {f"{split}_tokens": totals.tokens for split, totals in found.items()}}
+    return Outcome("done", metrics={f"{split}_tokens": totals.tokens for split, totals in found.items()})
 
 
 class _Stopped(Exception):
@@ -64,7 +60,7 @@ class _ProgressReporter:
     def notice(self, message: str) -> None:
         """Report the start of a phase, in the journal and in the log."""
         print(message, flush=True)
-        self._emit("phase", name=message)
+        self._emit(Phase(message))
         self._stop_if_asked()
 
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
@@ -73,22 +69,21 @@ class _ProgressReporter:
         begins = split not in self._made
         self._made[split] = totals.documents
         if begins:  # documents of earlier attempts; a job whose attempts stop adding to them is not retried forever
-            self._emit("checkpoint", step=sum(self._made.values()))
+            self._emit(Checkpoint(sum(self._made.values())))
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + REPORT_SECONDS
-        self._emit("phase", name=f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens")
+        self._emit(Phase(f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens"))
         if need is not None:
-            self._emit("step", step=min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split)
+            self._emit(Step(min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split))
 
     def _stop_if_asked(self) -> None:
         if outcome := self._stop():
             raise _Stopped(outcome)
 
 
-def _facts(attempt: AttemptRecord) -> dict[str, Any]:
-    return {
-        "stage": attempt.stage, "key": attempt.key, "host": socket.gethostname(), "pid": os.getpid(),
-        "threads": attempt.threads, "code": attempt.code, "git": attempt.git,
-        "environment": environment(),
-    }  # fmt: skip
+def _started(attempt: AttemptRecord) -> Started:
+    return Started(
+        attempt.stage, attempt.key, socket.gethostname(), os.getpid(), threads=attempt.threads, code=attempt.code,
+        git=attempt.git, environment=environment(),
+    )  # fmt: skip

@@ -60,7 +60,7 @@ def read_attempts(runs: Path) -> list[Attempt]:
 
 
 def _read(directory: AttemptDir) -> Attempt:
-    events, _, _ = journal.read(directory.journal_path)
+    events = [line.values for line in journal.read(directory.journal_path)[0]]
     try:
         ended = read_json(directory.exit_path)
     except (OSError, GpasError):

@@ -16,6 +16,7 @@ from attempts import make_attempt
 
 from gpas_cli.__main__ import main
 from gpas_cli.cli import console
+from gpas_cli.events import event_of
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
@@ -23,7 +24,7 @@ from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.store.structure import to_mapping
+from gpas_cli.structure import to_mapping
 
 FAKE_JOB = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "fake_job.py"))
 EXPERIMENTS = """\
@@ -123,7 +124,7 @@ class Face:
         made = make_attempt(self.runs, job.key, facts)
         journal = Journal(made.journal_path)
         for kind, fields in events:
-            journal(kind, **fields)
+            journal.append(event_of({"kind": kind, **fields}))
         journal.close()
         made.log_path.write_text(log)
         return made

@@ -12,13 +12,14 @@ from typing import Any
 
 from attempts import make_attempt
 
+from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.store.structure import to_mapping
+from gpas_cli.structure import to_mapping
 
 REPOSITORY = Path(__file__).parents[2]
 GRID = """\
@@ -66,12 +67,12 @@ class Finished:
         """Create a finished attempt at the cell, with this perplexity."""
         attempt = self.attempt(cell)
         journal = Journal(attempt.journal_path)
-        journal(
-            "start", stage="pretrain", host=socket.gethostname(), device="cpu", threads=2, precision="fp32", code="c0de"
+        journal.append(
+            Started(stage="pretrain", host=socket.gethostname(), device="cpu", threads=2, precision="fp32", code="c0de")
         )
         for step in range(1, 31):
-            journal("step", step=step, steps=30, loss=5 - step / 30, lr=1e-3)
-        journal("outcome", outcome="done", step=30, metrics={"perplexity": perplexity, "loss": 4.0})
+            journal.append(Step(step=step, steps=30, loss=5 - step / 30, lr=1e-3))
+        journal.append(Outcome(outcome="done", step=30, metrics={"perplexity": perplexity, "loss": 4.0}))
         journal.close()
         (attempt.path / "log.txt").write_text("printed by the job\n")
         return attempt

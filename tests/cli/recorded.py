@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attempts import make_attempt
 
+from gpas_cli.events import Layers, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
@@ -45,14 +46,14 @@ def finish(runs: Path, entry: Entry, perplexity: float, host: str = "host", caus
         runs, stage.key, {"schema": 1, **facts, "name": entry.name, "axes": entry.axes, "executor": "local"}
     )
     journal = Journal(attempt.journal_path)
-    journal("start", stage="pretrain", key=stage.key, host=host, device="cpu", precision="fp32", code="c0de")
+    journal.append(Started(stage="pretrain", key=stage.key, host=host, device="cpu", precision="fp32", code="c0de"))
     for step in (1, *range(10, stop + 1, 10)):
         loss = perplexity / 10 + 4 / step
-        journal("step", step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8)
+        journal.append(Step(step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8))
         variance = [0.1 * (1 + layer) * perplexity for layer in range(LAYERS + 1)]
-        journal("layers", step=step, values={"activation_variance": variance, "gate": [0.1] * LAYERS})
+        journal.append(Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * LAYERS}))
     metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}
-    journal("outcome", outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics)
+    journal.append(Outcome(outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics))
     journal.close()
 
 

@@ -11,6 +11,7 @@ from face import START, TRAINED, Face, end, step
 
 from gpas_cli.cli import logs
 from gpas_cli.cli.logs import AttemptLog
+from gpas_cli.events import event_of
 from gpas_cli.store import journal
 from gpas_cli.store.journal import Journal, encode
 from gpas_cli.store.rundir import AttemptDir
@@ -89,10 +90,10 @@ def test_following_prints_every_event_once(tmp_path: Path) -> None:
     writer = Journal(tmp_path / "journal.jsonl")
     lines: list[str] = []
     for number in range(1, 5):
-        writer("step", **step(number))
+        writer.append(event_of({"kind": "step", **step(number)}))
         lines += log.new_lines(whole=False)
-    writer("outcome", **end("interrupted"))
-    writer("start", **START)  # a requeued job
+    writer.append(event_of({"kind": "outcome", **end("interrupted")}))
+    writer.append(event_of({"kind": "start", **START}))  # a requeued job
     writer.close()
     lines += log.new_lines(whole=True)
     assert [text[21:24] for text in lines] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]

@@ -76,7 +76,7 @@ def test_a_plan_resumes_nothing_and_uses_the_measured_speed(old: Face) -> None:
 def test_the_facts_that_an_export_needs(old: Face) -> None:
     checkpoint = attempts(old.runs, DONE)[0].checkpoints / "step-00000012"
     checkpoint.mkdir(parents=True)
-    assert text_of(checkpoint)["fingerprint"] == "458be91e1aad49f1"
+    assert text_of(checkpoint).fingerprint == "458be91e1aad49f1"
     assert read_json(attempts(old.runs, DONE)[0].attempt_path)["code"] == "493e9fe53c14b51b"
 
 

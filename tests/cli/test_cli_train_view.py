@@ -13,6 +13,7 @@ from rich.console import Console
 from gpas_cli.cli.events import line
 from gpas_cli.cli.progress_view import spike_mark
 from gpas_cli.cli.train_view import make_train_reporter, numbers, view
+from gpas_cli.events import Spike, event_of
 from gpas_cli.schedule.summary import RunSnapshot
 from gpas_cli.state.progress import Progress
 from gpas_cli.state.status import StageStatus
@@ -68,11 +69,11 @@ def board(running: bool = True, **more: Any) -> RunSnapshot:
             "started on n1, H100, 4 processes, 1 thread, bf16, 1,000 parameters, code 01234567",
         ),
         ({"kind": "weather"}, ""),
-        ({"kind": "step", "loss": 2.5}, "step: {'kind': 'step', 'loss': 2.5}"),
+        ({"kind": "step", "loss": 2.5}, "event step: no field 'step': {'loss': 2.5}"),
     ],
 )
 def test_an_event_as_a_line(event: dict[str, Any], text: str) -> None:
-    assert line(event) == text
+    assert line(event_of(event)) == text
 
 
 def test_the_numbers_in_a_line() -> None:
@@ -85,7 +86,7 @@ def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
     attempt = make_attempt(tmp_path, "0123456789abcdef", {})
     job = type("Job", (), {"id": "g/a", "kind": "pretrain", "name": "a"})()
     with_events = Journal(attempt.journal_path)
-    with_events("spike", step=7, of="loss", value=9.0, usual=3.0)
+    with_events.append(Spike(step=7, of="loss", value=9.0, usual=3.0))
     with_events.close()
     for terminal in (True, False):
         out = io.StringIO()

@@ -15,6 +15,7 @@ import gpas_cli.data
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare, present
 from gpas_cli.errors import DataError
+from gpas_cli.events import fields_of
 from gpas_cli.spec.data import Data
 
 PACKAGE = Path(gpas_cli.data.__file__).parent
@@ -30,11 +31,11 @@ def make(root: Path, cache: Path, said: list[str] | None = None, **changes: obje
 def test_facts_describe_the_text(root: Path, tmp_path: Path, layout: str):
     corpus = make(root, tmp_path / "cache", layout=layout)
     facts = corpus.facts()
-    assert facts["train_documents"] + facts["validation_documents"] == 120
-    assert facts["source"] == "files"
-    assert facts["tokenizer"] == corpus.tokenizer.identity
-    assert facts["fingerprint"] != facts["validation_fingerprint"]
-    assert set(facts) == {
+    assert facts.train_documents + facts.validation_documents == 120
+    assert facts.source == "files"
+    assert facts.tokenizer == corpus.tokenizer.identity
+    assert facts.fingerprint != facts.validation_fingerprint
+    assert set(fields_of(facts)) == {
         "source", "fingerprint", "validation_fingerprint", "tokenizer", "train_tokens", "validation_tokens",
         "train_documents", "validation_documents",
     }  # fmt: skip
@@ -120,7 +121,7 @@ def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
     path = root / "corpus" / "b.jsonl"
     path.write_text(path.read_text().replace("gate", "gait"))
     second = make(root, tmp_path / "cache")
-    assert first.facts()["fingerprint"] != second.facts()["fingerprint"]
+    assert first.facts().fingerprint != second.facts().fingerprint
     assert first.folder != second.folder
 
 

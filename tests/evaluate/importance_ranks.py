@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpas_cli.evaluate.importance import measure
+from gpas_cli.events import Event, fields_of
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.train import checkpoint
@@ -41,8 +42,8 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def __call__(self, event: Event) -> None:
+        self.events.append((event.kind, fields_of(event)))
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if name == kind]

@@ -10,10 +10,11 @@ import yaml
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
+from gpas_cli.events import TextFacts
 from gpas_cli.spec.cell import Cell, cell_from
 
 OPTIM = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
-TEXT = {"fingerprint": "f00d", "validation_fingerprint": "beef", "tokenizer": "70ce"}
+TEXT = TextFacts(fingerprint="f00d", validation_fingerprint="beef", tokenizer="70ce")
 ORIGIN = TrainingOrigin(name="small/mix-gpas-s1", code="c0de", commit="a" * 40, dirty=True, text=TEXT)
 FACTS = Facts(
     step=24, steps=24, parameters=12345, dtype="float32", code=True, tokenizer=True, perplexity=12.5, tokens=500

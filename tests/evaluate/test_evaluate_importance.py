@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.evaluate import importance
 from gpas_cli.evaluate.angular import series_name
-from gpas_cli.evaluate.importance import Removal, measure
+from gpas_cli.evaluate.importance import measure
+from gpas_cli.events import Outcome, Removal
 from gpas_cli.model.llama import Block, Llama
 from gpas_cli.spec.cell import Catalogue, Cell
 from gpas_cli.spec.family import FAMILIES
 from gpas_cli.spec.norm import SCHEMES, Norm, Scheme, Wiring
-from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import prepare_text
 

@@ -12,6 +12,7 @@ from attempts import make_attempt
 from launching import FOUR_CORES, entry, key
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
 from gpas_cli.plan.estimate import equivalent_tokens, estimate, flops_per_token, makespan, measured_speeds
@@ -39,12 +40,12 @@ def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, d
     facts = {"cell": cell.cell.to_mapping(), "submitter": {"host": host}, "created": time.time(), "devices": ["cpu-0"]}
     made = make_attempt(runs, key(cell), facts)
     journal = Journal(made.journal_path)
-    journal("start", host=host, device=device)
+    journal.append(Started(host=host, device=device))
     for step in (1, 2):
         seconds = cell.cell.optim.batch * cell.cell.data.length / speed
-        journal("step", step=step, steps=3, loss=5.0, lr=0.1, seconds_per_step=seconds)
+        journal.append(Step(step=step, steps=3, loss=5.0, lr=0.1, seconds_per_step=seconds))
     if outcome:
-        journal("outcome", outcome=outcome, step=2, cause="", metrics={})
+        journal.append(Outcome(outcome=outcome, step=2, cause="", metrics={}))
     journal.close()
     return made
 
@@ -103,7 +104,7 @@ def test_an_interrupted_cell_is_planned_from_its_checkpoint(runs: Path) -> None:
     cell = entry(seed=1)
     whole = made_plan(runs, cell).estimate
     made = attempt(runs, cell)
-    Journal(made.journal_path)("checkpoint", step=2, path="x", seconds=1)
+    Journal(made.journal_path).append(Checkpoint(step=2, path="x", seconds=1))
     made.checkpoints.mkdir()
     found = made_plan(runs, cell)
     assert found.rows[0].detail == "resumes at step 2 of 3"

@@ -13,6 +13,7 @@ from launching import entry
 from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
+from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
 from gpas_cli.grid import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
@@ -21,8 +22,8 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.progress import progress
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.journal import Journal
-from gpas_cli.store.structure import to_mapping
+from gpas_cli.store.journal import Journal, Line
+from gpas_cli.structure import to_mapping
 from gpas_cli.worker import tokenise
 
 NOTES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 50}
@@ -41,12 +42,12 @@ def jobs(*entries: Entry) -> list[Any]:
     return list(stage_jobs(entries).values())
 
 
-def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[Outcome, list[Event]]:
     """Return the outcome and the events of a text's job."""
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     about = {"cache": str(project.cache), "root": str(project.config.parent), "threads": 1, "code": "c0de"}
     asked = attempt_record(job.key, {**to_mapping(job.record()), **about})
-    outcome = tokenise.tokenise(asked, lambda kind, **fields: events.append({"kind": kind, **fields}), stop)
+    outcome = tokenise.tokenise(asked, events.append, stop)
     return outcome, events
 
 
@@ -79,16 +80,16 @@ def test_tokenised_text_needs_no_job_and_lost_text_another(project: Project) -> 
     cell = entry(data=NOTES)
     job, training = with_texts(project, jobs(cell))
     outcome, events = run(project, job)
-    assert outcome["outcome"] == "done"
-    assert outcome["metrics"]["train_tokens"] > 1000
-    assert [event["kind"] for event in events][:2] == ["start", "phase"]
+    assert outcome.outcome == "done"
+    assert outcome.metrics["train_tokens"] > 1000
+    assert [type(event) for event in events[:2]] == [Started, Phase]
     assert with_texts(project, [training]) == jobs(cell)
     attempt = make_attempt(project.runs, job.key, to_mapping(job.record()))
-    Journal(attempt.journal_path)("outcome", **outcome)
+    Journal(attempt.journal_path).append(outcome)
     next((project.cache / "tokens").glob("*/train/00000.json")).unlink()
     again, _ = with_texts(project, jobs(cell))
     assert again.key != job.key
-    assert run(project, again)[0]["outcome"] == "done"
+    assert run(project, again)[0].outcome == "done"
 
 
 def test_an_unavailable_text_is_reported_by_the_job(project: Project) -> None:
@@ -99,14 +100,15 @@ def test_an_unavailable_text_is_reported_by_the_job(project: Project) -> None:
 
 def test_a_stopped_tokenisation_is_resumed(project: Project) -> None:
     job, _ = with_texts(project, jobs(entry(data=NOTES)))
-    assert run(project, job, stop=lambda: "interrupted")[0] == {"outcome": "interrupted"}
-    assert run(project, job)[0]["outcome"] == "done"
+    assert run(project, job, stop=lambda: "interrupted")[0] == Outcome("interrupted")
+    assert run(project, job)[0].outcome == "done"
 
 
 def test_progress_of_a_tokenisation() -> None:
-    events: list[dict[str, Any]] = []
-    reporter = tokenise._ProgressReporter(lambda kind, **fields: events.append({"kind": kind, **fields}), lambda: None)
+    events: list[Event] = []
+    reporter = tokenise._ProgressReporter(events.append, lambda: None)
     reporter.watch("train", Need("tokens", 1000), Totals(7, 345))
-    seen = StageStatus(state="running", evidence="its lock", progress=progress(events))
+    lines = [Line({"t": 1.0, "kind": event.kind, **fields_of(event)}) for event in events]
+    seen = StageStatus(state="running", evidence="its lock", progress=progress(lines))
     assert how_far(seen) == "running 34 % (train: 7 documents, 345 tokens)"
     assert how_far(StageStatus(state="failed", evidence="x", cause="no file")) == "failed: no file"

@@ -38,7 +38,7 @@ from gpas_cli.state.submitters import claims_lock
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
-from gpas_cli.store.structure import from_mapping, to_mapping
+from gpas_cli.structure import from_mapping, to_mapping
 
 COMMAND: Sequence[str] = JOB
 

@@ -17,6 +17,7 @@ from attempts import make_attempt
 from launching import entry, key, kill, until
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Outcome
 from gpas_cli.state import cancellation, locks, submitters
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claim_set import ClaimSet
@@ -104,7 +105,7 @@ def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome:
         alive = locks.hold(alive_path(made))
         if outcome:
             with contextlib.closing(Journal(made.journal_path)) as journal:
-                journal("outcome", outcome=outcome, step=1, cause="", metrics={})
+                journal.append(Outcome(outcome=outcome, step=1, cause="", metrics={}))
             os.close(alive)
         with ClaimSet(runs) as living:
             living.take(KEYS[:1])

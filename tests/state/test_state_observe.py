@@ -17,6 +17,7 @@ from launching import entry, key
 from gpas_cli.checkpoints import path_of
 from gpas_cli.cli.progress_view import result
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Outcome, event_of
 from gpas_cli.state import cancellation, locks
 from gpas_cli.state.attempt import alive_path, resumable
 from gpas_cli.state.claims import write_claim
@@ -25,7 +26,7 @@ from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.state.progress import progress as read_progress
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.submitters import Submitter
-from gpas_cli.store.journal import Journal, encode
+from gpas_cli.store.journal import Journal, Line, encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 
 CELL = entry()
@@ -37,7 +38,7 @@ def attempt(runs: Path, *events: tuple[str, dict[str, Any]], host: str = "", cre
     made = make_attempt(runs, KEY, facts)
     journal = Journal(made.journal_path)
     for kind, fields in events:
-        journal(kind, **fields)
+        journal.append(event_of({"kind": kind, **fields}))
     journal.close()
     return made
 
@@ -141,7 +142,7 @@ def test_an_outcome_written_between_two_reads_is_not_missed(runs: Path, monkeypa
 
     def late(path: Path) -> locks.Lock:
         journal = Journal(made.journal_path)
-        journal("outcome", outcome="done", step=10, cause="", metrics={})
+        journal.append(Outcome(outcome="done", step=10, cause="", metrics={}))
         journal.close()
         return probe(path)
 
@@ -311,7 +312,7 @@ def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
         ("spike", {"step": 14, "of": "loss", "value": 9.0, "usual": 3.0}),
         ("spike", {"step": 14, "of": "grad_norm", "value": 9.0, "usual": 1.0}),
     ]
-    found = read_progress([{"n": i, "t": float(i), "kind": kind, **fields} for i, (kind, fields) in enumerate(events)])
+    found = read_progress([Line({"t": float(i), "kind": kind, **fields}) for i, (kind, fields) in enumerate(events)])
     assert found is not None
     assert (found.grad_norm, found.mfu, found.spikes) == (0.5, 0.41, 2)
 

@@ -10,6 +10,7 @@ from typing import Any
 from attempts import make_attempt
 from sqlalchemy import Engine
 
+from gpas_cli.events import event_of
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 
@@ -75,5 +76,5 @@ class Life:
 def with_journal(attempt: AttemptDir, events: list[tuple[str, dict[str, Any]]]) -> None:
     journal = Journal(attempt.journal_path)
     for kind, fields in events:
-        journal(kind, **fields)
+        journal.append(event_of({"kind": kind, **fields}))
     journal.close()

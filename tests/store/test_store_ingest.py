@@ -17,6 +17,7 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from gpas_cli.errors import StoreError
+from gpas_cli.events import Layers, Outcome, Step
 from gpas_cli.store import ingest, journal
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.rundir import AttemptDir
@@ -106,9 +107,9 @@ def test_nonfinite_numbers_round_trip(engine: Engine, life: Life) -> None:
     values = [math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.1]
     writer = journal.Journal(attempt.journal_path)
     for step, value in enumerate(values):
-        writer("step", step=step, loss=value)
-    writer("layers", step=0, values={"gate": values})
-    writer("outcome", outcome="diverged", step=5, metrics={"loss": math.nan, "perplexity": math.inf})
+        writer.append(Step(step=step, loss=value))
+    writer.append(Layers(0, {"gate": values}))
+    writer.append(Outcome("diverged", 5, metrics={"loss": math.nan, "perplexity": math.inf}))
     writer.close()
     sync(engine, life.runs)
     with Session(engine) as orm:

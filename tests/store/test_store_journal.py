@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpas_cli.events import Checkpoint, Evaluation, Outcome, Phase, Started, Step, Unknown
 from gpas_cli.store import journal as module
-from gpas_cli.store.journal import Journal, decode, encode, read, tail
+from gpas_cli.store.journal import Journal, decode, encode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -32,6 +33,15 @@ def written(path: Path, count: int) -> list[dict[str, Any]]:
     events = [{"n": n, "t": 1760000000.5, "kind": "step", "step": n, "loss": 1.0 / (n + 1)} for n in range(count)]
     path.write_bytes(b"".join(encode(event) for event in events))
     return events
+
+
+def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int, int]:
+    lines, end, damaged = module.read(path, offset, limit)
+    return [dict(line.values) for line in lines], end, damaged
+
+
+def tail(path: Path, *size: int, **more: Any) -> list[dict[str, Any]]:
+    return [dict(line.values) for line in module.tail(path, *size, **more)]
 
 
 def line_of(data: bytes, position: int) -> int:
@@ -67,13 +77,13 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     before = time.time()
     journal = Journal(path)
-    journal("start", stage="pretrain", where=Path("/somewhere"), axes=("norm", "gate"))
-    journal("step", step=1, loss=math.nan, lr=math.inf, grad_norm=-math.inf)
+    journal.append(Unknown("place", unread={"where": Path("/somewhere"), "axes": ("norm", "gate")}))
+    journal.append(Step(step=1, loss=math.nan, lr=math.inf, grad_norm=-math.inf))
     journal.close()
     (start, step), offset, damaged = read(path)
     assert (offset, damaged) == (path.stat().st_size, 0)
     assert before <= start.pop("t") <= time.time()
-    assert start == {"n": 0, "kind": "start", "stage": "pretrain", "where": "/somewhere", "axes": ["norm", "gate"]}
+    assert start == {"n": 0, "kind": "place", "where": "/somewhere", "axes": ["norm", "gate"]}
     assert [step[name] for name in ("n", "loss", "lr", "grad_norm")] == [1, "nan", "inf", "-inf"]
     assert math.isnan(float(step["loss"]))
 
@@ -81,7 +91,8 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_array_scalars_are_numbers(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     journal = Journal(tmp_path / "j")
-    journal("step", loss=numpy.float32(0.5), step=numpy.int64(3), worst=numpy.float64("nan"), bad=numpy.float32("inf"))
+    numbers = {"worst": numpy.float64("nan"), "bad": numpy.float32("inf")}
+    journal.append(Step(step=numpy.int64(3), loss=numpy.float32(0.5), unread=numbers))
     journal.close()
     event = read(tmp_path / "j")[0][0]
     assert (event["loss"], event["step"], event["worst"], event["bad"]) == (0.5, 3, "nan", "inf")
@@ -90,10 +101,10 @@ def test_array_scalars_are_numbers(tmp_path: Path) -> None:
 def test_an_event_that_json_cannot_represent_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     with pytest.raises(TypeError, match="object"):
-        journal("step", value=object())
+        journal.append(Unknown("x", unread={"value": object()}))
     with pytest.raises(TypeError, match="n: written by the journal itself"):
-        journal("step", n=7)
-    journal("step", step=1)
+        journal.append(Unknown("x", unread={"n": 7}))
+    journal.append(Step(step=1))
     journal.close()
     assert [event["n"] for event in read(tmp_path / "j")[0]] == [0]
 
@@ -103,7 +114,7 @@ def test_a_closed_journal_takes_no_events(tmp_path: Path) -> None:
     journal.close()
     journal.close()
     with pytest.raises(ValueError, match="closed"):
-        journal("step")
+        journal.append(Step(1))
 
 
 def test_a_journal_that_cannot_be_opened_raises_at_once(tmp_path: Path) -> None:
@@ -115,7 +126,7 @@ def test_a_second_writer_continues_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path, 3)
     path.write_bytes(path.read_bytes()[:-10])
-    Journal(path)("start", stage="pretrain")
+    Journal(path).append(Started(stage="pretrain"))
     events, offset, damaged = read(path)
     assert [(event["n"], event["kind"]) for event in events] == [(0, "step"), (1, "step"), (2, "start")]
     assert (offset, damaged) == (path.stat().st_size, 1)
@@ -125,10 +136,10 @@ def test_reading_continues_from_an_offset_up_to_the_last_complete_line(tmp_path:
     path = tmp_path / "j"
     written(path, 2)
     whole = path.read_bytes()
-    path.write_bytes(whole + encode({"n": 2, "kind": "x"})[:-5])
+    path.write_bytes(whole + encode({"n": 2, "t": 1.0, "kind": "x"})[:-5])
     events, offset, damaged = read(path)
     assert (len(events), offset, damaged) == (2, len(whole), 0)
-    path.write_bytes(whole + encode({"n": 2, "kind": "x"}))
+    path.write_bytes(whole + encode({"n": 2, "t": 1.0, "kind": "x"}))
     events, offset, damaged = read(path, offset)
     assert ([event["n"] for event in events], offset, damaged) == ([2], path.stat().st_size, 0)
     assert read(path, offset) == ([], offset, 0)
@@ -140,7 +151,7 @@ def test_an_event_without_its_newline_is_complete(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     events, offset, damaged = read(path)
     assert (len(events), offset, damaged) == (2, path.stat().st_size, 0)
-    Journal(path)("x")
+    Journal(path).append(Unknown("x"))
     assert [event["n"] for event in read(path, offset)[0]] == [2]
     assert read(path)[2] == 0
 
@@ -176,11 +187,11 @@ def test_events_survive_a_disk_that_is_full_for_a_while(tmp_path: Path, disk: Ca
     journal = Journal(path)
     full = disk(250)
     for step in range(10):
-        journal("step", step=step, loss=0.5)
+        journal.append(Step(step=step, loss=0.5))
     assert 0 < journal.pending < 10
     assert read(path)[2] == 0
     full.room = 10**6
-    journal("outcome", outcome="done")
+    journal.append(Outcome(outcome="done"))
     journal.close()
     events, _, damaged = read(path)
     assert [event["n"] for event in events] == list(range(11))
@@ -194,9 +205,9 @@ def test_a_line_cut_at_its_very_end_is_read_once(
     monkeypatch.setattr(module.time, "time", lambda: 1760000000.5)
     journal = Journal(tmp_path / "j")
     full = disk(len(encode({"n": 0, "t": 1760000000.5, "kind": "x"})) - short)
-    journal("x")
+    journal.append(Unknown("x"))
     full.room = 10**6
-    journal("y")
+    journal.append(Unknown("y"))
     journal.close()
     events, _, bad = read(tmp_path / "j")
     assert [event["n"] for event in events] == [0, 1]
@@ -209,13 +220,13 @@ def test_when_memory_is_full_too_the_oldest_steps_go_first(
     monkeypatch.setattr(module, "PENDING_LIMIT", 5)
     journal = Journal(tmp_path / "j")
     full = disk(0)
-    journal("start")
+    journal.append(Started())
     for step in range(10):
-        journal("step", step=step)
-    journal("evaluation", step=9)
+        journal.append(Step(step=step))
+    journal.append(Evaluation(step=9))
     assert (journal.pending, journal.dropped) == (5, 7)
     full.room = 10**6
-    journal("outcome")
+    journal.append(Outcome("done"))
     journal.close()
     events = read(tmp_path / "j")[0]
     kept = [(event["kind"], event.get("step")) for event in events]
@@ -231,7 +242,7 @@ def test_without_steps_to_drop_the_oldest_goes(
     journal = Journal(tmp_path / "j")
     full = disk(0)
     for name in "abcd":
-        journal("phase", name=name)
+        journal.append(Phase(name=name))
     full.room = 10**6
     journal.close()
     assert [event.get("name") for event in read(tmp_path / "j")[0]] == ["c", "d", None]
@@ -240,7 +251,7 @@ def test_without_steps_to_drop_the_oldest_goes(
 def test_close_raises_if_events_could_not_be_written(tmp_path: Path, disk: Callable[[int], Disk]) -> None:
     journal = Journal(tmp_path / "j")
     disk(0)
-    journal("outcome", outcome="done")
+    journal.append(Outcome(outcome="done"))
     with pytest.raises(OSError, match="1 events could not be written"):
         journal.close()
 
@@ -252,14 +263,14 @@ def test_close_raises_if_the_disk_lost_events(tmp_path: Path, monkeypatch: pytes
     journal = Journal(tmp_path / "j")
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "fsync", fail)
-        journal("checkpoint", step=1)
+        journal.append(Checkpoint(step=1))
     with pytest.raises(OSError, match="Input/output"):
         journal.close()
 
 
 @given(fields=FIELDS)
 def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
-    event = {"n": 0, "kind": "x"} | module.plain(fields)
+    event = {"n": 0, "t": 1.0, "kind": "x"} | module.plain(fields)
     line = encode(event)
     assert line.count(b"\n") == 1
     assert decode(line[:-1]) == event
@@ -281,7 +292,7 @@ def test_any_truncation_loses_only_the_lines_cut(
     assert tail(path) == found
     assert damaged == 0
     assert offset <= cut
-    Journal(path)("more")
+    Journal(path).append(Unknown("more"))
     after, _, damaged = read(path)
     assert after[:-1] == found
     assert after[-1]["n"] == complete
@@ -316,15 +327,15 @@ def test_junk_is_never_an_event_and_never_an_error(tmp_path_factory: pytest.Temp
     path.write_bytes(junk)
     assert read(path)[0] == []
     assert tail(path) == []
-    Journal(path)("start")
+    Journal(path).append(Started())
     assert [event["n"] for event in read(path)[0]] == [0]
 
 
 def test_a_killed_writer_leaves_a_readable_journal(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from gpas_cli.store.journal import Journal\n"
+        "import sys, pathlib; from gpas_cli.events import Step; from gpas_cli.store.journal import Journal\n"
         "journal = Journal(pathlib.Path(sys.argv[1])); n = 0\n"
-        "while True:\n    journal('step', step=n, filler='x' * 500); n += 1\n    print(n, flush=True)\n"
+        "while True:\n    journal.append(Step(n, split='x' * 500)); n += 1\n    print(n, flush=True)\n"
     )
     path = tmp_path / "j"
     process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
+from gpas_cli.store.journal import Line
 from gpas_cli.store.projection import EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
 
 
-def event(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"n": 0, "t": 1760000000.0, "kind": kind, **fields}
+def event(kind: str, **fields: Any) -> Line:
+    return Line({"n": 0, "t": 1760000000.0, "kind": kind, **fields})
 
 
 def test_steps_and_evaluations_become_curves() -> None:
-    step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens_per_second=7, tokens=192)
-    step |= {"seconds_per_step": 0.1, "flops_per_second": 1e9, "mfu": 0.4, "memory": 2**30}
+    speed = {"tokens_per_second": 7, "seconds_per_step": 0.1, "flops_per_second": 1e9, "mfu": 0.4, "memory": 2**30}
+    step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens=192, **speed)
     evaluation = event(
         "evaluation", step=4, loss=1.5, perplexity=4.48, bits_per_byte=0.6, tokens=64, loss_reference=1.4
     )
@@ -85,9 +86,9 @@ def test_unknown_kinds_are_ignored() -> None:
         event("start", parameters=1.5),
         event("checkpoint", step=None),
     ],
-    ids=str,
+    ids=lambda line: str(line.values),
 )
-def test_a_malformed_event_is_counted_and_changes_nothing(bad: dict[str, Any]) -> None:
+def test_a_malformed_event_is_counted_and_changes_nothing(bad: Line) -> None:
     changes = project_events([bad, event("step", step=5, loss=1.0)])
     assert changes.malformed == 1
     assert changes.columns == {"last_step": 5}

@@ -13,6 +13,7 @@ from gpas_cli.report.query import results
 from gpas_cli.report.result import PARTIAL
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
+from gpas_cli.store.journal import Line
 from gpas_cli.store.projection import project_events
 from gpas_cli.store.schema import ScoreRow
 
@@ -22,15 +23,19 @@ SCORE = {
 }  # fmt: skip
 
 
+def line(**changed: object) -> Line:
+    return Line({"n": 0, "t": 1760000000.0, "kind": "score", **SCORE, **changed})
+
+
 def test_a_score_becomes_a_row_and_the_later_one_counts() -> None:
-    events = [{"kind": "score", **SCORE, "value": value} for value in (0.5, 0.6)]
-    assert list(project_events(events).scores) == [("piqa", "acc")]
-    assert project_events(events).scores["piqa", "acc"]["value"] == 0.6
+    lines = [line(value=value) for value in (0.5, 0.6)]
+    assert list(project_events(lines).scores) == [("piqa", "acc")]
+    assert project_events(lines).scores["piqa", "acc"]["value"] == 0.6
 
 
 @pytest.mark.parametrize("wrong", [{"value": "much"}, {"examples": -1}, {"examples": 0.5}])
 def test_a_malformed_score_is_counted(wrong: dict[str, object]) -> None:
-    changes = project_events([{"kind": "score", **SCORE, **wrong}])
+    changes = project_events([line(**wrong)])
     assert changes.malformed == 1
     assert not changes.scores
 

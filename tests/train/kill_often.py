@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.events import Event, Step, Warned
 from gpas_cli.spec.cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.precision import make_deterministic
@@ -25,11 +26,11 @@ CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_ever
 def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
     """Train in this process as attempt `number`, after all earlier ones; write the number of every update to `pipe`."""
 
-    def emit(kind: str, **fields: Any) -> None:
-        if kind in ("step", "outcome"):
-            os.write(pipe, f"{fields['step']}\n".encode())
-        if kind == "warning":
-            (root / "warnings").open("a").write(f"{fields['message']}\n")
+    def emit(event: Event) -> None:
+        if isinstance(event, Step):
+            os.write(pipe, f"{event.step}\n".encode())
+        if isinstance(event, Warned):
+            (root / "warnings").open("a").write(f"{event.message}\n")
 
     earlier = [root / str(n) for n in range(number)]
     outcome = train(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpas_cli.events import Event, Layers, Step
 from gpas_cli.model.dtensors import is_shard
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell, cell_from
@@ -105,8 +106,8 @@ def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> No
 
 
 def test_all_numbers_are_copied_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[tuple[str, dict]] = []
-    observer = Observer(cell(), Monitoring(), torch.device("cpu"), lambda kind, **fields: events.append((kind, fields)))
+    events: list[Event] = []
+    observer = Observer(cell(), Monitoring(), torch.device("cpu"), events.append)
     network = trained()
     for step in range(1, 11):
         layers = measure_layers(network, []) if step == 10 else None
@@ -118,9 +119,10 @@ def test_all_numbers_are_copied_in_one_transfer(monkeypatch: pytest.MonkeyPatch)
     assert observer.settle() is None
     observer.log(Position(step=10, tokens=640, seconds=1.0))
     assert len(calls) == 1
-    assert [kind for kind, _ in events] == ["layers", "step"]
-    assert events[1][1]["loss"] == 5.0
-    assert events[1][1]["seconds_per_step"] > 0
+    layers, step = events
+    assert (type(layers), type(step)) == (Layers, Step)
+    assert step.loss == 5.0
+    assert step.seconds_per_step > 0
 
 
 def test_without_pending_updates_nothing_is_reported() -> None:

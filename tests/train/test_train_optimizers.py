@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.events import Outcome, silent
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.flops import parameters
@@ -21,7 +22,6 @@ from gpas_cli.spec.optimizers import OPTIMIZERS, OptimizerKind
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
-from gpas_cli.train.events import Outcome, silent
 from gpas_cli.train.optim import make_adam, make_optimizer
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import DataError, GpasError
+from gpas_cli.events import Event, Outcome, fields_of
 from gpas_cli.spec.cell import Cell, cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import dcp_storage, loop, matmul_precision
-from gpas_cli.train.events import Outcome
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 from gpas_cli.train.update import Update
@@ -33,8 +33,8 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[str, dict]] = []
 
-    def __call__(self, kind: str, **fields: object) -> None:
-        self.events.append((kind, fields))
+    def __call__(self, event: Event) -> None:
+        self.events.append((event.kind, fields_of(event)))
 
     def of(self, kind: str) -> list[dict]:
         return [fields for name, fields in self.events if name == kind]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Spike, Step
 from gpas_cli.schedule import extras
 from gpas_cli.schedule.extras import require_libraries
 from gpas_cli.spec.run import Monitoring
@@ -22,10 +23,10 @@ class Recorder:
     """A journal that keeps its events."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
 
-    def __call__(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
 
 
 @pytest.fixture
@@ -62,13 +63,13 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 
 def test_events_become_named_numbers() -> None:
-    step = scalars("step", {"step": 3, "steps": 9, "loss": 2.5, "lr": 0.1})
+    step = scalars(Step(3, steps=9, loss=2.5, lr=0.1))
     assert step == (3, {"train/loss": 2.5, "train/lr": 0.1})
-    layers = scalars("layers", {"step": 4, "values": {"gate": [0.5, None, 0.25]}})
+    layers = scalars(Layers(4, {"gate": [0.5, None, 0.25]}))
     assert layers == (4, {"layers/gate/01": 0.5, "layers/gate/03": 0.25})
-    spike = scalars("spike", {"step": 5, "of": "loss", "value": 9.0, "usual": 3.0})
+    spike = scalars(Spike(5, "loss", 9.0, usual=3.0))
     assert spike == (5, {"spike/loss": 9.0})
-    assert scalars("checkpoint", {"step": 5, "path": "x"}) is None
+    assert scalars(Checkpoint(5, "x")) is None
 
 
 def test_without_sinks_events_go_to_the_journal_directly(subject: Subject, tmp_path: Path) -> None:
@@ -80,10 +81,10 @@ def test_without_sinks_events_go_to_the_journal_directly(subject: Subject, tmp_p
 def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
-        emit("phase", name="training", resumed_from=0)
-        emit("step", step=1, steps=2, loss=2.0)
-        emit("evaluation", step=2, loss=1.5, perplexity=float("inf"))
-    assert [kind for kind, _ in journal.events] == ["phase", "step", "evaluation"]
+        emit(Phase(name="training", resumed_from=0))
+        emit(Step(step=1, steps=2, loss=2.0))
+        emit(Evaluation(step=2, loss=1.5, perplexity=float("inf")))
+    assert [event.kind for event in journal.events] == ["phase", "step", "evaluation"]
     assert wandb.logged == [(1, {"train/loss": 2.0}), (2, {"eval/loss": 1.5})]
     assert wandb.init["project"] == "norms"
     assert wandb.init["id"] == "0123456789abcdef-002"
@@ -93,12 +94,12 @@ def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: type
 def test_a_failing_sink_is_only_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
     journal = Recorder()
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
-        emit("step", step=1, steps=2, loss=2.0)
+        emit(Step(step=1, steps=2, loss=2.0))
         wandb.fail = ConnectionError("no route")
-        emit("step", step=2, steps=2, loss=2.0)
-        emit("step", step=3, steps=2, loss=2.0)
-    assert [kind for kind, _ in journal.events] == ["step", "step", "warning", "step"]
-    assert journal.events[2][1]["message"] == ("Weights & Biases receives no further events: ConnectionError: no route")
+        emit(Step(step=2, steps=2, loss=2.0))
+        emit(Step(step=3, steps=2, loss=2.0))
+    assert [event.kind for event in journal.events] == ["step", "step", "warning", "step"]
+    assert journal.events[2].message == ("Weights & Biases receives no further events: ConnectionError: no route")
 
 
 def test_a_sink_that_cannot_be_opened_is_only_a_warning(
@@ -107,8 +108,8 @@ def test_a_sink_that_cannot_be_opened_is_only_a_warning(
     journal = Recorder()
     wandb.fail = RuntimeError("no key")
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
-        emit("step", step=1, steps=2, loss=2.0)
-    assert [kind for kind, _ in journal.events] == ["warning", "step"]
+        emit(Step(step=1, steps=2, loss=2.0))
+    assert [event.kind for event in journal.events] == ["warning", "step"]
 
 
 def test_a_sink_that_does_not_close_is_abandoned(
@@ -120,7 +121,7 @@ def test_a_sink_that_does_not_close_is_abandoned(
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal):
         pass
     wandb.answers.set()
-    assert journal.events[0][1]["message"].endswith("TimeoutError: not closed within 0.05 s")
+    assert journal.events[0].message.endswith("TimeoutError: not closed within 0.05 s")
 
 
 def test_tensorboard_writes_a_folder_for_each_cell(
@@ -146,8 +147,8 @@ def test_tensorboard_writes_a_folder_for_each_cell(
     module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     with opened(Monitoring(tensorboard="board"), subject, tmp_path, Recorder()) as emit:
-        emit("phase", name="training", resumed_from=40)
-        emit("step", step=41, steps=50, loss=2.0)
+        emit(Phase(name="training", resumed_from=40))
+        emit(Step(step=41, steps=50, loss=2.0))
     (writer,) = made
     assert writer.folder == str(tmp_path / "board/small/pre-s1-01234567")
     assert (writer.purge_step, writer.scalars, writer.closed) == (41, [("train/loss", 2.0, 41)], True)
@@ -158,9 +159,9 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with opened(Monitoring(tensorboard=str(tmp_path / "board")), subject, tmp_path, Recorder()) as emit:
-        emit("phase", name="training", resumed_from=0)
+        emit(Phase(name="training", resumed_from=0))
         for step in (1, 2):
-            emit("step", step=step, steps=2, loss=2.0 / step)
+            emit(Step(step=step, steps=2, loss=2.0 / step))
     (folder,) = (tmp_path / "board/small").iterdir()
     events = EventAccumulator(str(folder))
     events.Reload()

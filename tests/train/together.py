@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ def text(folder: Path) -> None:
 
 def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     """Train one case into root/NAME; return its events by kind, and its outcome."""
+    from gpas_cli.events import fields_of
     from gpas_cli.spec.cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
     from gpas_cli.train import loop
@@ -39,13 +39,13 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     asked = iter(range(10**6))
     outcome = train(
         cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
-        lambda kind, **fields: events.setdefault(kind, []).append(fields),
+        lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
         cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2), resources=Resources(**resources),
         # Only one of the processes asks to stop.
         stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
     )  # fmt: skip
     loop.summed_loss = healthy
-    return {**events, "outcome": asdict(outcome)}
+    return {**events, "outcome": fields_of(outcome)}
 
 
 def limited(healthy: Any, most: int) -> Any:

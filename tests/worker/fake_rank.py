@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from gpas_cli.events import Outcome
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
@@ -29,7 +30,7 @@ journal = Journal(here.journal_path) if rank == 0 else None
 
 def leave(outcome: str, code: int) -> None:
     if journal is not None:
-        journal("outcome", outcome=outcome, step=3, cause="", metrics={})
+        journal.append(Outcome(outcome=outcome, step=3, cause="", metrics={}))
         journal.close()
     sys.exit(code)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,11 @@ import pytest
 from attempts import make_attempt
 from importance_ranks import TEXTS, cell_of, save_network
 
+from gpas_cli.events import Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state import rerun
 from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.train.events import Outcome
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext
 from gpas_cli.worker.stages.importance import recorded, run
@@ -40,7 +42,7 @@ def facts_of(project: Path, cell: Cell, stage: str) -> dict[str, Any]:
 
 def with_outcome(attempt: AttemptDir, outcome: Outcome) -> None:
     journal = Journal(attempt.journal_path)
-    journal("outcome", outcome=outcome.outcome, step=outcome.step, cause=outcome.cause, metrics=outcome.metrics)
+    journal.append(outcome)
     journal.close()
 
 
@@ -51,7 +53,7 @@ def new_attempt(project: Path) -> AttemptDir:
 def go(project: Path, attempt: AttemptDir, most: int = 100) -> Outcome:
     """Run the attempt, asking it to stop after `most` measurements."""
     journal = Journal(attempt.journal_path)
-    outcome = run(StageContext(CELL, attempt.read_attempt(), attempt, journal, stopping(most), ALONE))
+    outcome = run(StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stopping(most), ALONE))
     journal.close()
     with_outcome(attempt, outcome)
     return outcome
@@ -63,7 +65,7 @@ def stopping(most: int) -> Callable[[], str | None]:
 
 
 def events(attempt: AttemptDir, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read(attempt.journal_path)[0] if event["kind"] == kind]
+    return [dict(line.values) for line in read(attempt.journal_path)[0] if line.kind == kind]
 
 
 def measured(attempt: AttemptDir) -> list[int]:
@@ -91,8 +93,8 @@ def test_attempts_and_requeues_continue_where_the_last_one_stopped(project: Path
 def test_a_loss_that_is_not_finite_is_read_as_a_number(project: Path) -> None:
     attempt = new_attempt(project)
     go(project, attempt)
-    (whole, *_) = events(attempt, "removal")
+    whole = next(recorded(project / "runs", CELL.key))
     journal = Journal(attempt.journal_path)
-    journal("removal", **{k: v for k, v in whole.items() if k not in ("n", "t", "kind")} | {"loss": float("inf")})
+    journal.append(replace(whole, loss=math.inf))
     journal.close()
-    assert list(recorded(project / "runs", CELL.key))[-1].loss == float("inf")
+    assert list(recorded(project / "runs", CELL.key))[-1].loss == math.inf

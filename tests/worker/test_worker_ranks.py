@@ -68,7 +68,7 @@ class Job:
         return code
 
     def outcomes(self) -> list[dict[str, Any]]:
-        return [event for event in read(self.attempt.journal_path)[0] if event["kind"] == "outcome"]
+        return [dict(line.values) for line in read(self.attempt.journal_path)[0] if line.kind == "outcome"]
 
 
 def wait(condition: Callable[[], bool]) -> None:

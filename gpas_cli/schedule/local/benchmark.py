@@ -29,7 +29,7 @@ from gpas_cli.schedule.local.slots import Lease, Slots
 from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.records import BenchRequest, bench_request
 from gpas_cli.store.rundir import write_json
-from gpas_cli.store.structure import to_mapping
+from gpas_cli.structure import to_mapping
 
 PACKAGE = Path(gpas_cli.__file__).parents[1]
 COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")

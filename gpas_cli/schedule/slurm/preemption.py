@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Step
 from gpas_cli.finding import Finding
 from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.state.progress import number
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import all_attempts
 
@@ -70,9 +70,9 @@ def slowest_save(runs: Path) -> float | None:
     found = list[float]()
     for attempt in all_attempts(runs):
         with suppress(OSError):
-            events = tail(attempt.journal_path)
-            saves = [number(event.get("seconds")) or 0.0 for event in events if event.get("kind") == "checkpoint"]
-            updates = [number(event.get("seconds_per_step")) or 0.0 for event in events if event.get("kind") == "step"]
+            events = [line.event for line in tail(attempt.journal_path)]
+            saves = [event.seconds or 0.0 for event in events if isinstance(event, Checkpoint)]
+            updates = [event.seconds_per_step or 0.0 for event in events if isinstance(event, Step)]
             found += [max(saves) + max(updates, default=0.0)] if saves else []
     return max(found, default=None)
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Phase
 from gpas_cli.state.logs import last_line
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
@@ -50,10 +51,11 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
 
     0 if it was a single row or is unknown: if memory ran out before training began, the rows did not use it.
     """
-    events, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
-    began = [event for event in events if event["kind"] == "phase" and event.get("name") == "training"]
-    asked = attempt.read_attempt().resources.micro_batch
-    return int(began[-1].get("micro_batch", asked) if began else asked) // 2
+    lines, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
+    events = (line.event for line in reversed(lines))
+    began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
+    used = began.micro_batch if began else None
+    return (attempt.read_attempt().resources.micro_batch if used is None else used) // 2
 
 
 def count_failure(submission: Path, index: int, cause: str) -> str:

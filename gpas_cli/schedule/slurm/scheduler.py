@@ -25,7 +25,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.structure import to_mapping
+from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, listed
 
 

@@ -28,7 +28,7 @@ from gpas_cli.files import replace_file
 from gpas_cli.state.claims import read_claim
 from gpas_cli.store.records import Author, ElementRecord, Folders, JobRecord, SubmissionRecord, element_of
 from gpas_cli.store.rundir import read_record, write_record
-from gpas_cli.store.structure import from_mapping, to_mapping
+from gpas_cli.structure import from_mapping, to_mapping
 
 if TYPE_CHECKING:
     from gpas_cli.plan.stage_jobs import StageJob

@@ -15,7 +15,7 @@ from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
-    from gpas_cli.train.events import Emit, Outcome, Stop
+    from gpas_cli.events import Emit, Outcome, Stop
     from gpas_cli.train.parallel import World
     from gpas_cli.train.trained import TrainedNetwork
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from gpas_cli import words
 from gpas_cli.data.prepare import token_cache
@@ -13,11 +12,11 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Warned
 from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
 from gpas_cli.state.outputs import text_of
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.journal import stretches
-from gpas_cli.train.events import Emit, Outcome
 from gpas_cli.worker.stages.context import StageContext
 
 REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -45,12 +44,12 @@ def run(stage: StageContext) -> Outcome:
             section, scorer, tokenizer, stage.root, skip=skip, progress=progress, stop=lambda: stage.stop() is not None
         ):
             if isinstance(found, MissingTask):
-                stage.emit("warning", message=f"{found.task} is not scored: {found.reason}")
+                stage.emit(Warned(f"{found.task} is not scored: {found.reason}"))
                 missing.append(found)
                 continue
             # The score that tables show comes last: the task counts as scored with it.
             for score in sorted(found, key=lambda score: score.metric == measure_of(score.task)):
-                stage.emit("score", **vars(score), checkpoint=checkpoint)
+                stage.emit(Score(**vars(score), checkpoint=checkpoint))
                 scores[score.task, score.metric] = score.value
     except ScoringStopped:
         return Outcome(stage.stop() or "interrupted", _scored(section, scores))
@@ -66,10 +65,10 @@ def run(stage: StageContext) -> Outcome:
 def recorded(runs: Path, key: str, checkpoint: str) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield (task, metric) and value of each score of `checkpoint` in the journals of the stage, oldest first."""
     for attempt in deciding(runs, key):
-        for events, _, _ in stretches(attempt.journal_path):
-            for event in events:
-                if event["kind"] == "score" and event.get("checkpoint") == checkpoint:
-                    yield (event["task"], event["metric"]), float(event["value"])
+        for lines, _, _ in stretches(attempt.journal_path):
+            for line in lines:
+                if isinstance(line.event, Score) and line.event.checkpoint == checkpoint:
+                    yield (line.event.task, line.event.metric), line.event.value
 
 
 def _tokenizer(stage: StageContext, trained: Path) -> Tokenizer:
@@ -80,9 +79,9 @@ def _tokenizer(stage: StageContext, trained: Path) -> Tokenizer:
         cell.model.size.vocab,
         stage.cache,
         root=stage.root,
-        notify=lambda name: stage.emit("phase", name=name),
+        notify=lambda name: stage.emit(Phase(name)),
     )
-    before = text_of(trained).get("tokenizer", tokens.tokenizer.identity)
+    before = text_of(trained).tokenizer or tokens.tokenizer.identity
     if tokens.tokenizer.identity != before:
         raise GpasError(
             f"the tokenizer of data.tokenizer: {cell.data.tokenizer} has changed since {trained} was trained "
@@ -121,5 +120,4 @@ class _Progress:
         now = time.monotonic()
         if task != self.task or now - self.told >= REPORT_SECONDS:
             self.task, self.told = task, now
-            fields: dict[str, Any] = {"task": task, "place": place + 1, "tasks": len(self.section.tasks)}
-            self.emit("scoring", **fields, done=done, total=total)
+            self.emit(Scoring(task, place + 1, len(self.section.tasks), done, total))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from gpas_cli.evaluate.importance import Removal, measure
+from gpas_cli.evaluate.importance import measure
+from gpas_cli.events import Outcome, Removal
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.journal import stretches
-from gpas_cli.train.events import Outcome
 from gpas_cli.worker.stages.context import StageContext
 
 
@@ -24,12 +23,6 @@ def run(stage: StageContext) -> Outcome:
 def recorded(runs: Path, key: str) -> Iterator[Removal]:
     """Yield the measurements in the journals of the attempts that decide the state of the stage, oldest first."""
     for attempt in deciding(runs, key):
-        for events, _, _ in stretches(attempt.journal_path):
-            for event in events:
-                if event["kind"] == "removal":
-                    yield _removal(event)
-
-
-def _removal(event: Mapping[str, Any]) -> Removal:
-    distances = {name: [float(value) for value in values] for name, values in event["distances"].items()}
-    return Removal(event["layer"], float(event["loss"]), event["checkpoint"], event["text"], event["rows"], distances)
+        for lines, _, _ in stretches(attempt.journal_path):
+            events = (line.event for line in lines if line.kind == "removal")
+            yield from (event for event in events if isinstance(event, Removal))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpas_cli.events import Outcome
 from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.state.rerun import deciding
-from gpas_cli.train.events import Outcome
 from gpas_cli.train.run import RunPaths, train
 from gpas_cli.train.sinks import Subject, opened
 from gpas_cli.worker.inputs import discard_unfinished

@@ -29,6 +29,7 @@ from launching import (
 )
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
@@ -226,7 +227,7 @@ def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) 
     cell = entry("done", 1)
     before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
     journal = Journal(before.journal_path)
-    journal("outcome", outcome="interrupted", step=1, cause="", metrics={})
+    journal.append(Outcome(outcome="interrupted", step=1, cause="", metrics={}))
     journal.close()
     ending = locks.hold(alive_path(before))
     other = scheduler(project, cell)

@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gpas_cli.events import Outcome, Phase
 from gpas_cli.store.journal import Journal
 
 directory = Path(sys.argv[1])
@@ -20,12 +21,12 @@ first = attempt["number"] == 1
 journal = Journal(directory / "journal.jsonl")
 if act == "no-gpus":
     cause = "the job asked for 1 GPU, and none is visible on n1"
-    journal("outcome", outcome="interrupted", step=0, cause=cause, node="n1", metrics={})
+    journal.append(Outcome(outcome="interrupted", step=0, cause=cause, node="n1", metrics={}))
     journal.close()
     sys.exit(76)
-journal("phase", name="training", micro_batch=attempt["resources"]["micro_batch"])
+journal.append(Phase(name="training", micro_batch=attempt["resources"]["micro_batch"]))
 if act == "always-killed" or (act == "killed" and first):
     journal.close()
     os.kill(os.getpid(), signal.SIGKILL)
-journal("outcome", outcome="done", step=3, cause="", metrics={"perplexity": 7.5})
+journal.append(Outcome(outcome="done", step=3, cause="", metrics={"perplexity": 7.5}))
 journal.close()

@@ -8,6 +8,7 @@ import pytest
 from attempts import make_attempt
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Step
 from gpas_cli.finding import Finding
 from gpas_cli.schedule.slurm import client, preemption
 from gpas_cli.schedule.slurm.client import SlurmError
@@ -30,8 +31,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> None:
 def saved(runs: Path, seconds: float) -> None:
     """Record an attempt that took `seconds` to write a checkpoint, with updates of half a second."""
     journal = Journal(make_attempt(runs, "0123456789abcdef", {}).journal_path)
-    journal("step", step=1, seconds_per_step=0.5)
-    journal("checkpoint", step=1, seconds=seconds)
+    journal.append(Step(step=1, seconds_per_step=0.5))
+    journal.append(Checkpoint(step=1, seconds=seconds))
     journal.close()
 
 

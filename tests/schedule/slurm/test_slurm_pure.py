@@ -13,6 +13,7 @@ import pytest
 from attempts import make_attempt, submission_facts
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Outcome, Phase
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, job_states, parsers, queue, retry
@@ -213,7 +214,7 @@ def test_stages_after_a_failed_parent_are_cancelled_with_the_reason(tmp_path: Pa
         ("interrupted", "missing", "removed from the queue: a job that it depends on did not succeed"),
         ("done", "missing", "removed from the queue: a job that it depends on did not succeed"),
     ):
-        journal("outcome", outcome=outcome, step=0, cause="no luck", metrics={})
+        journal.append(Outcome(outcome=outcome, step=0, cause="no luck", metrics={}))
         found = judged(tmp_path, MISSING, removed, after=("f" * 16,))
         assert (found.state, found.cause) == (wanted, cause)
         assert bool(found.blocker) == (wanted == "cancelled")
@@ -284,9 +285,9 @@ def test_out_of_memory_is_distinguished_from_other_failures() -> None:
 def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
     made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
     journal = Journal(made.journal_path)
-    journal("phase", name="tokenising")
+    journal.append(Phase(name="tokenising"))
     if took is not None:
-        journal("phase", name="training", micro_batch=took)
+        journal.append(Phase(name="training", micro_batch=took))
     journal.close()
     assert retry.halved_micro_batch(made) == wanted
 

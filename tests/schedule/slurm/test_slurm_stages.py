@@ -125,7 +125,7 @@ class Nothing:
     pass
 
 def run(stage):
-    from gpas_cli.train.events import Outcome
+    from gpas_cli.events import Outcome
 
     if (stage.root / f"fail-{stage.kind}").exists():
         raise GpasError("as asked")

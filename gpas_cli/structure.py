@@ -1,4 +1,4 @@
-"""JSON objects <-> frozen dataclasses, for the files of run directories.
+"""JSON objects <-> frozen dataclasses, for the files of run directories and the events of journals.
 
 Reading checks that every field is there and has its type, and nothing more. What a file has beyond the fields of its
 class was written by a newer version: it is kept in `Record.unread`, nested fields included, and written again.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from gpas_cli.errors import StoreError
 
@@ -33,6 +34,9 @@ class Record:
 
 
 ABSENT = {"absent": True}  # metadata of a field that is not written while it has its default
+Number = Annotated[float, "finite or not"]  # JSON has no NaN, so this is also read from one of the WORDS
+WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+LARGEST = 2**1023  # integers up to this one are also 64-bit floats
 
 
 class _Mismatch(Exception):
@@ -46,15 +50,17 @@ class _Field:
     required: bool
     absent: bool
     default: Any
+    nested: bool  # whether the value may be a dataclass
+    kept: frozenset[type]  # values of these types are right as they are
 
 
-def from_mapping(cls: type[R], values: Mapping[str, Any], where: Path | str) -> R:
-    """Return the record in `values`, which come from the file `where`.
+def from_mapping(cls: type[R], values: Mapping[str, Any], where: Path | str, *, ignored: Set[str] = frozenset()) -> R:
+    """Return the record in `values`, which come from the file `where`. Values with the names `ignored` are not kept.
 
     Raises StoreError, with the names of the file and the field, if a field is missing or has the wrong type.
     """
     try:
-        return typing.cast(R, _build(cls, values, ""))
+        return typing.cast(R, _build(cls, values, "", ignored))
     except _Mismatch as mismatch:
         raise StoreError(f"{where}: {mismatch}") from None
 
@@ -82,7 +88,7 @@ def _merged(values: dict[str, Any], unread: Mapping[str, Any]) -> dict[str, Any]
 
 @cache
 def _fields(cls: type) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     missing = dataclasses.MISSING
     return tuple(
         _Field(
@@ -90,54 +96,83 @@ def _fields(cls: type) -> tuple[_Field, ...]:
             _converter(hints[field.name]),
             field.default is missing and field.default_factory is missing,
             bool(field.metadata.get("absent")),
-            field.default,
+            field.default if field.default_factory is missing else field.default_factory(),
+            any(map(dataclasses.is_dataclass, (hints[field.name], *typing.get_args(hints[field.name])))),
+            _kept(hints[field.name]),
         )
         for field in dataclasses.fields(cls)
         if field.name != "unread"
     )
 
 
-def _build(cls: type, values: Any, name: str) -> Any:
+@cache
+def _fields_by_name(cls: type) -> Mapping[str, _Field]:
+    return {field.name: field for field in _fields(cls)}
+
+
+def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -> Any:
     if not isinstance(values, Mapping):
         raise _mismatch(name, "an object", values)
-    fields = _fields(cls)
+    fields = _fields_by_name(cls)
     prefix = f"{name}." if name else ""
-    if missing := [f"'{prefix}{field.name}'" for field in fields if field.required and field.name not in values]:
+    found: dict[str, Any] = {}
+    unread: dict[str, Any] = {}
+    for key, value in values.items():
+        field = fields.get(key)
+        if field is not None:
+            if type(value) in field.kept:
+                found[key] = value
+                continue
+            own = found[key] = field.convert(value, prefix + key)
+            if field.nested and (more := _unread(value, own)):
+                unread[key] = more
+        elif key not in ignored:
+            unread[key] = value
+    if len(found) < len(fields) and (missing := _missing(fields, found, prefix)):
         raise _Mismatch(f"no field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    found = {each.name: each.convert(values[each.name], prefix + each.name) for each in fields if each.name in values}
-    if issubclass(cls, Record):
-        found["unread"] = _unread(values, {field.name: found.get(field.name) for field in fields})
-    return cls(**found)
+    return cls(**found, unread=unread) if issubclass(cls, Record) else cls(**found)
 
 
-def _unread(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `values` have beyond the fields `known`, and beyond those of the dataclasses among them."""
-    found = {}
-    for name, value in values.items():
-        own = known.get(name)
-        if name not in known:
-            found[name] = value
-        elif dataclasses.is_dataclass(own) and isinstance(value, Mapping):
-            nested = {field.name: getattr(own, field.name) for field in _fields(typing.cast(type, type(own)))}
-            if more := _unread(value, nested):
-                found[name] = more
-    return found
+def _missing(fields: Mapping[str, _Field], found: Mapping[str, Any], prefix: str) -> list[str]:
+    return [f"'{prefix}{name}'" for name, field in fields.items() if field.required and name not in found]
+
+
+def _unread(value: Any, own: Any) -> dict[str, Any]:
+    """Return what `value` has beyond the fields of the dataclass `own`, and of the dataclasses in it."""
+    if not dataclasses.is_dataclass(own) or not isinstance(value, Mapping):
+        return {}
+    fields = _fields_by_name(typing.cast(type, type(own)))
+    nested = {name: _unread(inner, getattr(own, name)) for name, inner in value.items() if name in fields}
+    return {name: inner for name, inner in value.items() if name not in fields} | {
+        name: more for name, more in nested.items() if more
+    }
 
 
 def _converter(hint: Any) -> Convert:
     """Return a function that checks a value of this type, named for messages, and returns it as the type."""
     if hint is Any:
         return lambda value, name: value
+    if hint == Number:
+        return _number
     if dataclasses.is_dataclass(hint):
         return lambda value, name: _build(typing.cast(type, hint), value, name)
-    if isinstance(hint, types.UnionType):
-        return _union(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
+    if origin in (types.UnionType, typing.Union):
+        return _union(arguments)
+    if origin is not None and issubclass(origin, Sequence):
         return _sequence(_converter(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(_converter(arguments[1]))
     return _scalar(hint)
+
+
+def _kept(hint: Any) -> frozenset[type]:
+    """Return the types whose values `_converter(hint)` returns unchanged, for a fast decision about most of them."""
+    if hint == Number:
+        return frozenset({float})
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return frozenset().union(*map(_kept, typing.get_args(hint)))
+    return frozenset({hint}) & NAMES.keys()
 
 
 def _scalar(cls: type) -> Convert:
@@ -151,9 +186,17 @@ def _scalar(cls: type) -> Convert:
     return convert
 
 
-def _union(hint: types.UnionType) -> Convert:
-    converters = [_converter(option) for option in typing.get_args(hint) if option is not type(None)]
-    nullable = type(None) in typing.get_args(hint)
+def _number(value: Any, name: str) -> Any:
+    if type(value) is float or (type(value) is int and abs(value) <= LARGEST):
+        return value
+    if type(value) is str and value in WORDS:
+        return WORDS[value]
+    raise _mismatch(name, NAMES[float], value)
+
+
+def _union(options: Sequence[Any]) -> Convert:
+    converters = [_converter(option) for option in options if option is not type(None)]
+    nullable = type(None) in options
 
     def convert(value: Any, name: str) -> Any:
         if value is None and nullable:

@@ -20,9 +20,9 @@ from gpas_cli.store.records import (
     RerunRequest,
     SubmissionRecord,
 )
-from gpas_cli.store.structure import Record, from_mapping, to_mapping
+from gpas_cli.structure import Record, from_mapping, to_mapping
 
-OLD = Path(__file__).parent / "data/version_1/runs"
+OLD = Path(__file__).parent / "store/data/version_1/runs"
 FILES: dict[str, type[Record]] = {
     "attempt.json": AttemptRecord,
     "exit.json": ExitRecord,

@@ -1,0 +1,320 @@
+"""The events of a journal: one frozen dataclass for each kind, with one reader and one writer.
+
+A stage passes its events to an `Emit`; `store.journal` writes each as a line and reads them again.
+
+    emit(Step(step=10, loss=4.5))                             writes {..., "kind": "step", "step": 10, "loss": 4.5}
+    event_of({"kind": "step", "step": 10, "loss": 4.5})       returns Step(step=10, loss=4.5)
+
+A field that is None is not written, and one that a line does not have is read as its default. Reading never fails: a
+kind that this version does not know becomes `Unknown`, an event without a required field or with a field of the wrong
+type `Malformed`, and fields that this version does not know are kept in `unread`.
+
+To add a kind, add a dataclass, its entry in KINDS, and its row in docs/reference/journal.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gpas_cli.errors import StoreError
+from gpas_cli.structure import Number, Record, from_mapping
+
+ENVELOPE = frozenset({"n", "t", "kind"})  # what a line has beside the fields of its event
+
+
+@dataclass(frozen=True)
+class Event(Record):
+    """Base class of the events. `unread` has the fields that this version does not know."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the event's class in journals."""
+        return _NAMES[type(self)]
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The job began, or began again in the same directory. `code`: the version of the code that it runs."""
+
+    stage: str | None = None
+    key: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    device: str | None = None
+    threads: int | None = None
+    precision: str | None = None
+    processes: int | None = None
+    parameters: int | None = None
+    code: str | None = None
+    git: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
+    resumed_from: int | None = None  # written by early versions, which had no phase for it
+
+
+@dataclass(frozen=True)
+class Phase(Event):
+    """The job turned to something else. The fields after `detail` say how a training computes; others have none.
+
+    `gemm` is the float32 matrix product; `gemm_origin` is what chose it.
+    """
+
+    name: str
+    detail: str | None = None
+    resumed_from: int | None = None
+    processes: int | None = None
+    strategy: str | None = None
+    recompute: bool | None = None
+    micro_batch: int | None = None
+    compiled: bool | None = None
+    gates_in_graph: bool | None = None
+    gemm: str | None = None
+    gemm_error: Number | None = None
+    gemm_speedup: Number | None = None
+    gemm_origin: str | None = None
+
+
+@dataclass(frozen=True)
+class TextFacts(Event):
+    """The text is known. Results are comparable only if the fingerprints are equal.
+
+    `epochs`, `cut` and `validation_targets` are those of `data.text_usage.TextUsage`.
+    """
+
+    source: str | None = None
+    fingerprint: str | None = None
+    validation_fingerprint: str | None = None
+    tokenizer: str | None = None
+    train_tokens: int | None = None
+    validation_tokens: int | None = None
+    train_documents: int | None = None
+    validation_documents: int | None = None
+    epochs: Number | None = None
+    cut: Number | None = None
+    validation_targets: int | None = None
+    first_batch: str | None = None
+
+
+@dataclass(frozen=True)
+class Verified(Event):
+    """Shards of a split were compared with their checksums. `shards`: name -> sha256."""
+
+    split: str
+    shards: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """The newest update or, of a job that does not train, its progress: `step` of `steps`.
+
+    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `split`: what a job that
+    tokenises counts.
+    """
+
+    step: int
+    loss: Number | None = None
+    lr: Number | None = None
+    grad_norm: Number | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    tokens_per_second: Number | None = None
+    seconds_per_step: Number | None = None
+    flops_per_second: Number | None = None
+    memory: Number | None = None
+    mfu: Number | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Layers(Event):
+    """Statistics by layer: name -> one number for each layer, None for a layer without it."""
+
+    step: int
+    values: Mapping[str, Sequence[Number | None]]
+
+
+@dataclass(frozen=True)
+class Spike(Event):
+    """A value far above the running median (`usual`). `of`: loss or grad_norm."""
+
+    step: int
+    of: str
+    value: Number
+    usual: Number
+
+
+@dataclass(frozen=True)
+class Evaluation(Event):
+    """The validation scores of `train.evaluate.evaluate` after update `step`."""
+
+    step: int
+    loss: Number | None = None
+    perplexity: Number | None = None
+    bits_per_byte: Number | None = None
+    tokens: Number | None = None
+    loss_batch_mean: Number | None = None
+    loss_reference: Number | None = None
+    perplexity_reference: Number | None = None
+
+
+@dataclass(frozen=True)
+class Removal(Event):
+    """A measurement of layer importance: the network without layer `layer` = 1, 2, ..., or all of it if that is 0.
+
+    loss: nats per token. distances: the series of angular distances, of the whole network only. checkpoint, text: what
+    was measured on which text; measurements with others cannot be compared. rows: rows computed at once.
+    """
+
+    layer: int
+    loss: Number
+    checkpoint: str
+    text: str
+    rows: int
+    distances: Mapping[str, Sequence[Number]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scoring(Event):
+    """How far a stage that scores tasks is: `done` of `total` requests of task number `place`, from 1, of `tasks`."""
+
+    task: str
+    place: int
+    tasks: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Score(Event):
+    """One metric of a task, whose fields are those of `evaluate.task_score.TaskScore`; accuracies are fractions.
+
+    checkpoint: the network that was scored; scores of others cannot be continued.
+    """
+
+    task: str
+    metric: str
+    value: Number
+    examples: int
+    stderr: Number | None = None
+    task_version: str = ""
+    harness: str = ""
+    shots: int = 0
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
+class Checkpoint(Event):
+    """The state after `step` was saved in `seconds`, in the folder `path` of the checkpoints."""
+
+    step: int
+    path: str | None = None
+    seconds: Number | None = None
+
+
+@dataclass(frozen=True)
+class Profile(Event):
+    """`updates` updates before `step` were profiled; `trace` and `operators` are the paths of the files."""
+
+    step: int
+    updates: int
+    trace: str | None = None
+    operators: str | None = None
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """Something is wrong, and the run continues. `dropped`: how many events the journal lost."""
+
+    message: str
+    dropped: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome(Event):
+    """How an attempt ended: done, diverged, failed, cancelled or interrupted, at which update, and why.
+
+    `node`: the node that could not run the job.
+    """
+
+    outcome: str
+    step: int = 0
+    cause: str = ""
+    metrics: Mapping[str, Number | None] = field(default_factory=dict)
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class Unknown(Event):
+    """An event of a kind that this version does not know; its fields are in `unread`."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Malformed(Event):
+    """An event that is not what its kind requires. `problem` says why; its fields are in `unread`."""
+
+    name: str
+    problem: str
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+
+KINDS: Mapping[str, type[Event]] = {
+    "start": Started,
+    "phase": Phase,
+    "data": TextFacts,
+    "verified": Verified,
+    "step": Step,
+    "layers": Layers,
+    "spike": Spike,
+    "evaluation": Evaluation,
+    "removal": Removal,
+    "scoring": Scoring,
+    "score": Score,
+    "checkpoint": Checkpoint,
+    "profile": Profile,
+    "warning": Warned,
+    "outcome": Outcome,
+}
+_NAMES = {cls: kind for kind, cls in KINDS.items()}
+_WRITTEN = {cls: tuple(each.name for each in fields(cls) if each.name != "unread") for cls in KINDS.values()}
+
+Emit = Callable[[Event], None]
+"""Accepts one event. Does not raise an exception when the disk is full."""
+
+Stop = Callable[[], str | None]
+"""Called between updates. Returns None to continue, or the outcome to stop with: "interrupted" or "cancelled"."""
+
+
+def silent(event: Event) -> None:
+    """Discard the event: the `Emit` of all processes but the first."""
+
+
+def event_of(values: Mapping[str, Any]) -> Event:
+    """Return the event in `values`, the JSON object of a line: its kind, its fields, and the rest of the ENVELOPE."""
+    kind = values["kind"]
+    cls = KINDS.get(kind)
+    if cls is None:
+        return Unknown(kind, unread=_fields(values))
+    try:
+        return from_mapping(cls, values, f"event {kind}", ignored=ENVELOPE)
+    except StoreError as error:
+        return Malformed(kind, str(error), unread=_fields(values))
+
+
+def fields_of(event: Event) -> dict[str, Any]:
+    """Return the fields of an event that are written, with those that this version does not know."""
+    names = _WRITTEN.get(type(event), ())
+    return {name: value for name in names if (value := getattr(event, name)) is not None} | dict(event.unread)
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in ENVELOPE}

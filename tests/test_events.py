@@ -1,0 +1,130 @@
+"""The events of journals: what is written is read again, and no line, old, newer or damaged, stops a reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpas_cli.events import (
+    KINDS,
+    Event,
+    Layers,
+    Malformed,
+    Outcome,
+    Phase,
+    Started,
+    Step,
+    Unknown,
+    Verified,
+    event_of,
+    fields_of,
+)  # fmt: skip
+from gpas_cli.store.journal import Journal, decode, encode, plain, read
+
+OLD = sorted((Path(__file__).parent / "store/data/version_1/runs").rglob("journal.jsonl"))
+
+
+def line_of(event: Event, **envelope: Any) -> dict[str, Any]:
+    return {"kind": event.kind, **envelope, **plain(fields_of(event))}
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: "/".join(path.parts[-3:-1]))
+def test_journals_of_version_1_are_written_again_as_they_were(path: Path) -> None:
+    lines, _, damaged = read(path)
+    assert damaged == 0
+    assert not [line.event for line in lines if isinstance(line.event, Unknown | Malformed) or line.event.unread]
+    again = [encode({"n": line.n, "t": line.t, **line_of(line.event)}) for line in lines]
+    assert [decode(data.rstrip()) for data in again] == [line.values for line in lines]
+    # The fields of an outcome had another order.
+    kept = [data for data, line in zip(again, lines, strict=True) if not isinstance(line.event, Outcome)]
+    assert set(kept) <= set(path.read_bytes().splitlines(keepends=True))
+
+
+def test_a_started_job_of_version_1_has_its_facts() -> None:
+    started = read(OLD[0])[0][0].event
+    assert isinstance(started, Started)
+    assert (started.host, started.processes, started.environment["gpas"]) == ("node7", 1, "0.1.0")
+
+
+@pytest.mark.parametrize("cls", KINDS.values(), ids=KINDS)
+def test_an_event_with_all_its_fields_is_read_as_it_was_written(cls: type[Event]) -> None:
+    samples = {"int": 3, "Number": 0.5, "str": "text", "bool": True}
+    samples |= {
+        "Mapping[str, Any]": {"a": 1},
+        "Mapping[str, str]": {"a": "b"},
+        "Mapping[str, Sequence[Number]]": {"a": (0.5,)},
+        "Mapping[str, Number | None]": {"a": 1.5},
+    }
+    samples |= {"Mapping[str, Sequence[Number | None]]": {"gate": (0.5, None)}}
+    names = {
+        field.name: field.type.removesuffix(" | None") for field in dataclasses.fields(cls) if field.name != "unread"
+    }
+    event = cls(**{name: samples[kind] for name, kind in names.items()})
+    assert event_of(line_of(event, n=0, t=1.0)) == event
+
+
+def test_numbers_that_are_not_finite_are_words_in_a_line() -> None:
+    step = Step(1, loss=math.nan, lr=math.inf, grad_norm=-math.inf)
+    line = line_of(step)
+    assert [line[name] for name in ("loss", "lr", "grad_norm")] == ["nan", "inf", "-inf"]
+    back = event_of(line)
+    assert isinstance(back, Step)
+    assert math.isnan(back.loss)
+    assert (back.lr, back.grad_norm) == (math.inf, -math.inf)
+    layers = event_of({"kind": "layers", "step": 1, "values": {"gate": ["nan", None]}})
+    assert isinstance(layers, Layers)
+    assert math.isnan(layers.values["gate"][0])
+
+
+def test_what_is_none_is_not_written_and_what_was_not_written_has_its_default() -> None:
+    assert fields_of(Phase("tokenising")) == {"name": "tokenising"}
+    assert event_of({"kind": "phase", "name": "tokenising"}) == Phase("tokenising")
+    assert event_of({"kind": "outcome", "outcome": "done"}) == Outcome("done", step=0, cause="", metrics={})
+
+
+def test_kinds_and_fields_of_a_newer_version_survive(tmp_path: Path) -> None:
+    values = [
+        {"kind": "weather", "sky": "blue", "rain": None},
+        {"kind": "step", "step": 3, "watts": 250, "loss": 2.5},
+    ]
+    found = [event_of({"n": 0, "t": 1.0, **each}) for each in values]
+    assert found == [Unknown("weather"), Step(3, loss=2.5)]
+    journal = Journal(tmp_path / "journal.jsonl")
+    for event in found:
+        journal.append(event)
+    journal.close()
+    assert [{**line.values} | each for line, each in zip(read(journal.path)[0], values, strict=True)] == [
+        dict(line.values) for line in read(journal.path)[0]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"kind": "step", "loss": 1.0}, "event step: no field 'step'"),
+        ({"kind": "step", "step": "1"}, "event step: field 'step' is \"1\"; expected a whole number"),
+        ({"kind": "step", "step": True}, "event step: field 'step' is true; expected a whole number"),
+        ({"kind": "step", "step": 1, "loss": "low"}, "event step: field 'loss' is \"low\"; expected a number"),
+        ({"kind": "step", "step": 1, "loss": 10**400}, "expected a number"),
+        ({"kind": "layers", "step": 1, "values": {"gate": 1.0}}, "field 'values.gate' is 1.0; expected a list"),
+        ({"kind": "layers", "step": 1, "values": {"gate": [0, "x"]}}, "field 'values.gate[1]' is \"x\"; expected"),
+        ({"kind": "outcome", "outcome": "done", "metrics": None}, "field 'metrics' is null; expected an object"),
+        ({"kind": "verified", "split": "train", "shards": {"0": 1}}, "field 'shards.0' is 1; expected a string"),
+    ],
+)  # fmt: skip
+def test_a_malformed_event_says_what_is_wrong_and_keeps_its_fields(values: dict[str, Any], problem: str) -> None:
+    event = event_of({"n": 7, "t": 1.0, **values})
+    assert isinstance(event, Malformed)
+    assert problem in event.problem
+    assert line_of(event) == values
+
+
+def test_events_are_compared_by_their_fields() -> None:
+    assert Verified("train", {"0": "aa"}) == Verified("train", {"0": "aa"})
+    assert Step(1).kind == "step"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Step(1).step = 2
