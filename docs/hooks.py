@@ -166,7 +166,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _type_words(hint: Any) -> str:
-    names = {str: "word", int: "whole number", float: "number", bool: "true or false", types.NoneType: "nothing"}
+    names = {str: "string", int: "whole number", float: "number", bool: "true or false", types.NoneType: "nothing"}
     if hint in names:
         return names[hint]
     if isinstance(hint, types.UnionType):

@@ -81,10 +81,10 @@ class InvalidExperiments(GpasError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def nearest(word: object, valid: Iterable[str]) -> str:
-    """Return a hint with the valid word closest to `word`, or with all valid words if none is close."""
+def nearest(given: object, valid: Iterable[str]) -> str:
+    """Return a hint with the valid name closest to `given`, or with all valid names if none is close."""
     valid = [str(v) for v in valid]
-    close = difflib.get_close_matches(str(word).lower(), valid, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(given).lower(), valid, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
     return f"valid: {', '.join(valid)}" if valid else "nothing is valid here"

@@ -71,16 +71,16 @@ def config_first(args: list[str]) -> list[str]:
     first: list[str] = []
     rest: list[str] = []
     words = iter(args[:end])
-    for word in words:
-        if word in ("--config", "-c"):
+    for argument in words:
+        if argument in ("--config", "-c"):
             value = next(words, None)
             if value is None:
-                raise typer.BadParameter(f"{word} needs the path of an experiments file")
-            first += [word, value]
-        elif word.startswith("--config="):
-            first.append(word)
+                raise typer.BadParameter(f"{argument} needs the path of an experiments file")
+            first += [argument, value]
+        elif argument.startswith("--config="):
+            first.append(argument)
         else:
-            rest.append(word)
+            rest.append(argument)
     return [*first, *rest, *args[end:]]
 
 

@@ -39,18 +39,18 @@ class CellFilter:
 
 def check_states(text: str) -> tuple[str, ...]:
     """Return the states in a text such as "running,failed". Raises GpasError for an unknown state."""
-    words = tuple(word.strip() for word in text.split(","))
-    for word in words:
-        if word not in ORDER:
-            raise GpasError(f"--state: no state '{word}'; {nearest(word, ORDER)}")
-    return words
+    states = tuple(part.strip() for part in text.split(","))
+    for state in states:
+        if state not in ORDER:
+            raise GpasError(f"--state: no state '{state}'; {nearest(state, ORDER)}")
+    return states
 
 
-def check_sort(word: str | None) -> str | None:
-    """Return `word`. Raises GpasError when cells cannot be sorted by it."""
-    if word is not None and word not in SORTS:
-        raise GpasError(f"--sort: cells cannot be sorted by '{word}'; {nearest(word, SORTS)}")
-    return word
+def check_sort(column: str | None) -> str | None:
+    """Return `column`. Raises GpasError when cells cannot be sorted by it."""
+    if column is not None and column not in SORTS:
+        raise GpasError(f"--sort: cells cannot be sorted by '{column}'; {nearest(column, SORTS)}")
+    return column
 
 
 def rest(hidden: Sequence[CellStatus]) -> str:

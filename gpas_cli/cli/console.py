@@ -56,7 +56,7 @@ def complete_cell(incomplete: str) -> list[str]:
         return []
     usual = names.get(experiments().default, [])
     everything = [f"{grid}/{name}" for grid, found in names.items() for name in found]
-    return [word for word in (*usual, *everything) if word.startswith(incomplete)] or _keys(incomplete)
+    return [name for name in (*usual, *everything) if name.startswith(incomplete)] or _keys(incomplete)
 
 
 def _keys(incomplete: str) -> list[str]:
@@ -217,11 +217,11 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
     named = {entry.name for entry in usual}
-    return _varied([_find(usual if word in named else everything, word) for word in names], settings)
+    return _varied([_find(usual if name in named else everything, name) for name in names], settings)
 
 
-def _find(declared: Sequence[Entry], word: str) -> Entry:
-    """Return the declared cell that `word` names, else a recorded one.
+def _find(declared: Sequence[Entry], name: str) -> Entry:
+    """Return the declared cell that `name` names (grid/name, name or start of a key), else a recorded one.
 
     A recorded cell is found by the start of its key, or by its name if settings on the command line made it.
     """
@@ -230,15 +230,15 @@ def _find(declared: Sequence[Entry], word: str) -> Entry:
     from gpas_cli.plan.undeclared import undeclared, with_key
 
     try:
-        return find(declared, word)
+        return find(declared, name)
     except UnknownCell:
         keys = (stage.key for entry in declared for stage in entry.cell.stages)
-        recorded = [] if any(key.startswith(word.lower()) for key in keys) else with_key(project(), word, catalogue())
-        if not recorded and SEPARATOR in word:
+        recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue())
+        if not recorded and SEPARATOR in name:
             recorded = undeclared(project().runs, declared, catalogue())
         if not recorded:
             raise
-        return find(recorded, word)
+        return find(recorded, name)
 
 
 def catalogue() -> Catalogue:
@@ -268,7 +268,7 @@ def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = No
     names, settings = _split(words or [])
     if settings and not names:
         raise GpasError(f"name the cells to apply {settings[0]} to")
-    found = [entry for word in names or grids for entry in (entries([word]) if word in grids else find_cells([word]))]
+    found = [entry for name in names or grids for entry in (entries([name]) if name in grids else find_cells([name]))]
     return select(list({entry.id: entry for entry in _varied(found, settings)}.values()), where or [])
 
 

@@ -64,9 +64,9 @@ def train(
 
 
 def _settings(words: Sequence[str]) -> Sequence[str]:
-    for word in words:
-        if "=" not in word:
-            raise typer.BadParameter(f"'{word}' is not a setting such as optim.lr=3e-3; `gpas train` runs one cell")
+    for argument in words:
+        if "=" not in argument:
+            raise typer.BadParameter(f"'{argument}' is not a setting such as optim.lr=3e-3; `gpas train` runs one cell")
     return words
 
 

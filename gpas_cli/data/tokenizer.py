@@ -150,33 +150,33 @@ class Tokenizer:
 
 
 def make_tokenizer(
-    word: str, vocab: int, source: Source, survey: Survey, cache: Path, *, root: Path, notify: Notify
+    setting: str, vocab: int, source: Source, survey: Survey, cache: Path, *, root: Path, notify: Notify
 ) -> Tokenizer:
     """Return the tokenizer of `data.tokenizer`: `bpe`, `t5`, or the path of a tokenizer.json (relative to `root`).
 
     Trains or downloads it if necessary. Raises DataError if it is unavailable.
     """
-    made = tokenizer_path(word, vocab, source, survey, cache)
-    if word == "bpe":
+    made = tokenizer_path(setting, vocab, source, survey, cache)
+    if setting == "bpe":
         assert made is not None
         backend = _trained(made, vocab, source, notify)
         return Tokenizer(backend, vocab, origin="data.tokenizer: bpe", local=True)
-    if word == "t5":
+    if setting == "t5":
         assert made is not None
         return Tokenizer(_t5(made, notify), vocab, origin="data.tokenizer: t5", local=True)
-    path = root / Path(word).expanduser()
+    path = root / Path(setting).expanduser()
     if not path.is_file():
-        hint = nearest(word, ("bpe", "t5"))
-        raise DataError(f"data.tokenizer: '{word}' is neither bpe nor t5, and there is no file {path}; {hint}")
+        hint = nearest(setting, ("bpe", "t5"))
+        raise DataError(f"data.tokenizer: '{setting}' is neither bpe nor t5, and there is no file {path}; {hint}")
     return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
 
 
-def tokenizer_path(word: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
+def tokenizer_path(setting: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
     """Return the path in `cache` of a tokenizer that is trained or downloaded; None for the user's own file."""
-    if word == "bpe":
+    if setting == "bpe":
         recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
         name = disk.digest({**recipe, "source": source.name, "fingerprint": survey.fingerprint})
-    elif word == "t5":
+    elif setting == "t5":
         name = disk.digest({"repository": T5_REPO, "file": T5_FILE})
     else:
         return None

@@ -247,7 +247,7 @@ class _Composer:
 
     def key(self, event: Any, mark: Mark) -> str:
         if not isinstance(event, yaml.ScalarEvent):
-            raise _invalid(mark, "a key must be a word")
+            raise _invalid(mark, "a key must be a string")
         if event.tag is not None or event.anchor is not None:
             raise _invalid(mark, "a key takes neither a tag nor an anchor")
         if character := control_character(event.value):

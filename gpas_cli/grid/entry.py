@@ -29,7 +29,7 @@ class Declared:
         return str(node.mark)
 
     def _below(self, node: Node, part: str) -> Node:
-        """Return the entry `part` of a mapping or of the corpus that a word names, else the node itself."""
+        """Return the entry `part` of a mapping or of the corpus that a string names, else the node itself."""
         entries = node.value if isinstance(node.value, dict) else {"like": node}
         if part in entries:
             return entries[part]

@@ -132,7 +132,7 @@ class Expansion:
 
     def cell(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
-        recipe = self.experiments.recipes.get(_size_word(draft.settings))
+        recipe = self.experiments.recipes.get(_size_name(draft.settings))
         settings = draft.settings
         if recipe is not None:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
@@ -149,9 +149,9 @@ class Expansion:
     def report_missing_recipe(self, problem: Problem, settings: Node) -> None:
         """Report a size without a recipe, unless there is no such size, which is another problem."""
         size = children(settings).get("size")
-        word = _size_word(settings)
-        if size is not None and (not word or word in self.experiments.catalogue.sizes):
-            message = f"is required: size {word or 'without a name'} has no entry under 'recipes'"
+        name = _size_name(settings)
+        if size is not None and (not name or name in self.experiments.catalogue.sizes):
+            message = f"is required: size {name or 'without a name'} has no entry under 'recipes'"
             self.report(replace(problem, message=message, where=str(size.mark)))
 
     def report(self, problem: Problem) -> None:
@@ -191,7 +191,7 @@ class Expansion:
         )
 
     def resources(self, grid: Grid, settings: Node) -> Resources:
-        size = _size_word(settings)
+        size = _size_name(settings)
         if (grid.name, size) not in self.by_size:
             self.by_size[grid.name, size] = self._resources(grid, size)
         return self.by_size[grid.name, size]
@@ -256,7 +256,7 @@ def _with(draft: Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]
     return Draft(labels, settings, draft.notes)
 
 
-def _size_word(settings: Node) -> str:
+def _size_name(settings: Node) -> str:
     size = children(settings).get("size")
-    word = children(size).get("like", size).value if size else None
-    return word if isinstance(word, str) else ""
+    name = children(size).get("like", size).value if size else None
+    return name if isinstance(name, str) else ""

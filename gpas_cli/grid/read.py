@@ -177,7 +177,7 @@ def _listed(node: Node, path: SettingPath, problems: list[Problem]) -> list[Node
 def _read_label(axis: str, node: Node, path: SettingPath, problems: list[Problem]) -> Label:
     named = children(node).get("name")
     if named is not None and (not isinstance(named.value, str | int | float) or named.value == ""):
-        add_problem(problems, (*path, "name"), "is not a word", named)
+        add_problem(problems, (*path, "name"), "is not a string", named)
     elif named is not None and control_character(str(named.value)):
         add_problem(problems, (*path, "name"), "is more than one line", named)
     return label(node, axis)

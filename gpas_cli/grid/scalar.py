@@ -1,6 +1,6 @@
 """Plain YAML scalars as values, by the rules of YAML 1.2's core schema, and values as text.
 
-Only `true` and `false` are booleans: `on`, `off`, `yes` and `no` are words. `1e-3` is a number, `1:30:00` is a word,
+Only `true` and `false` are booleans: `on`, `off`, `yes`, `no` and `1:30:00` are strings, `1e-3` is a number,
 and `010` is ten. PyYAML's own resolver follows YAML 1.1, where all of these differ.
 """
 
@@ -23,7 +23,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MAX_DIGITS = 40
 
-# Booleans in YAML 1.1 and words here, with the boolean that error messages suggest.
+# Booleans in YAML 1.1 and strings here, with the boolean that error messages suggest.
 WORDS_FOR_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
@@ -55,10 +55,10 @@ def spelled(value: Scalar) -> str:
 
 
 def identity(label: Label) -> tuple[bool, Label]:
-    """Return a hashable that is equal for equal labels: for 1 and 1.0, but not for true or the word '1'."""
+    """Return a hashable that is equal for equal labels: for 1 and 1.0, but not for true or the string '1'."""
     return isinstance(label, bool), label
 
 
 def same(a: Label, b: Label) -> bool:
-    """Return whether two labels are equal: 1 and 1.0 are, but 1 is neither true nor the word '1'."""
+    """Return whether two labels are equal: 1 and 1.0 are, but 1 is neither true nor the string '1'."""
     return identity(a) == identity(b)

@@ -28,7 +28,7 @@ class _Filter:
 
     def holds(self, entry: Entry) -> bool:
         """Return whether an entry matches. One with neither the axis nor the field matches only negated conditions."""
-        found = any(_equals(word, value) for value in _values(entry, self.name) for word in self.wanted)
+        found = any(_equals(text, value) for value in _values(entry, self.name) for text in self.wanted)
         return found != self.negated
 
 
@@ -46,20 +46,20 @@ def select(entries: Sequence[Entry], where: Sequence[str]) -> list[Entry]:
     return chosen
 
 
-def find(entries: Sequence[Entry], word: str) -> Entry:
-    """Return the entry with the id `grid/name`, the name, or a stage key that begins with `word` (at least 4 digits).
+def find(entries: Sequence[Entry], query: str) -> Entry:
+    """Return the entry with the id `grid/name`, the name, or a stage key that begins with `query` (at least 4 digits).
 
     Raises UnknownCell if no cell matches, with the nearest name, or if several different cells match.
     """
-    by_id = [entry for entry in entries if entry.id == word]
-    named = by_id or [entry for entry in entries if entry.name == word]
-    matching = named or _by_key(entries, word.lower())
-    if not matching and re.fullmatch(rf"[0-9a-f]{{1,{MIN_PREFIX_DIGITS - 1}}}", word.lower()):
-        raise UnknownCell(f"no cell has the name '{word}'; to select by key, give at least {MIN_PREFIX_DIGITS} digits")
+    by_id = [entry for entry in entries if entry.id == query]
+    named = by_id or [entry for entry in entries if entry.name == query]
+    matching = named or _by_key(entries, query.lower())
+    if not matching and re.fullmatch(rf"[0-9a-f]{{1,{MIN_PREFIX_DIGITS - 1}}}", query.lower()):
+        raise UnknownCell(f"no cell has the name '{query}'; to select by key, give at least {MIN_PREFIX_DIGITS} digits")
     if not matching:
-        raise UnknownCell(f"no cell '{word}'; {_nearest_name(entries, word)}")
+        raise UnknownCell(f"no cell '{query}'; {_nearest_name(entries, query)}")
     if len({entry.key for entry in matching}) > 1:
-        raise UnknownCell(f"'{word}' matches {len(matching)} cells: {listed([entry.id for entry in matching], 6)}")
+        raise UnknownCell(f"'{query}' matches {len(matching)} cells: {listed([entry.id for entry in matching], 6)}")
     return matching[0]
 
 
@@ -68,33 +68,33 @@ def _parse(text: str, entries: Sequence[Entry]) -> _Filter:
     if match is None or not match[3]:
         raise GpasError(f"--where '{text}' is not NAME=VALUE, NAME=VALUE,VALUE or NAME!=VALUE")
     name = _name(match[1], entries)
-    wanted = tuple(word.strip() for word in match[3].split(","))
+    wanted = tuple(part.strip() for part in match[3].split(","))
     valid = list(dict.fromkeys(value for entry in entries for value in _values(entry, name)))
-    for word in wanted:
-        if not any(_equals(word, value) for value in valid):
-            raise GpasError(f"--where {text}: no cell has {name} '{word}'; {nearest(word, map(spelled, valid))}")
+    for part in wanted:
+        if not any(_equals(part, value) for value in valid):
+            raise GpasError(f"--where {text}: no cell has {name} '{part}'; {nearest(part, map(spelled, valid))}")
     return _Filter(name, wanted, match[2] == "!=")
 
 
-def _name(word: str, entries: Sequence[Entry]) -> str:
-    """Return the axis, or else the field, that `word` names in full or by its last part."""
+def _name(query: str, entries: Sequence[Entry]) -> str:
+    """Return the axis, or else the field, that `query` names in full or by its last part."""
     axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
-    if name := _named(word, axes):
+    if name := _named(query, axes):
         return name
     fields = list(dict.fromkeys(".".join(path) for entry in entries for path, _ in _flat((), entry.cell.to_mapping())))
-    if name := _named(word, fields):
+    if name := _named(query, fields):
         return name
-    hint = nearest(word, [*axes, *fields])
-    hint = hint if hint.startswith("did") else f"{nearest(word, axes)}, or a field such as optim.lr"
-    raise GpasError(f"--where: no axis or field '{word}'; {hint}")
+    hint = nearest(query, [*axes, *fields])
+    hint = hint if hint.startswith("did") else f"{nearest(query, axes)}, or a field such as optim.lr"
+    raise GpasError(f"--where: no axis or field '{query}'; {hint}")
 
 
-def _named(word: str, names: Sequence[str]) -> str:
-    """Return the one of `names` that is `word` or ends in it, or "". Raises GpasError if several end in it."""
-    ends = [name for name in names if name.rpartition(".")[2] == word]
-    if word in names or len(ends) < 2:
-        return word if word in names else "".join(ends)
-    raise GpasError(f"--where: '{word}' is ambiguous; it could be {' or '.join(ends)}")
+def _named(query: str, names: Sequence[str]) -> str:
+    """Return the one of `names` that is `query` or ends in it, or "". Raises GpasError if several end in it."""
+    ends = [name for name in names if name.rpartition(".")[2] == query]
+    if query in names or len(ends) < 2:
+        return query if query in names else "".join(ends)
+    raise GpasError(f"--where: '{query}' is ambiguous; it could be {' or '.join(ends)}")
 
 
 def _values(entry: Entry, name: str) -> list[Label]:
@@ -124,28 +124,28 @@ def _flat(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], 
         yield path, ["none" if item is None else item for item in (value if isinstance(value, list) else [value])]
 
 
-def _equals(word: str, label: Label) -> bool:
-    """Return whether `word` on the command line equals this label: `1e-3` equals 0.001."""
-    if word == spelled(label):
+def _equals(text: str, label: Label) -> bool:
+    """Return whether `text` on the command line equals this label: `1e-3` equals 0.001."""
+    if text == spelled(label):
         return True
     try:
-        value = resolve(word)
+        value = resolve(text)
     except ValueError:
         return False
     return value is not None and same(value, label)
 
 
-def _by_key(entries: Sequence[Entry], word: str) -> list[Entry]:
-    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", word):
+def _by_key(entries: Sequence[Entry], query: str) -> list[Entry]:
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", query):
         return []
-    last = [entry for entry in entries if entry.key.startswith(word)]
-    return last or [entry for entry in entries if any(stage.key.startswith(word) for stage in entry.cell.stages)]
+    last = [entry for entry in entries if entry.key.startswith(query)]
+    return last or [entry for entry in entries if any(stage.key.startswith(query) for stage in entry.cell.stages)]
 
 
-def _nearest_name(entries: Sequence[Entry], word: str) -> str:
+def _nearest_name(entries: Sequence[Entry], query: str) -> str:
     ids = [entry.id for entry in entries]
     names = list(dict.fromkeys(entry.name for entry in entries))
     if not entries:
         return "there are no cells"
-    hint = nearest(word, ids if "/" in word else names)
+    hint = nearest(query, ids if "/" in query else names)
     return hint if hint.startswith("did") else f"there are {listed(names, 8)}"

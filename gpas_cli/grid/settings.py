@@ -1,7 +1,7 @@
 """Merge layers of settings whose values know their position in the file, and locate problems in them.
 
-A section is a word (`gate: gpas`) or a mapping (`gate: {like: gpas, activation: tanh}`); a mapping merged over a word
-extends the word.
+A section is a name (`gate: gpas`) or a mapping (`gate: {like: gpas, activation: tanh}`); a mapping merged over a name
+extends what it names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpas_cli.grid.scalar import WORDS_FOR_BOOLEANS, Label, spelled
 from gpas_cli.spec.cell import LATER_STAGES, MODEL_PARTS
 from gpas_cli.spec.stage import TRAINING_PARTS
 
-# The key under which a section's mapping names the word it extends, if it is not `like`.
+# The key under which a section's mapping names what it extends, if it is not `like`.
 WORD_KEYS = {"norm": "scheme", "init": "preset"}
 WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data")
 # The settings that every cell has.
@@ -44,7 +44,7 @@ def merge(under: Node, over: Node, section: str = "") -> Node:
 
 
 def _as_mapping(node: Node, section: str) -> Node:
-    """Return a section's word as the mapping that extends it, with `like` replaced by the section's own key."""
+    """Return a section's name as the mapping that extends it, with `like` replaced by the section's own key."""
     if section not in WORD_SECTIONS:
         return node
     key = WORD_KEYS.get(section, "like")
@@ -109,7 +109,7 @@ def label(node: Node, section: str) -> Label:
 
 
 def has_label(node: Node, section: str) -> bool:
-    """Return whether a setting has a label: a word, a number, or a mapping that extends a word or has a name."""
+    """Return whether a setting has a label: a string, a number, or a mapping that extends a name or has one."""
     if isinstance(node.value, dict):
         return not {"name", "like", WORD_KEYS.get(section, "like")}.isdisjoint(node.value)
     return not isinstance(node.value, tuple)
@@ -163,5 +163,5 @@ def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
 
 
 def _hint(message: str, node: Node) -> str:
-    word = WORDS_FOR_BOOLEANS.get(str(node.value).lower()) if isinstance(node.value, str) else None
-    return f"; write {word}" if word and message.endswith("true or false") else ""
+    boolean = WORDS_FOR_BOOLEANS.get(str(node.value).lower()) if isinstance(node.value, str) else None
+    return f"; write {boolean}" if boolean and message.endswith("true or false") else ""

@@ -92,7 +92,7 @@ def _private(number: int) -> bool:
 
 def trusted_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the folders of GPAS_TRUSTED and of the user's list, unless another user can write to the list."""
-    named = [Path(word) for word in environ.get(TRUSTED_VARIABLE, "").split(os.pathsep) if word]
+    named = [Path(path) for path in environ.get(TRUSTED_VARIABLE, "").split(os.pathsep) if path]
     return tuple(folder.expanduser().resolve() for folder in (*named, *listed(environ)))
 
 

@@ -38,20 +38,20 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
 
 
 def _read(words: Sequence[str], stages: Sequence[str], problems: list[Problem]) -> dict[str, Node]:
-    """Return the settings by name; in messages, their position is the word as typed."""
+    """Return the settings by name; in messages, their position is the argument as typed."""
     nodes: dict[str, Node] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        mark = Mark(word, 0, 0)
+    for argument in words:
+        name, _, text = argument.partition("=")
+        mark = Mark(argument, 0, 0)
         if name in nodes:
-            problems.append(Problem((), "is set twice", word))
+            problems.append(Problem((), "is set twice", argument))
         elif check_setting(name, (), mark, stages, problems):
             nodes[name] = _value(text, mark, problems)
     return nodes
 
 
 def _value(text: str, mark: Mark, problems: list[Problem]) -> Node:
-    """Return the value as in experiments.yaml. Text other than a list, mapping or quoted word needs no quotes."""
+    """Return the value as in experiments.yaml. Text other than a list, mapping or quoted string needs no quotes."""
     try:
         if text.startswith(("[", "{", "'", '"')):
             return _placed(parse_document(text, mark.file), mark)

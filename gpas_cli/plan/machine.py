@@ -87,12 +87,12 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     if mask is None:
         return tuple(str(i) for i in range(installed))
     named: list[str] = []
-    for word in (part.strip() for part in mask.split(",")):
+    for device in (part.strip() for part in mask.split(",")):
         # CUDA ignores everything from the first nonexistent device on: "0,-1,1" is one device.
-        if not word or word.startswith("-") or (word.isdigit() and int(word) >= installed):
+        if not device or device.startswith("-") or (device.isdigit() and int(device) >= installed):
             break
-        if word not in named:
-            named.append(word)
+        if device not in named:
+            named.append(device)
     return tuple(named) if installed else ()
 
 

@@ -39,24 +39,24 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     return _distinct(_entry(facts_of(runs, key), key, catalogue) for key in unknown)
 
 
-def with_key(project: Project, word: str, catalogue: Catalogue) -> list[Entry]:
-    """Return the cells with a stage whose key begins with `word`, from the run directories or else from the database.
+def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]:
+    """Return the cells with a stage whose key begins with `prefix`, from the run directories or else from the database.
 
-    The list is empty if `word` is not a key or a prefix of at least MIN_PREFIX_DIGITS digits. Raises UnknownCell if
+    The list is empty if `prefix` is not a key or a prefix of at least MIN_PREFIX_DIGITS digits. Raises UnknownCell if
     there is such a stage and its cell cannot be read.
     """
-    word = word.lower()
-    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", word):
+    prefix = prefix.lower()
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", prefix):
         return []
-    keys = [path.name for path in all_stages(project.runs) if path.name.startswith(word)]
+    keys = [path.name for path in all_stages(project.runs) if path.name.startswith(prefix)]
     recorded = {key: facts_of(project.runs, key) for key in keys}
     recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") != TOKENISE}
-    recorded = recorded or {facts["key"]: facts for facts in _in_database(project, word)}
+    recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
     return _distinct(_read(facts, key, catalogue) for key, facts in recorded.items())
 
 
-def _in_database(project: Project, word: str) -> Iterator[dict[str, Any]]:
-    """Yield the facts of the newest attempts at stages whose keys begin with `word`; nothing without a database."""
+def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the facts of the newest attempts at stages whose keys begin with `prefix`; nothing without a database."""
     from gpas_cli.store import session
     from gpas_cli.store.ingest import newest_facts
 
@@ -65,7 +65,7 @@ def _in_database(project: Project, word: str) -> Iterator[dict[str, Any]]:
     except GpasError:
         return
     try:
-        yield from newest_facts(engine, word)
+        yield from newest_facts(engine, prefix)
     finally:
         engine.dispose()
 

@@ -150,7 +150,7 @@ class Catalogue:
 def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue | None = None) -> Cell | None:
     """Return the checked, canonical cell of a plain mapping, or None after adding to `problems`.
 
-    A section is a word or a mapping. A mapping may extend a word: `size: {like: 71m, layers: 6}`.
+    A section is a name or a mapping. A mapping may extend a name: `size: {like: 71m, layers: 6}`.
     """
     catalogue = catalogue or Catalogue()
     before = len(problems)
@@ -247,7 +247,7 @@ def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
 
 
 def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problems: list[Problem]) -> Any:
-    """Return a dataclass from a word in `named`, or from a mapping that may have `like: WORD`."""
+    """Return a dataclass from a name in `named`, or from a mapping that may have `like: NAME`."""
     if isinstance(value, Mapping):
         values = dict(value)
         like = values.pop("like", None)

@@ -39,7 +39,7 @@ def setting(
 ) -> Any:
     """Declare a dataclass field with bounds: low <= value <= high, value > above, or one of `choices`.
 
-    `check` returns what is wrong with a word, or "". `lines` allows line breaks in a word.
+    `check` returns what is wrong with a string, or "". `lines` allows line breaks in it.
     `omit_default_from_key` is for fields added after keys were first published: the content key leaves the field out
     while it has its default, so that results obtained before the field existed keep their key.
     """
@@ -112,7 +112,7 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
             _check(converted, bounds, path, problems)
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    quoted = f"; in quotes it is one: '{value}'" if str in options and type(value) in (int, float) else ""
+    quoted = f"; put it in quotes: '{value}'" if str in options and type(value) in (int, float) else ""
     problems.append(Problem(path, f"{value!r} is not {wanted}{quoted}"))
     return None
 
@@ -144,7 +144,7 @@ def supported(hint: Any) -> bool:
 def _describe(option: Any) -> str:
     if typing.get_origin(option) is tuple:
         return f"a list of {_describe(typing.get_args(option)[0]).split(' ', 1)[1]}s"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
     return names.get(option, f"a {getattr(option, '__name__', option)}")
 
 
@@ -183,7 +183,7 @@ def control_character(text: str, allowed: str = "") -> str:
 
     These are the control characters of Unicode, line and paragraph separators, and changes of text direction.
     """
-    if text.isprintable():  # fast, and true for almost every word
+    if text.isprintable():  # fast, and true for almost every string
         return ""
     for character in text:
         if character not in allowed and (

@@ -98,7 +98,7 @@ class Resources:
     @property
     def gpus_in_slurm(self) -> int:
         """The number of GPUs of a SLURM job; at least 1 if an option of sbatch requests GPUs."""
-        return self.gpus or int(any(requests_gpus(word) for word in self.sbatch))
+        return self.gpus or int(any(map(requests_gpus, self.sbatch)))
 
     @property
     def cpus_per_task(self) -> int:

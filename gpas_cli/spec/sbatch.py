@@ -18,26 +18,26 @@ SET_BY_GPAS = {
 }  # fmt: skip
 
 
-def memory_fault(word: str) -> str:
+def memory_fault(text: str) -> str:
     """Check the memory of a node: 48G, 500M."""
-    if not word or _MEMORY.fullmatch(word):
+    if not text or _MEMORY.fullmatch(text):
         return ""
-    digits = re.match(r"\d+", word)
-    return f"'{word}' is not an amount of memory; write {digits[0] if digits else 48}G: a number with K, M, G or T"
+    digits = re.match(r"\d+", text)
+    return f"'{text}' is not an amount of memory; write {digits[0] if digits else 48}G: a number with K, M, G or T"
 
 
-def time_fault(word: str) -> str:
+def time_fault(text: str) -> str:
     """Check a time limit: 90, 1:30:00, 2-12:00:00."""
-    if not word or _TIME.fullmatch(word):
+    if not text or _TIME.fullmatch(text):
         return ""
-    return f"'{word}' is not a time limit; write minutes, H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
+    return f"'{text}' is not a time limit; write minutes, H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
 
 
-def time_seconds(word: str) -> int | None:
+def time_seconds(text: str) -> int | None:
     """Return a time limit as sbatch reads it, in seconds: 90 and 1:30:00 are 5400. None without a valid limit."""
-    if not re.fullmatch(r"[\d:-]+", word) or time_fault(word):
+    if not re.fullmatch(r"[\d:-]+", text) or time_fault(text):
         return None
-    days, dash, clock = word.rpartition("-")
+    days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash:  # D-HH, D-HH:MM, D-HH:MM:SS
         hours, minutes, seconds = [*parts, 0, 0][:3]
@@ -56,33 +56,33 @@ def notice_fault(notice: int, time: str) -> str:
     return f"{notice} s is not shorter than the time limit of {time}"
 
 
-def option(word: str) -> tuple[str, str | bool]:
+def option(text: str) -> tuple[str, str | bool]:
     """Return ("mail-type", "END") for `--mail-type=END`, ("exclusive", True) for `--exclusive`."""
-    name, equals, value = word.strip().removeprefix("--").partition("=")
+    name, equals, value = text.strip().removeprefix("--").partition("=")
     return name.strip().replace("_", "-"), value if equals else True
 
 
-def requests_gpus(word: str) -> bool:
+def requests_gpus(text: str) -> bool:
     """Return whether an option of sbatch requests GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
-    name, value = option(word)
+    name, value = option(text)
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 
 
-def option_fault(word: str) -> str:
+def option_fault(text: str) -> str:
     """Check a further option of sbatch, which must not be one that gpas sets."""
-    name, _ = option(word)
-    if not word.strip().startswith("--") or not name.replace("-", "").isalnum():
-        return f"'{word}' is not an option; write it as --name=value or --name"
+    name, _ = option(text)
+    if not text.strip().startswith("--") or not name.replace("-", "").isalnum():
+        return f"'{text}' is not an option; write it as --name=value or --name"
     if name not in SET_BY_GPAS:
         return ""
     setting = SET_BY_GPAS[name]
     return f"--{name} is set by gpas itself; {f'use resources.{setting}' if setting else 'remove it'}"
 
 
-def variable_fault(word: str) -> str:
+def variable_fault(text: str) -> str:
     """Check an environment variable: NCCL_DEBUG=WARN."""
-    name, equals, _ = word.partition("=")
-    return "" if equals and name.isidentifier() else f"'{word}' is not NAME=VALUE"
+    name, equals, _ = text.partition("=")
+    return "" if equals and name.isidentifier() else f"'{text}' is not NAME=VALUE"
 
 
 def spread_fault(processes: int, nodes: int) -> str:

@@ -247,8 +247,8 @@ def _has_envelope(values: Mapping[str, Any]) -> bool:
     return isinstance(n, int) and isinstance(t, int | float) and isinstance(kind, str)
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -87,7 +87,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("a: !mine {b: 1}\n", "e:1:4", "the tag '!mine' is not allowed"),
         ("a: *b\n", "e:1:4", "'*b' has no anchor"),
         ("a: &a [1, *a]\n", "e:1:11", "inside its own anchor"),
-        ("? [1, 2]\n: 3\n", "e:1:3", "a key must be a word"),
+        ("? [1, 2]\n: 3\n", "e:1:3", "a key must be a string"),
         ("a: {<<: 3}\n", "e:1:9", "merge key"),
         ("a: [1, 2\nb: 3\n", "e:2:2", "is not YAML"),
         ("a: {b\n", "e:2:1", "is not YAML"),

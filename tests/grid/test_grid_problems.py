@@ -36,7 +36,7 @@ MISTAKES = {
     "unequal zip": (BASE + "axes: {zip: {seed: [1], norm: [pre, lns]}}", "6:17", "seed has 1, norm has 2"),
     "axis in axes and zip": (BASE + "axes: {seed: [1], zip: {seed: [2]}}", "6:11", "is listed as an axis twice"),
     "set twice": ("base: {size: quickstart, optim: {lr: 1}, optim.lr: 2}", "5:46", "is set twice"),
-    "bad name": (BASE + "axes: {norm: [{name: [x], scheme: pre}]}", "6:26", "is not a word"),
+    "bad name": (BASE + "axes: {norm: [{name: [x], scheme: pre}]}", "6:26", "is not a string"),
     "base is no mapping": ("base: [1]", "5:11", "a list is not a mapping"),
     "where: unknown axis": (cells(seed="[1]") + "\nexclude: [{sed: 1}]", "7:16", "no axis 'sed'; did you mean 'seed'?"),
     "where: unknown label": (
@@ -78,7 +78,7 @@ MISTAKES = {
     "watch key": (BASE + "watch: {spikes: 4}", "6:13", "did you mean 'spike'?"),
     "resources": (BASE + "resources: {cpus: many}", "6:23", "'many' is not a whole number"),
     "memory": (BASE + "resources: {mem: 10X}", "6:22", "resources.mem: '10X' is not an amount of memory; write 10G"),
-    "memory without quotes": (BASE + "resources: {mem: 4000}", "6:22", "4000 is not a word; in quotes it is one"),
+    "memory without quotes": (BASE + "resources: {mem: 4000}", "6:22", "4000 is not a string; put it in quotes"),
     "notice as long as the time limit": (
         BASE + "resources: {time: '0:03:00', notice: 180}",
         "6:42",

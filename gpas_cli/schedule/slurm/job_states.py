@@ -32,15 +32,15 @@ def plain(state: str) -> str:
 def exit_words(code: str) -> tuple[int, int]:
     """Return sacct's `code:signal` as numbers, 0 for a part that is not a number. A shell's 128 + n is signal n."""
     head, _, tail = code.partition(":")
-    status, signal = (int(word) if word.isdigit() else 0 for word in (head, tail))
+    status, signal = (int(part) if part.isdigit() else 0 for part in (head, tail))
     return (0, status - 128) if status > 128 and not signal else (status, signal)
 
 
 def is_held(state: str, reason: str) -> bool:
     """Return whether a job waits until a person releases it."""
     # JobHeldUser, "job requeued in held state", launch_failed_requeued_held
-    word = reason.lower()
-    held = word.startswith("jobheld") or ("requeued" in word and "held" in word)
+    lowered = reason.lower()
+    held = lowered.startswith("jobheld") or ("requeued" in lowered and "held" in lowered)
     return state in HELD or (state in WAITING and held)
 
 

@@ -75,5 +75,5 @@ def kernel_kills(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
     return 0
 
 
-def _number(word: str) -> int:
-    return int(word) if word.isdigit() else 0
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

@@ -67,7 +67,7 @@ def parameters(resources: Resources) -> dict[str, Any]:
         "setup": list(resources.setup),
         "environment": list(resources.environment),
         "python": resources.python,
-        "additional_parameters": dict(option(word) for word in resources.sbatch),
+        "additional_parameters": dict(map(option, resources.sbatch)),
     }
 
 
@@ -172,7 +172,7 @@ def overriding(script: str) -> set[str]:
 
 
 def _exports(project: Project, environment: Sequence[str]) -> list[str]:
-    pairs = [word.partition("=")[::2] for word in environment]
+    pairs = [variable.partition("=")[::2] for variable in environment]
     pairs += [
         ("GPAS_CONFIG", str(project.config)),
         ("GPAS_RUNS_DIR", str(project.runs)),
