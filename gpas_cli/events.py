@@ -305,9 +305,9 @@ def event_of(values: Mapping[str, Any]) -> Event:
     if cls is None:
         return Unknown(kind, unread=_fields(values))
     try:
-        return from_mapping(cls, values, f"event {kind}", ignored=ENVELOPE)
+        return from_mapping(cls, values, kind, ignored=ENVELOPE)
     except StoreError as error:
-        return Malformed(kind, str(error), unread=_fields(values))
+        return Malformed(kind, f"event {error}", unread=_fields(values))
 
 
 def fields_of(event: Event) -> dict[str, Any]:

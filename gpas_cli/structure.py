@@ -54,13 +54,41 @@ class _Field:
     kept: frozenset[type]  # values of these types are right as they are
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """The fields of a class, and how its instances are made."""
+
+    fields: Mapping[str, _Field]
+    defaults: Mapping[str, Any]
+    factories: Mapping[str, Callable[[], Any]]
+    is_record: bool
+    initialised: bool  # whether the class has a __post_init__
+
+    def instance(self, cls: type, values: dict[str, Any]) -> Any:
+        """Return the instance of `cls` with these checked values.
+
+        The `__init__` of a frozen class takes longer than the checks. It is called only if there is a `__post_init__`.
+        """
+        if self.initialised:
+            return cls(**values)
+        made: Any = object.__new__(cls)
+        own = made.__dict__
+        own.update(self.defaults)
+        own.update(values)
+        for name, make in self.factories.items():
+            if name not in values:
+                own[name] = make()
+        return made
+
+
 def from_mapping(cls: type[R], values: Mapping[str, Any], where: Path | str, *, ignored: Set[str] = frozenset()) -> R:
     """Return the record in `values`, which come from the file `where`. Values with the names `ignored` are not kept.
 
     Raises StoreError, with the names of the file and the field, if a field is missing or has the wrong type.
     """
     try:
-        return typing.cast(R, _build(cls, values, "", ignored))
+        made: R = _build(cls, values, "", ignored)
+        return made
     except _Mismatch as mismatch:
         raise StoreError(f"{where}: {mismatch}") from None
 
@@ -72,7 +100,7 @@ def to_mapping(record: Record) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = ((field, getattr(value, field.name)) for field in _fields(type(value)))
+        found = ((field, getattr(value, field.name)) for field in _shape(type(value)).fields.values())
         return {field.name: _plain(own) for field, own in found if not (field.absent and own == field.default)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
@@ -87,33 +115,37 @@ def _merged(values: dict[str, Any], unread: Mapping[str, Any]) -> dict[str, Any]
 
 
 @cache
-def _fields(cls: type) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(cls, include_extras=True)
+def _shape(cls: Any) -> _Shape:
+    own = dataclasses.fields(cls)
     missing = dataclasses.MISSING
-    return tuple(
-        _Field(
-            field.name,
-            _converter(hints[field.name]),
-            field.default is missing and field.default_factory is missing,
-            bool(field.metadata.get("absent")),
-            field.default if field.default_factory is missing else field.default_factory(),
-            any(map(dataclasses.is_dataclass, (hints[field.name], *typing.get_args(hints[field.name])))),
-            _kept(hints[field.name]),
-        )
-        for field in dataclasses.fields(cls)
-        if field.name != "unread"
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return _Shape(
+        fields={field.name: _field(field, hints[field.name]) for field in own if field.name != "unread"},
+        defaults={field.name: field.default for field in own if field.default is not missing},
+        factories={field.name: made for field in own if (made := field.default_factory) is not missing},
+        is_record=issubclass(cls, Record),
+        initialised=hasattr(cls, "__post_init__"),
     )
 
 
-@cache
-def _fields_by_name(cls: type) -> Mapping[str, _Field]:
-    return {field.name: field for field in _fields(cls)}
+def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
+    missing = dataclasses.MISSING
+    return _Field(
+        field.name,
+        _converter(hint),
+        required=field.default is missing and field.default_factory is missing,
+        absent=bool(field.metadata.get("absent")),
+        default=field.default if field.default_factory is missing else field.default_factory(),
+        nested=any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))),
+        kept=_kept(hint),
+    )
 
 
 def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -> Any:
-    if not isinstance(values, Mapping):
+    if type(values) is not dict and not isinstance(values, Mapping):
         raise _mismatch(name, "an object", values)
-    fields = _fields_by_name(cls)
+    shape = _shape(cls)
+    fields = shape.fields
     prefix = f"{name}." if name else ""
     found: dict[str, Any] = {}
     unread: dict[str, Any] = {}
@@ -130,7 +162,9 @@ def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -
             unread[key] = value
     if len(found) < len(fields) and (missing := _missing(fields, found, prefix)):
         raise _Mismatch(f"no field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    return cls(**found, unread=unread) if issubclass(cls, Record) else cls(**found)
+    if shape.is_record:
+        found["unread"] = unread
+    return shape.instance(cls, found)
 
 
 def _missing(fields: Mapping[str, _Field], found: Mapping[str, Any], prefix: str) -> list[str]:
@@ -141,7 +175,7 @@ def _unread(value: Any, own: Any) -> dict[str, Any]:
     """Return what `value` has beyond the fields of the dataclass `own`, and of the dataclasses in it."""
     if not dataclasses.is_dataclass(own) or not isinstance(value, Mapping):
         return {}
-    fields = _fields_by_name(typing.cast(type, type(own)))
+    fields = _shape(typing.cast(Any, type(own))).fields
     nested = {name: _unread(inner, getattr(own, name)) for name, inner in value.items() if name in fields}
     return {name: inner for name, inner in value.items() if name not in fields} | {
         name: more for name, more in nested.items() if more
@@ -160,7 +194,7 @@ def _converter(hint: Any) -> Convert:
     if origin in (types.UnionType, typing.Union):
         return _union(arguments)
     if origin is not None and issubclass(origin, Sequence):
-        return _sequence(_converter(arguments[0]))
+        return _sequence(arguments[0])
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(_converter(arguments[1]))
     return _scalar(hint)
@@ -211,11 +245,14 @@ def _union(options: Sequence[Any]) -> Convert:
     return convert
 
 
-def _sequence(item: Convert) -> Convert:
+def _sequence(hint: Any) -> Convert:
+    item, kept = _converter(hint), _kept(hint)
+
     def convert(value: Any, name: str) -> Any:
         if not isinstance(value, list | tuple):
             raise _mismatch(name, "a list", value)
-        return tuple(item(each, f"{name}[{i}]") for i, each in enumerate(value))
+        found = enumerate(value)
+        return tuple([each if type(each) in kept else item(each, f"{name}[{i}]") for i, each in found])
 
     return convert
 

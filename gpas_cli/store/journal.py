@@ -236,15 +236,15 @@ def decode(line: bytes) -> dict[str, Any] | None:
     if head != b"%08x " % zlib.crc32(body):
         return None
     try:
-        values = _DECODER.decode(body.decode("ascii"))
+        values, end = _DECODER.raw_decode(body.decode("ascii"))
     except (ValueError, RecursionError):
         return None
-    return values if isinstance(values, dict) and _has_envelope(values) else None
+    return values if end == len(body) and isinstance(values, dict) and _has_envelope(values) else None
 
 
 def _has_envelope(values: Mapping[str, Any]) -> bool:
     n, t, kind = values.get("n"), values.get("t"), values.get("kind")
-    return isinstance(n, int) and isinstance(t, int | float) and isinstance(kind, str)
+    return isinstance(n, int) and isinstance(t, (float, int)) and isinstance(kind, str)
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -5,6 +5,7 @@ Applying the changes of consecutive stretches of a journal gives the same rows a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 from gpas_cli import events
 from gpas_cli.store.journal import Line
 
-STEP_CURVES = (
-    *("loss", "lr", "grad_norm", "tokens_per_second"),
-    *("seconds_per_step", "flops_per_second", "mfu", "memory"),
-)
+# The curves that an event adds a point to, by the field that has its value.
+STEP_CURVES = {
+    name: name
+    for name in (
+        *("loss", "lr", "grad_norm", "tokens_per_second"),
+        *("seconds_per_step", "flops_per_second", "mfu", "memory"),
+    )
+}
 SPIKE_CURVES = {"loss": "spike_loss", "grad_norm": "spike_grad_norm"}  # a point for each spike, with its value
 EVALUATION_CURVES = {"loss": "eval_loss", "perplexity": "eval_perplexity", "bits_per_byte": "eval_bits_per_byte"}
 
@@ -26,7 +31,7 @@ class Changes:
 
     columns: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] | None = None  # all metrics of the attempt; None leaves them unchanged
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    curves: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     layers: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # rows of `score` by task and metric
     malformed: int = 0  # events with a right checksum and invalid content
@@ -39,11 +44,12 @@ def project_events(lines: Iterable[Line]) -> Changes:
     """Return the changes that events make; later events win. Unknown kinds are ignored, malformed events counted."""
     changes = Changes()
     for line in lines:
-        handler = _HANDLERS.get(type(line.event))
+        event = events.event_of(line.values)  # not line.event, which keeps it: a stretch has thousands
+        handler = _HANDLERS.get(type(event))
         if handler is None:
             continue
         try:
-            handler(line.event, line.t, changes)
+            handler(event, line.t, changes)
         except ValueError:  # a number or a name that the database does not have
             changes.malformed += 1
     return changes
@@ -107,17 +113,19 @@ def _text_facts(event: events.TextFacts, t: float, changes: Changes) -> None:
 
 
 def _step(event: events.Step, t: float, changes: Changes) -> None:
-    _draw(changes, integer(event.step), {name: getattr(event, name) for name in STEP_CURVES})
+    _draw(changes, integer(event.step), event, STEP_CURVES)
 
 
 def _evaluation(event: events.Evaluation, t: float, changes: Changes) -> None:
-    _draw(changes, integer(event.step), {curve: getattr(event, name) for name, curve in EVALUATION_CURVES.items()})
+    _draw(changes, integer(event.step), event, EVALUATION_CURVES)
 
 
-def _draw(changes: Changes, step: int, points: Mapping[str, float | None]) -> None:
-    for name, value in points.items():
+def _draw(changes: Changes, step: int, event: events.Event, curves: Mapping[str, str]) -> None:
+    """Add a point to each of `curves`, by the name of the event's field, unless that is None."""
+    for name, curve in curves.items():
+        value = getattr(event, name)
         if value is not None:
-            changes.curves.setdefault(name, {})[step] = float(value)
+            changes.curves[curve][step] = float(value)
     changes.reach(step)
 
 
@@ -131,7 +139,7 @@ def _layers(event: events.Layers, t: float, changes: Changes) -> None:
 def _spike(event: events.Spike, t: float, changes: Changes) -> None:
     if event.of not in SPIKE_CURVES:
         raise ValueError(f"no curve for spikes of {event.of}")
-    _draw(changes, integer(event.step), {SPIKE_CURVES[event.of]: event.value})
+    _draw(changes, integer(event.step), event, {"value": SPIKE_CURVES[event.of]})
 
 
 def _score(event: events.Score, t: float, changes: Changes) -> None:
