@@ -1,4 +1,4 @@
-"""`gpas data`: tokenise text ahead of the jobs that read it, and inspect the token caches."""
+"""`gpas data`: tokenise text ahead of the jobs that read it, inspect the token caches, and import tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.words import byte_size
+from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpas_cli.data.requirements import TextRequirement
     from gpas_cli.data.shards import Totals
 
-app = typer.Typer(help="Prepare, list and check tokenised text.", no_args_is_help=True)
+app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
 Workers = Annotated[
     int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
@@ -153,6 +153,36 @@ def check(as_json: AsJson = False) -> None:
         console().print(remedy if markers or unknown else sound)
     if markers or unknown:
         raise typer.Exit(Exit.FAILED)
+
+
+@app.command("import-task")
+def import_task(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines or a JSON list of documents.")],
+    task: Annotated[
+        str, typer.Option("--task", "-t", metavar="NAME", help="The task whose form the documents have, or a new name.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Add a file of multiple-choice questions to the project, to score networks at them without a network connection.
+
+    Documents have the form of lm-evaluation-harness for the task, or that of LLM-Adapters. Those of a task with a new
+    name have a context, choices and answer, the index of the right choice from 0. The task is named in experiments.yaml
+    with the digest that this command prints.
+
+    Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
+    """
+    from pathlib import Path
+
+    from gpas_cli.evaluate.tasks.local import import_task as import_file
+
+    root = project().config.parent
+    made = import_file(Path(file).expanduser(), task, root)
+    if as_json:
+        print_json(task=made.name, path=str(made.path), questions=made.questions)
+        return
+    where = made.path.relative_to(root)
+    console().print(f"{made.name}: {count(made.questions, 'question')} in {where}", markup=False, soft_wrap=True)
+    console().print(f"in experiments.yaml: downstream: {{tasks: [{made.name}]}}", markup=False, soft_wrap=True)
 
 
 def _stored(one: CachedCorpus) -> dict[str, Any]:

@@ -112,6 +112,22 @@ def test_table3_finetunes_the_1b_cells_of_table2() -> None:
         assert entry.cell.stages[0].key == table2[f"1b-{entry.name}"].key
 
 
+def test_table3_poster_scores_the_networks_of_table3_at_two_more_tasks() -> None:
+    table3, poster = named("table3"), named("table3-poster")
+    assert table3.keys() == poster.keys()
+    for name, entry in poster.items():
+        assert entry.cell.trained.key == table3[name].cell.trained.key
+        more = set(entry.cell.parameters("downstream").tasks) - set(table3[name].cell.parameters("downstream").tasks)
+        assert more == {"arc_challenge", "social_iqa"}
+
+
+def test_quickstart_downstream_trains_nothing_twice() -> None:
+    quickstart, scored = named("quickstart"), named("quickstart-downstream")
+    assert {name: entry.cell.stages[0].key for name, entry in scored.items()} == {
+        name: entry.key for name, entry in quickstart.items()
+    }
+
+
 def test_quickstart_grids_share_their_common_cells() -> None:
     quickstart, ablations, rates = named("quickstart"), named("quickstart-ablations"), named("quickstart-lr")
     for gate in ("", "gpas-"):

@@ -34,6 +34,7 @@ DOCUMENTS: dict[str, type] = {
     "data prepare": upkeep.Prepared,
     "data status": upkeep.Caches,
     "data check": upkeep.CheckedCaches,
+    "data import-task": upkeep.ImportedTask,
     "db check": upkeep.CheckedDatabase,
     "db rebuild": upkeep.Rebuilt,
     "db backup": upkeep.BackedUp,

@@ -54,6 +54,14 @@ class Caches(Document):
     undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
+class ImportedTask(Document):
+    """`gpas data import-task --json`."""
+
+    task: Annotated[str, "the name of the task in experiments.yaml"]
+    path: str
+    questions: int
+
+
 class CheckedCaches(Document):
     """`gpas data check --json`."""
 
