@@ -15,7 +15,7 @@ from pathlib import Path
 from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.harness import DownstreamMissing, score_official
 from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
 from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
@@ -57,6 +57,8 @@ def score_tasks(
             yield score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
         except (TaskUnavailable, DownstreamMissing, DataError) as error:
             yield MissingTask(name, str(error))
+        except GpasError as error:
+            raise GpasError(f"{name}: {error} (downstream.max_length: {section.max_length})") from error
 
 
 def score_task(

@@ -1,0 +1,175 @@
+"""The stage downstream as a job runs it: nothing is scored twice, and what cannot be had is left for later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attempts import make_attempt
+from importance_ranks import TEXTS, cell_of, save_network
+
+from gpas_cli.evaluate.tasks.local import import_task
+from gpas_cli.events import Event, Outcome, Score, Scoring, Warned
+from gpas_cli.spec.cell import Cell
+from gpas_cli.state import rerun
+from gpas_cli.state.attempt import attempts_without_progress, conclude
+from gpas_cli.store.journal import Journal, read
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.train.parallel import ALONE
+from gpas_cli.worker.stages.context import StageContext
+from gpas_cli.worker.stages.downstream import run
+
+WORDS = "gate norm layer stream scale depth".split()
+
+
+class Project:
+    """A project with a trained cell and three local tasks."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.runs = folder / "runs"
+        for name, text in TEXTS.items():
+            (folder / name).write_text(text)
+        self.tasks = [self.task(f"task{number}") for number in (1, 2, 3)]
+        self.cell: Cell = cell_of(norm="pre", importance=None, downstream={"tasks": self.tasks, "max_length": 32})
+        trained = self.attempt("pretrain", self.cell.trained.key)
+        save_network(self.cell, trained.checkpoints)
+        ended(trained, Outcome("done", self.cell.optim.steps))
+
+    def task(self, name: str, questions: int = 12) -> str:
+        documents = [
+            {"context": f"{WORDS[i % 6]} {name}", "choices": WORDS[:3], "answer": i % 3} for i in range(questions)
+        ]
+        source = self.folder / f"{name}.json"
+        source.write_text(json.dumps(documents))
+        return import_task(source, name, self.folder).name
+
+    def path(self, task: str) -> Path:
+        return self.folder / "tasks" / f"{task}.jsonl"
+
+    def attempt(self, stage: str = "downstream", key: str = "") -> AttemptDir:
+        facts = {"cache": str(self.folder / "cache"), "root": str(self.folder)}
+        return make_attempt(self.runs, key or self.cell.key, {"stage": stage, "cell": self.cell.to_mapping(), **facts})
+
+    def go(self, attempt: AttemptDir, stop: Callable[[], str | None] = lambda: None) -> Outcome:
+        journal = Journal(attempt.journal_path)
+        outcome = run(StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE))
+        journal.close()
+        ended(attempt, outcome)
+        return outcome
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def ended(attempt: AttemptDir, outcome: Outcome) -> None:
+    journal = Journal(attempt.journal_path)
+    journal.append(outcome)
+    journal.close()
+
+
+def events(attempt: AttemptDir) -> list[Event]:
+    return [line.event for line in read(attempt.journal_path)[0]]
+
+
+def scored(attempt: AttemptDir) -> list[str]:
+    return list(dict.fromkeys(event.task for event in events(attempt) if isinstance(event, Score)))
+
+
+def stop_at_task(attempt: AttemptDir, number: int) -> Callable[[], str | None]:
+    """Return a stop that asks to leave as soon as task `number`, from 1, is being scored."""
+
+    def stop() -> str | None:
+        return "interrupted" if len(scored(attempt)) == number - 1 else None
+
+    return stop
+
+
+def test_every_task_is_scored_once_and_the_metrics_are_percentages(project: Project) -> None:
+    attempt = project.attempt()
+    outcome = project.go(attempt)
+    assert (outcome.outcome, outcome.step) == ("done", 3)
+    assert scored(attempt) == project.tasks
+    found = {event.task: event for event in events(attempt) if isinstance(event, Score) and event.metric == "acc"}
+    assert all(event.examples == 12 and event.stderr is not None for event in found.values())
+    accuracies = [100 * float(found[task].value) for task in project.tasks]
+    assert [outcome.metrics[f"accuracy/{task}"] for task in project.tasks] == pytest.approx(accuracies)
+    assert outcome.metrics["accuracy/average"] == pytest.approx(sum(accuracies) / 3)
+    assert [event.place for event in events(attempt) if isinstance(event, Scoring)] == [1, 2, 3]
+
+
+def test_a_later_attempt_continues_with_the_unfinished_task(project: Project) -> None:
+    first, second = project.attempt(), project.attempt()
+    assert project.go(first, stop_at_task(first, 2)).outcome == "interrupted"
+    assert scored(first) == project.tasks[:1]
+    done = project.go(second)
+    assert scored(second) == project.tasks[1:]
+    rerun.request(project.runs, project.cell.key)
+    afresh = project.attempt()
+    straight = project.go(afresh)
+    assert scored(afresh) == project.tasks
+    assert {**done.metrics, "seconds": 0} == {**straight.metrics, "seconds": 0}
+
+
+def test_a_requeued_job_continues_in_its_own_directory(project: Project) -> None:
+    attempt = project.attempt()
+    project.go(attempt, stop_at_task(attempt, 3))
+    assert project.go(attempt).outcome == "done"
+    assert scored(attempt) == project.tasks
+
+
+def test_a_task_without_data_leaves_the_stage_interrupted_and_the_next_attempt_scores_only_it(
+    project: Project,
+) -> None:
+    absent = project.tasks[1]
+    content = project.path(absent).read_bytes()
+    project.path(absent).unlink()
+    first = project.attempt()
+    outcome = project.go(first)
+    assert (outcome.outcome, outcome.step) == ("interrupted", 2)
+    assert f"1 of 3 tasks not scored ({absent})" in outcome.cause
+    assert "gpas data import-task FILE --task task2" in outcome.cause
+    assert f"accuracy/{project.tasks[0]}" in outcome.metrics
+    assert "accuracy/average" not in outcome.metrics
+    assert any(isinstance(event, Warned) and absent in event.message for event in events(first))
+    assert conclude(first).state == "interrupted"
+    project.path(absent).write_bytes(content)
+    second = project.attempt()
+    assert project.go(second).outcome == "done"
+    assert scored(second) == [absent]
+
+
+def test_scores_are_progress(project: Project) -> None:
+    for _ in range(2):
+        attempt = project.attempt()
+        project.go(attempt, stop_at_task(attempt, 1))
+    assert attempts_without_progress(project.runs, project.cell.key) == 2
+    third = project.attempt()
+    project.go(third, stop_at_task(third, 2))
+    assert attempts_without_progress(project.runs, project.cell.key) == 0
+
+
+def test_scores_of_another_checkpoint_do_not_count(project: Project) -> None:
+    earlier = project.attempt()
+    journal = Journal(earlier.journal_path)
+    journal.append(Score(project.tasks[0], "acc", 1.0, 12, checkpoint="another"))
+    journal.close()
+    ended(earlier, Outcome("interrupted"))
+    attempt = project.attempt()
+    project.go(attempt)
+    assert scored(attempt) == project.tasks
+
+
+def test_the_progress_is_the_task_and_the_fraction_of_all_tasks(project: Project) -> None:
+    attempt = project.attempt()
+    journal = Journal(attempt.journal_path)
+    journal.append(Scoring("piqa", 2, 4, 50, 100))
+    journal.close()
+    seen = conclude(attempt)
+    assert seen.progress is not None
+    assert seen.progress.counted == "piqa (2 of 4) 50 %"
+    assert seen.fraction == pytest.approx(0.375)
