@@ -175,6 +175,24 @@ class Removal(Event):
 
 
 @dataclass(frozen=True)
+class RemovalScore(Event):
+    """The accuracy at a task of the network without layer `layer`, or of all of it if that is 0.
+
+    value: a fraction, of `examples` questions. stderr: its standard error. harness: what scored it. checkpoint: as in
+    `Removal`.
+    """
+
+    layer: int
+    task: str
+    value: Number
+    examples: int
+    task_version: str
+    harness: str
+    checkpoint: str
+    stderr: Number | None = None
+
+
+@dataclass(frozen=True)
 class Scoring(Event):
     """How far a stage that scores tasks is: `done` of `total` requests of task number `place`, from 1, of `tasks`."""
 
@@ -277,6 +295,7 @@ KINDS: Mapping[str, type[Event]] = {
     "spike": Spike,
     "evaluation": Evaluation,
     "removal": Removal,
+    "removal_score": RemovalScore,
     "scoring": Scoring,
     "score": Score,
     "checkpoint": Checkpoint,

@@ -21,6 +21,7 @@ from gpas_cli.cli.console import (
     project,
 )
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -64,8 +65,9 @@ def figure(
 ) -> None:
     """Plot curves of a grid's cells: the mean over seeds with a band of one standard deviation.
 
-    Colours distinguish schemes, line styles gates. Triangles mark spikes of the loss and the gradient norm. With
-    --json, prints the numbers and writes a file only if -o is given.
+    Colours distinguish schemes, line styles gates. Triangles mark spikes of the loss and the gradient norm. Importance
+    is drawn as bars if there are at most four series, angular_distances as a heat map for each. With --json, prints
+    the numbers and writes a file only if -o is given.
 
     Example: [bold]gpas figure quickstart --what activation_variance -o variance.pdf[/bold]
     """
@@ -104,7 +106,7 @@ def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[CellCurve]:
         if problem:
             console().print(problem, style="yellow")
         found = [_run(engine, entry, drawn) for entry in chosen]
-    return [run for run in found if run.points]
+    return [run for run in found if run.points or run.matrix]
 
 
 def _run(engine: Engine, entry: Entry, drawn: Quantity) -> CellCurve:
@@ -118,7 +120,9 @@ def _run(engine: Engine, entry: Entry, drawn: Quantity) -> CellCurve:
     for key in (stage.key for stage in entry.cell.stages):
         if drawn.by_layer or drawn.per_layer:
             layers = query.layer_curve(engine, key, drawn.recorded_as)
-            if layers and drawn.by_layer:
+            if layers and drawn.spans:
+                made = CellCurve(entry, made.over, (), step=layers[-1][0], matrix=_matrix(engine, entry, key, drawn))
+            elif layers and drawn.by_layer:
                 step, values = layers[-1]
                 points, final = by_layer(entry, values)
                 made = CellCurve(entry, made.over, points, final_norm=final, step=step)
@@ -130,6 +134,17 @@ def _run(engine: Engine, entry: Entry, drawn: Quantity) -> CellCurve:
     return made
 
 
+def _matrix(engine: Engine, entry: Entry, key: str, drawn: Quantity) -> tuple[tuple[float, ...], ...]:
+    """Return the last recorded values of a heat map over n = 1, 2, ... layers, by layer."""
+    from gpas_cli.report import query
+
+    rows = []
+    for n in range(1, entry.cell.model.size.layers + 1):
+        layers = query.layer_curve(engine, key, drawn.recorded_over(n))
+        rows.append(tuple(value for _, value in sorted(layers[-1][1].items())) if layers else ())
+    return tuple(rows)
+
+
 def _make(runs: Sequence[CellCurve], drawn: Quantity, title: str, every_run: bool) -> Figure:
     from gpas_cli.printable import one_line
     from gpas_cli.report.figure import Figure
@@ -139,12 +154,16 @@ def _make(runs: Sequence[CellCurve], drawn: Quantity, title: str, every_run: boo
     steps = {run.step for run in runs if run.step is not None}
     when = f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
     x = f"layer ({when})" if drawn.by_layer else "update"
-    return Figure(one_line(title), x, drawn.axis, make_series(runs), drawn.log, layers, every_run)
+    series = make_series(runs)
+    if drawn.spans:
+        return Figure(one_line(title), f"first {x}", "number of layers", series, heat_map=drawn.axis)
+    return Figure(one_line(title), x, drawn.axis, series, drawn.log, layers, every_run, drawn.bars)
 
 
 def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> str:
     """Return what was drawn, and how many cells have no such curve."""
-    words = f"Wrote {' and '.join(str(path) for path in paths)}: {len(made.series)} lines from {len(runs)} runs"
+    drawn = count(len(made.series), "map" if made.heat_map else "line")
+    words = f"Wrote {' and '.join(str(path) for path in paths)}: {drawn} from {count(len(runs), 'run')}"
     missing = len(chosen) - len(runs)
     return f"{words}; {missing} of {len(chosen)} cells have no such curve yet." if missing else f"{words}."
 
@@ -171,6 +190,7 @@ def _series_as_mapping(series: Series) -> dict[str, Any]:
         "over": series.runs[0].over,
         "points": [{"x": x, **vars(summary)} for x, summary in series.mean()],
         "final_norm": vars(final) if final else None,
+        "matrix": series.matrix() or None,
         "runs": [
             {
                 "name": run.entry.id,

@@ -1,56 +1,24 @@
-"""Layer importance: what a network loses without one of its layers (GPAS, section 5.5), and how far each turns the
-stream (`evaluate.angular`).
-
-Removing layer l means that the residual stream passes it unchanged: x_{l+1} = x_l. Everything that belongs to the layer
-goes with it (attention, feed-forward network, norms, gates, skip factor), and every other layer keeps its own norms,
-gate and factors, those that depend on its number included (the 1/sqrt(l) of LNS, the alpha of DeepNorm, the part of
-Mix-LN). Nothing is retrained.
-
-    Pre-LN, LNS, Sandwich, Peri   y = x + ...: the branch is left out, and the skip path remains.
-    Post-LN, DeepNorm, B2T        y = N(x + ...): the norm is left out too. The next layer reads the normalised output
-                                  of layer l - 1; without layer 1, it reads the embedding, which no norm has seen.
-    Mix-LN                        a layer of the first kind or of the second, depending on its number.
-    with a gate                   the stream is not scaled by 1 - act(alpha) of this layer.
-
-The parameters stay where they are: a list of layers without one of them takes the place of the network's, so that
-nothing is copied or loaded again.
+"""Layer importance: what a network loses without one of its layers, in nats per token and in accuracy on downstream
+tasks (GPAS, section 5.5, which uses the accuracy), and how far each layer turns the stream (`evaluate.angular`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
-from gpas_cli.data.loader import Batch, validation_batches
-from gpas_cli.data.prepare import Corpus
-from gpas_cli.evaluate.angular import SERIES, AngularDistance
-from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, Step, Stop, silent
-from gpas_cli.model.llama import Llama, build
+from gpas_cli import words
+from gpas_cli.evaluate import angular, removal_scores
+from gpas_cli.evaluate.likelihood import ScoringStopped, never
+from gpas_cli.evaluate.removal import WHOLE, RemovalLosses
+from gpas_cli.evaluate.removal_scores import RemovalScores
+from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train import checkpoint
-from gpas_cli.train.evaluate import Watch, evaluate, unwatched
-from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import prepare_text, record_verified
-
-WHOLE = 0  # the `layer` of a measurement without a removal
-
-
-@contextmanager
-def without_layer(network: Llama, layer: int) -> Iterator[None]:
-    """Remove layer `layer` = 0..layers-1 inside the context: the stream is unchanged there."""
-    whole = network.model.layers
-    network.model.layers = nn.ModuleList(block for i, block in enumerate(whole) if i != layer)
-    try:
-        yield
-    finally:
-        network.model.layers = whole
+from gpas_cli.train.trained import load_trained
 
 
 def measure(
@@ -61,7 +29,7 @@ def measure(
     emit: Emit,
     stop: Stop,
     world: World = ALONE,
-    earlier: Iterable[Removal] = (),
+    earlier: Iterable[Removal | RemovalScore] = (),
 ) -> Outcome:
     """Measure the trained network whole and without each layer, and report the differences by layer. Collective.
 
@@ -70,108 +38,101 @@ def measure(
     """
     emit = emit if world.leads else silent
     began = time.perf_counter()
+    known = world.broadcast(list(earlier))
     corpus = prepare_text(cell, cache, root, notify=lambda _: None)
-    precision = Precision(cell.precision, choose_device())
-    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
-    position = checkpoint.load(trained, cell.trained.key, network, None, world)
+    loaded = load_trained(cell, trained, world)
+    checkpoint = "/".join(trained.parts[-5:])  # from the folder of its stage on
+    losses = RemovalLosses.prepare(
+        cell, loaded, corpus, world, checkpoint, (one for one in known if isinstance(one, Removal))
+    )
+    scores = RemovalScores.prepare(
+        cell, loaded, corpus.tokenizer, root, checkpoint, (one for one in known if isinstance(one, RemovalScore))
+    )
+    attempt = _Attempt(losses, scores, emit, stop, world)
     emit(Phase("removing layers"))
-    measuring = _Measuring.prepare(cell, network, corpus, precision, world, _identity(trained), earlier)
-    layers = cell.model.size.layers
-    for layer in measuring.missing():
-        if leave := world.agree(stop()):
-            return Outcome(leave, len(measuring.removals))
-        removal = measuring.measure(layer)
-        record_verified(corpus, emit)
-        emit(removal)
-        if layer != WHOLE:
-            emit(Step(layer, steps=layers, loss=removal.loss))
-    series = measuring.series()
-    emit(Layers(position.step, series))
-    metrics = {"loss": measuring.removals[WHOLE].loss, **_metrics(series)}
-    return Outcome("done", layers, metrics={**metrics, "seconds": time.perf_counter() - began})
-
-
-def _identity(trained: Path) -> str:
-    """Return the path of a checkpoint from its stage's folder on."""
-    return "/".join(trained.parts[-5:])
+    leave = attempt.measure_losses()
+    record_verified(corpus, emit)
+    leave = leave or attempt.measure_scores()
+    if leave:
+        return Outcome(leave, attempt.done)
+    series = {**losses.series(), **scores.series()}
+    emit(Layers(loaded.position.step, series))
+    metrics = {"loss": losses.removals[WHOLE].loss, **_metrics(series), "seconds": time.perf_counter() - began}
+    if removal_scores.SERIES in series:
+        metrics["mean_accuracy"] = scores.accuracy()
+    cause = _cause(scores)
+    return Outcome("interrupted" if cause else "done", attempt.done, cause, metrics)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    rises = series["importance"]
-    turns = series[SERIES]
-    return {
-        "mean_importance": sum(rises) / len(rises),
-        "least_importance": min(rises),
-        "mean_angular_distance": sum(turns) / len(turns),
+    found = {
+        **_mean_and_least("importance", series["importance"]),
+        "mean_angular_distance": sum(series[angular.SERIES]) / len(series[angular.SERIES]),
     }
+    if removal_scores.SERIES in series:
+        found |= _mean_and_least("score_drop", series[removal_scores.SERIES])
+    return found
+
+
+def _mean_and_least(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"mean_{name}": sum(values) / len(values), f"least_{name}": min(values)}
+
+
+def _cause(scores: RemovalScores) -> str:
+    """Return which tasks could not be scored, and why; "" if all were."""
+    tasks = scores.unavailable
+    if not tasks:
+        return ""
+    reasons = "; ".join(dict.fromkeys(tasks.values()))
+    asked = words.count(len(scores.section.tasks), "task")
+    return f"{len(tasks)} of {asked} not scored ({words.listed(list(tasks), len(tasks))}): {reasons}"
 
 
 @dataclass
-class _Measuring:
-    """A network, the batches that it is measured on, and the measurements so far, by layer."""
+class _Attempt:
+    """The measurements that an attempt still has to do."""
 
-    network: Llama
-    batches: Sequence[Batch]
-    precision: Precision
-    bytes_per_token: float
-    checkpoint: str
-    text: str
-    rows: int
+    losses: RemovalLosses
+    scores: RemovalScores
+    emit: Emit
+    stop: Stop
     world: World
-    removals: dict[int, Removal]
 
-    @classmethod
-    def prepare(
-        cls,
-        cell: Cell,
-        network: Llama,
-        corpus: Corpus,
-        precision: Precision,
-        world: World,
-        checkpoint: str,
-        earlier: Iterable[Removal],
-    ) -> _Measuring:
-        """Read the batches, and take over the measurements of `earlier` on the same checkpoint and text."""
-        facts = corpus.facts()
-        text = f"{facts.validation_fingerprint} {facts.tokenizer}"
-        found = world.broadcast([one for one in earlier if (one.checkpoint, one.text) == (checkpoint, text)])
-        # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
-        fitting = micro_batch_rows(cell, precision, processes=world.size)
-        rows = min([fitting, *(one.rows for one in found)])
-        batches = validation_batches(corpus.validation, cell.optim.batch, cell.parameters("importance").eval_tokens)
-        return cls(
-            network, list(batches), precision, corpus.validation_bytes_per_token, checkpoint, text, rows, world,
-            {one.layer: one for one in found},
-        )  # fmt: skip
+    @property
+    def done(self) -> int:
+        """The number of measurements with a removal or a task, by all attempts."""
+        return sum(layer != WHOLE for layer in self.losses.removals) + len(self.scores.scores)
 
-    def missing(self) -> list[int]:
-        """Return the layers that have not been removed yet, after WHOLE if the whole network was not measured."""
-        return [layer for layer in range(len(self.network.model.layers) + 1) if layer not in self.removals]
+    def measure_losses(self) -> str | None:
+        """Measure the missing losses. Return the outcome to stop with, None at the end."""
+        for layer in self.losses.missing():
+            if leave := self.world.agree(self.stop()):
+                return leave
+            removal = self.losses.measure(layer)
+            self.emit(removal)
+            self._report(removal.loss)
+        return None
 
-    def measure(self, layer: int) -> Removal:
-        """Measure the network without `layer`. Collective."""
-        if layer == WHOLE:
-            angles = AngularDistance(self.network)
-            loss = self._loss(angles.watch)
-            distances = angles.series(self.world)
-        else:
-            with without_layer(self.network, layer - 1):
-                loss = self._loss()
-            distances = {}
-        removal = Removal(layer, loss, self.checkpoint, self.text, self.rows, distances)
-        self.removals[layer] = removal
-        return removal
+    def measure_scores(self) -> str | None:
+        """Measure the missing scores. Return the outcome to stop with, None at the end."""
+        # Several processes score the same tasks, and can stop only together.
+        inside = (lambda: self.stop() is not None) if self.world.alone else never
+        while missing := self.scores.missing():
+            if leave := self.world.agree(self.stop()):
+                return leave
+            layer, task = missing[0]
+            try:
+                score = self.scores.score(layer, task, inside)
+            except ScoringStopped:
+                return self.stop() or "interrupted"
+            if score is None:
+                self.emit(Warned(f"{task} is not scored: {self.scores.unavailable[task]}"))
+            else:
+                self.emit(score)
+                self._report(None)
+        return None
 
-    def _loss(self, watch: Watch = unwatched) -> float:
-        found = evaluate(
-            self.network, self.batches, self.precision, self.bytes_per_token,
-            micro_batch=self.rows, world=self.world, watch=watch,
-        )  # fmt: skip
-        return found["loss"]
-
-    def series(self) -> dict[str, list[float]]:
-        """Return the series by layer: `importance`, the rise of the loss, and the angular distances."""
-        whole = self.removals[WHOLE]
-        removed = [self.removals[layer] for layer in sorted(self.removals) if layer != WHOLE]
-        distances = {name: list(values) for name, values in whole.distances.items()}
-        return {"importance": [one.loss - whole.loss for one in removed], **distances}
+    def _report(self, loss: float | None) -> None:
+        if self.done:
+            layers = len(self.losses.network.model.layers)
+            self.emit(Step(self.done, loss=loss, steps=layers + self.scores.total))

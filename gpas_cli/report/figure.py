@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.report import heat_map
 from gpas_cli.report.series import Series
 
 FORMATS = (".pdf", ".svg", ".png")
@@ -30,6 +31,9 @@ LINE = 0.19  # inches; the height of a line of the legend or title
 NARROW = 5.0  # inches; a narrower plot has its legend below
 FEW = 40  # points; longer curves have no markers
 SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+MOST_BARS = 4  # beside each other at a layer
+BAR_WIDTH = 0.8  # layers, of all bars at a layer
+BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
 TICKS = 4  # the least number of ticks on a logarithmic axis
 STEPS = ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)))  # multiples of powers of ten, the coarsest first
 
@@ -40,6 +44,8 @@ class Figure:
 
     log: y is logarithmic if all values are positive. layers: the number of layers if x counts layers, else 0.
     every_run: draw a line for each run instead of the mean with a band of one standard deviation on both sides.
+    bars: draw bars instead of lines if there are at most MOST_BARS series. heat_map: the title of the colour bar if the
+    series are drawn as heat maps, else "".
     """
 
     title: str
@@ -49,6 +55,13 @@ class Figure:
     log: bool = False
     layers: int = 0
     every_run: bool = False
+    bars: bool = False
+    heat_map: str = ""
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether the series are drawn as bars."""
+        return self.bars and not self.every_run and len(self.series) <= MOST_BARS
 
 
 def check_formats(paths: Sequence[Path]) -> None:
@@ -79,7 +92,10 @@ def save(figure: Figure, paths: Sequence[Path], size: tuple[float, float] = SIZE
     }
     with mpl.rc_context(settings):
         canvas = Canvas(figsize=_canvas_size(figure, size), layout="constrained")
-        _draw(canvas, figure)
+        if figure.heat_map:
+            heat_map.draw(canvas, figure.series, title=figure.title, x=figure.x, y=figure.y, shade=figure.heat_map)
+        else:
+            _draw(canvas, figure)
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower())
@@ -88,6 +104,8 @@ def save(figure: Figure, paths: Sequence[Path], size: tuple[float, float] = SIZE
 
 def _canvas_size(figure: Figure, size: tuple[float, float]) -> tuple[float, float]:
     """Return the size including the legend, which may be taller than the plot or, if below, adds to its height."""
+    if figure.heat_map:
+        return heat_map.canvas_size(figure.series, size)
     lines = sum(len(textwrap.wrap(series.title, LONGEST_LABEL)) for series in figure.series)
     height = size[1] + LINE * max(0, len(_title_lines(figure, size[0])) - 1)
     if size[0] < NARROW:
@@ -103,7 +121,8 @@ def _title_lines(figure: Figure, width: float) -> list[str]:
 
 def _draw(canvas: Any, figure: Figure) -> None:
     axes = canvas.subplots()
-    handles = [_draw_series(axes, figure, series) for series in figure.series]
+    draw = _draw_bars if figure.has_bars else _draw_series
+    handles = [draw(axes, figure, series) for series in figure.series]
     _draw_final_norm(axes, figure)
     axes.set_xlabel(figure.x)
     axes.set_ylabel(figure.y)
@@ -129,6 +148,25 @@ def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
         if run.marks:
             axes.plot(*zip(*run.marks, strict=True), linestyle="", marker="^", markersize=6, color=look["color"])
     return handle
+
+
+def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
+    """Draw the bars of one series beside those of the others, and return the artist that represents it."""
+    width = BAR_WIDTH / len(figure.series)
+    shift = width * (figure.series.index(series) + 0.5) - BAR_WIDTH / 2
+    means = series.mean()
+    look = _look(series)
+    deviations = [summary.std or 0.0 for _, summary in means]
+    axes.axhline(0, color="0.3", linewidth=0.8)
+    return axes.bar(
+        [x + shift for x, _ in means],
+        [summary.mean for _, summary in means],
+        width,
+        yerr=deviations if any(deviations) else None,
+        color=look["color"],
+        alpha=BAR_WEIGHTS[series.style % len(BAR_WEIGHTS)],
+        error_kw={"elinewidth": 0.8, "ecolor": "0.3"},
+    )
 
 
 def _draw_mean(axes: Any, figure: Figure, series: Series, look: dict[str, Any]) -> Any:

@@ -13,6 +13,8 @@ class Quantity:
 
     by_layer: drawn over layers, at the last recorded update. per_layer: a curve over updates that is recorded among the
     series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
+    bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
+    are recorded as NAME, NAME/2, ...
     """
 
     name: str
@@ -24,10 +26,16 @@ class Quantity:
     log: bool = False
     scale: float = 1.0
     spikes: str = ""
+    bars: bool = False
+    spans: bool = False
 
     @property
     def recorded_as(self) -> str:
         return self.curve or self.name
+
+    def recorded_over(self, n: int) -> str:
+        """Return the name in the database of the values over `n` layers."""
+        return self.recorded_as if n == 1 else f"{self.recorded_as}/{n}"
 
     @property
     def axis(self) -> str:
@@ -36,6 +44,7 @@ class Quantity:
 
 
 NATS = "nats per token"
+PI = "\N{GREEK SMALL LETTER PI}"
 MATRICES = {
     "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
     "norms": "the norms",
@@ -66,7 +75,12 @@ BY_LAYER = (
     Quantity("grad_norm", "gradient norm", by_layer=True, log=True),
     Quantity("weight_norm", "weight norm", by_layer=True),
     *(Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True) for part, words in MATRICES.items()),
-    Quantity("importance", "rise of the loss without the layer", NATS, by_layer=True),
+    Quantity("importance", "rise of the loss without the layer", NATS, by_layer=True, bars=True),
+    Quantity(
+        "importance_score", "drop of the mean accuracy without the layer", "percentage points", by_layer=True, bars=True
+    ),
+    Quantity("angular_distance", "angular distance from input to output", PI, by_layer=True),
+    Quantity("angular_distances", "angular distance", PI, curve="angular_distance", by_layer=True, spans=True),
 )
 QUANTITIES = {quantity.name: quantity for quantity in (*OVER_UPDATES, *BY_LAYER)}
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from gpas_cli.printable import one_line
@@ -31,6 +32,7 @@ class CellCurve:
     """The curve of one cell: finite points (x, y) in order of x, points marked as spikes, and the final norm's value.
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
+    matrix: for a heat map, the values over n = 1, 2, ... layers, by the layer where these begin.
     """
 
     entry: Entry
@@ -39,6 +41,7 @@ class CellCurve:
     marks: Points = ()
     final_norm: float | None = None
     step: int | None = None
+    matrix: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Series:
         values = [dict(run.points) for run in self.runs]
         common = sorted(set.intersection(*(set(points) for points in values)))
         return [(x, aggregate([points[x] for points in values])) for x in common]
+
+    def matrix(self) -> list[list[float]]:
+        """Return the mean of the runs' matrices, of the rows that all of them have."""
+        rows = zip(*(run.matrix for run in self.runs), strict=False)
+        return [[fmean(values) for values in zip(*same, strict=False)] for same in rows]
 
     def tails(self) -> list[Points]:
         """Return the parts of runs beyond the last x of the mean, where some run has not got that far."""

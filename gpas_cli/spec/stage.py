@@ -6,12 +6,13 @@ runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gpas_cli.errors import Problem
 from gpas_cli.spec.data import Data
-from gpas_cli.spec.downstream import Downstream, downstream_tokens
+from gpas_cli.spec.downstream import Downstream, downstream_tokens, measure_of, task_problem
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.optim import Optim
@@ -117,9 +118,35 @@ class Finetune:
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Rise of the validation loss when a layer is removed, for each layer, over `eval_tokens` tokens."""
+    """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
+    the drop of the accuracy on `tasks`.
+
+    tasks: names as in `downstream`, of tasks with an accuracy. limit: score only the first questions of each task; 0
+    scores all.
+    """
 
     eval_tokens: int = setting(20_000, low=1)
+    tasks: tuple[str, ...] = setting((), check=task_problem, omit_default_from_key=True)
+    limit: int = setting(0, low=0, omit_default_from_key=True)
+
+    @staticmethod
+    def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` with groups replaced by their tasks, in the order of `downstream`."""
+        return Downstream.completed(values)
+
+    def downstream(self) -> Downstream:
+        """Return the section by which the tasks are scored."""
+        return Downstream(tasks=self.tasks, limit=self.limit)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the section as a whole."""
+        if self.tasks:
+            yield from self.downstream().problems()
+        elif self.limit:
+            yield Problem(("limit",), "has no effect without tasks")
+        for task in self.tasks:
+            if measure_of(task) != "acc":
+                yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")
 
 
 def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
@@ -135,9 +162,13 @@ def scoring_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
 
 
 def importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of one evaluation of the whole network, and one without each layer."""
-    eval_tokens: int = cell.parameters("importance").eval_tokens
-    return eval_tokens * (cell.model.size.layers + 1) / EVALUATED_PER_TRAINED
+    """Return a third of the tokens of one evaluation of the whole network, and one without each layer.
+
+    An evaluation is of the validation text and of the questions of all tasks.
+    """
+    section: Importance = cell.parameters("importance")
+    tokens = section.eval_tokens + downstream_tokens(section.downstream())
+    return tokens * (cell.model.size.layers + 1) / EVALUATED_PER_TRAINED
 
 
 # In the order in which a cell's stages are run, trainings first.
@@ -197,6 +228,10 @@ STAGE_KINDS: dict[str, StageKind] = {
             metrics=(
                 Metric("mean_importance", "mean rise without a layer", better="higher", digits=4, unit="nats/token"),
                 Metric("least_importance", "least rise without a layer", better="higher", digits=4, unit="nats/token"),
+                Metric("mean_score_drop", "mean drop of the accuracy without a layer", better="higher", unit="points"),
+                Metric(
+                    "least_score_drop", "least drop of the accuracy without a layer", better="higher", unit="points"
+                ),
                 Metric(
                     "mean_angular_distance",
                     "mean angular distance of a layer",

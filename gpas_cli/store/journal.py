@@ -30,6 +30,7 @@ from gpas_cli.events import (
     Layers,
     Outcome,
     Removal,
+    RemovalScore,
     Score,
     Started,
     Step,
@@ -44,7 +45,7 @@ EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and leas
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
 # Rare; fsync shows them on other hosts at once.
-SYNCED = (Started, Evaluation, Checkpoint, Removal, Score, Outcome)
+SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
 
 
 class Line:

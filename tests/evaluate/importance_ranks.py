@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import sys
@@ -69,6 +70,13 @@ def save_network(
         change(network)
     optimizer = make_adam(network, cell.optim)
     return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=7), ALONE), network
+
+
+def without(network: Llama, layer: int) -> Llama:
+    """Return a copy of the network that does not have the layer."""
+    other = copy.deepcopy(network)
+    del other.model.layers[layer - 1]
+    return other
 
 
 def main(rank: int, room: Path, path: Path, layout: str, output: Path) -> None:

@@ -19,7 +19,7 @@ from importance_ranks import TEXTS, Recorder, cell_of, save_network
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import Batch, validation_batches
-from gpas_cli.evaluate import importance
+from gpas_cli.evaluate import importance, removal
 from gpas_cli.evaluate.angular import series_name
 from gpas_cli.evaluate.importance import measure
 from gpas_cli.events import Outcome, Removal
@@ -223,7 +223,7 @@ def test_a_later_attempt_continues_at_any_layer_with_the_same_bits(room: Path, t
     straight, expected = go(room, cell, path)
     asked = itertools.count()
     stopped, first = go(room, cell, path, stop=lambda: "interrupted" if next(asked) >= stop_at else None)
-    assert (stopped.outcome, stopped.step) == ("interrupted", stop_at)
+    assert (stopped.outcome, stopped.step) == ("interrupted", max(0, stop_at - 1))
     assert not first.of("layers")
     done, second = go(room, cell, path, earlier=[Removal(**event) for event in first.of("removal")])
     assert [event["layer"] for event in second.of("removal")] == list(range(stop_at, LAYERS + 1))
@@ -245,15 +245,15 @@ def test_only_measurements_of_this_network_on_this_text_are_taken_over(room: Pat
 
 def test_network_and_text_are_read_once(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("build", "validation_batches"):
-        real = getattr(importance, name)
+    for module, name in ((importance, "load_trained"), (removal, "validation_batches")):
+        real = getattr(module, name)
         monkeypatch.setattr(
-            importance, name, lambda *words, real=real, name=name, **more: calls.append(name) or real(*words, **more)
+            module, name, lambda *words, real=real, name=name, **more: calls.append(name) or real(*words, **more)
         )
     cell = cell_of(norm="pre", gate="gpas")
     path, _ = save_network(cell, tmp_path)
     go(room, cell, path)
-    assert sorted(calls) == ["build", "validation_batches"]
+    assert sorted(calls) == ["load_trained", "validation_batches"]
 
 
 @pytest.mark.parametrize("layout", ["pack", "pad"])

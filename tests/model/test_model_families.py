@@ -12,7 +12,7 @@ from canonical_names import canonical_parameters
 from torch import nn
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate.importance import without_layer
+from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model.llama import Block, Llama, build
 from gpas_cli.spec.cell import cell_from, parse_model
 from gpas_cli.spec.family import FAMILIES, FFNS

@@ -64,6 +64,41 @@ def test_the_final_norm_is_labelled_and_layers_are_whole_numbers(tmp_path: Path)
     assert "norm<" not in drawn(figure(x="layer"), tmp_path)
 
 
+def importance(matrix: tuple[tuple[float, ...], ...] = (), **more: object) -> Figure:
+    """Pre-LN with and without a gate, two seeds each, over three layers."""
+    runs = [
+        CellCurve(
+            entry("pre", gate, seed),
+            "seed",
+            () if matrix else tuple((float(x), 0.1 * seed / x) for x in range(1, 4)),
+            matrix=tuple(tuple(value * seed for value in row) for row in matrix),
+        )
+        for gate in ("none", "gpas")
+        for seed in (1, 2)
+    ]
+    return Figure("Title", "layer", "rise", make_series(runs), layers=0 if matrix else 3, **more)  # type: ignore[arg-type]
+
+
+def test_bars_of_one_scheme_have_one_colour_in_two_weights(tmp_path: Path) -> None:
+    text = drawn(importance(bars=True), tmp_path)
+    # Three bars and one in the legend for each series; the series without a gate is lighter.
+    assert len(re.findall(r"fill: #0072b2; opacity: 0.45", text)) == 4
+    assert len(re.findall(r"fill: #0072b2; stroke-linejoin|fill: #0072b2\"", text)) == 4
+    assert "mean ± standard deviation" in text
+    assert "opacity: 0.45" not in drawn(importance(bars=True, every_run=True), tmp_path)
+    assert "opacity: 0.45" not in drawn(figure(bars=True), tmp_path)  # twelve series are lines
+
+
+def test_heat_maps_have_a_panel_for_each_series_and_common_colours(tmp_path: Path) -> None:
+    made = importance(((0.1, 0.2, 0.3), (0.3, 0.4), (0.5,)), heat_map="distance (pi)")
+    assert [round(value, 6) for row in made.series[0].matrix() for value in row] == [0.15, 0.3, 0.45, 0.45, 0.6, 0.75]
+    text = drawn(made, tmp_path)
+    for words in ("Pre-LN", "Pre-LN + GPAS", "distance (pi)", "layer", "rise", "Title"):
+        assert f">{words}<" in text
+    assert len(re.findall(r'<g id="axes_', text)) == 3  # two maps and the colour bar
+    assert text == drawn(made, tmp_path)
+
+
 @pytest.mark.parametrize("size", [(6.4, 4.0), (3.3, 2.4), (10.0, 3.0)])
 def test_everything_is_inside_the_canvas(tmp_path: Path, size: tuple[float, float]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")

@@ -123,6 +123,7 @@ class Series(TypedDict):
     over: Annotated[str, "the averaged axis"]
     points: list[Point]
     final_norm: Annotated[Mean | None, "the value at the final norm, which is no layer"]
+    matrix: Annotated[list[list[float]] | None, "means of a heat map: over n = 1, 2, ... layers, by first layer"]
     runs: list[DrawnRun]
 
 

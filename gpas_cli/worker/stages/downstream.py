@@ -10,7 +10,7 @@ from gpas_cli import words
 from gpas_cli.data.prepare import token_cache
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.downstream import MissingTask, score_tasks
+from gpas_cli.evaluate.downstream import MissingTask, row_length, score_tasks
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Warned
 from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
@@ -35,7 +35,7 @@ def run(stage: StageContext) -> Outcome:
     scores = dict(recorded(stage.runs, stage.attempt.key, checkpoint))
     tokenizer = _tokenizer(stage, trained)
     opened = stage.load_trained()
-    scorer = Scorer(opened.network, opened.precision, max_length=_max_length(stage))
+    scorer = Scorer(opened.network, opened.precision, max_length=row_length(section, stage.cell.model.family))
     missing: list[MissingTask] = []
     progress = _Progress(section, stage.emit)
     skip = [task for task in section.tasks if (task, measure_of(task)) in scores]
@@ -88,13 +88,6 @@ def _tokenizer(stage: StageContext, trained: Path) -> Tokenizer:
             f"(from {before[:12]} to {tokens.tokenizer.identity[:12]}); restore the text that it was made from"
         )
     return tokens.tokenizer
-
-
-def _max_length(stage: StageContext) -> int:
-    """Return the tokens that the network is given at once: no more than it has positions, if it learned them."""
-    family = stage.cell.model.family
-    most: int = stage.parameters.max_length
-    return min(most, family.context) if family.positions == "learned" else most
 
 
 def _scored(section: Downstream, scores: Mapping[tuple[str, str], float]) -> int:
