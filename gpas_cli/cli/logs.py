@@ -63,6 +63,7 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
     """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
     from gpas_cli.state.describe import log_of
     from gpas_cli.state.observe import look
+    from gpas_cli.state.view import SchedulerView
 
     (state,) = look(project().runs, [entry])
     if state.state == "missing" and not state.cause:
@@ -72,7 +73,7 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
     console().print(
         f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow", markup=False
     )
-    if not quiet and (path := log_of(project().runs, state.key)):
+    if not quiet and (path := log_of(SchedulerView(project().runs), state.key)):
         print(f"==> its SLURM job: {path}")
         for text in path.read_text(errors="replace").splitlines():
             print(printable(f"| {text}"))
@@ -120,11 +121,12 @@ class CellLog:
     def _attempts(self) -> Iterator[AttemptLog]:
         from gpas_cli.spec.stage import TOKENISE
         from gpas_cli.state.describe import facts_of
+        from gpas_cli.state.view import SchedulerView
         from gpas_cli.store.rundir import attempts
 
         runs = project().runs
         stages = [(stage.kind, stage.key) for stage in self.entry.cell.stages]
-        if text := facts_of(runs, stages[0][1]).get("text"):
+        if text := facts_of(SchedulerView(runs), stages[0][1]).get("text"):
             stages.insert(0, (TOKENISE, text))
         for kind, key in stages:
             for attempt in attempts(runs, key):

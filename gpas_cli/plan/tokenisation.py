@@ -67,7 +67,7 @@ def awaited(runs: Path, states: Sequence[CellStatus]) -> Iterator[Awaited]:
     alive = SchedulerView(runs)
     trained = {stage.key for state in states for stage in state.entry.cell.stages}
     for key in (key for key in keys if key not in trained):
-        facts = facts_of(runs, key)
+        facts = facts_of(alive, key)
         if facts.get("stage") == TOKENISE:
             claim = read_claim(runs, key)
             seen = observe(runs, key, alive)

@@ -22,6 +22,7 @@ from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.claims import CLAIM
 from gpas_cli.state.describe import facts_of
+from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import all_stages
 
 T = TypeVar("T")
@@ -36,7 +37,8 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     keys = [path.name for path in all_stages(runs) if not claimed or (path / CLAIM).exists()]
     known = stage_jobs(declared).keys() if keys else ()
     unknown = [key for key in keys if key not in known]
-    return _distinct(_entry(facts_of(runs, key), key, catalogue) for key in unknown)
+    view = SchedulerView(runs)
+    return _distinct(_entry(facts_of(view, key), key, catalogue) for key in unknown)
 
 
 def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]:
@@ -49,7 +51,8 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", prefix):
         return []
     keys = [path.name for path in all_stages(project.runs) if path.name.startswith(prefix)]
-    recorded = {key: facts_of(project.runs, key) for key in keys}
+    view = SchedulerView(project.runs)
+    recorded = {key: facts_of(view, key) for key in keys}
     recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") != TOKENISE}
     recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
     return _distinct(_read(facts, key, catalogue) for key, facts in recorded.items())

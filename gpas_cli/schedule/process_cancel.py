@@ -10,7 +10,7 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.permissions import user_name
 from gpas_cli.schedule.process import token
-from gpas_cli.state.attempt import host, lives, process_path
+from gpas_cli.state.attempt import lives, process_path
 from gpas_cli.state.cancellation import request
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus
@@ -45,9 +45,8 @@ def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | Non
             request(attempt.path, signalled=False)
     if claim is not None and look.lives_now(claim):
         return True, f"{claim} will stop it"
-    where = (
-        f"as {user_name(attempt.path.stat().st_uid)}" if pid is not None else f"on {host(attempt, ()) or 'its host'}"
-    )
+    host = attempt.read_attempt().submitter.host or "its host"
+    where = f"as {user_name(attempt.path.stat().st_uid)}" if pid is not None else f"on {host}"
     return False, f"its process cannot be reached from here; cancel it {where}"
 
 

@@ -20,7 +20,7 @@ from gpas_cli.state.progress import checkpoint_step, progress
 from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.submitters import SILENCE_SECONDS
 from gpas_cli.store.journal import Line, tail
-from gpas_cli.store.records import ExitRecord, ProcessRecord
+from gpas_cli.store.records import AttemptRecord, ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record
 
 OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
@@ -35,13 +35,24 @@ def conclude(attempt: AttemptDir) -> StageStatus:
     if told is None:
         lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
         told = outcome(lines)
-    found = _from_outcome(told) if told else _from_process(attempt, lines)
-    if told is None and found.state != "running":
+    if told is not None:
+        found = _from_outcome(told)
+        return _complete(attempt, None if found.state in RESULTS else attempt.read_attempt(), found, lines)
+    asked = attempt.read_attempt()
+    found = _from_process(attempt, asked, lines)
+    if found.state != "running":
         # The process may have written its outcome and exited between the reading of the journal and of the lock.
         lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
         told = outcome(lines)
         found = _from_outcome(told) if told else found
-    made = None if found.state in RESULTS else attempt.read_attempt().slurm
+    return _complete(attempt, asked, found, lines)
+
+
+def _complete(
+    attempt: AttemptDir, asked: AttemptRecord | None, found: StageStatus, lines: Sequence[Line]
+) -> StageStatus:
+    """Return the status `found` with what the last lines of the journal add and, without a result, the submission."""
+    made = asked.slurm if asked and found.state not in RESULTS else None
     return replace(
         found, progress=progress(lines), age=_age(lines, found.age), attempt=attempt.number, directory=attempt.path,
         submission=made.submission if made else "",
@@ -100,29 +111,29 @@ def _from_outcome(event: Outcome | Malformed) -> StageStatus:
     )
 
 
-def _from_process(attempt: AttemptDir, lines: Sequence[Line]) -> StageStatus:
+def _from_process(attempt: AttemptDir, asked: AttemptRecord, lines: Sequence[Line]) -> StageStatus:
     if attempt.exit_path.exists():
-        return _from_exit(attempt, attempt.read_exit())
+        return _from_exit(attempt, asked, attempt.read_exit())
     held = locks.probe(alive_path(attempt))
     if held is Lock.HELD:
         doing = "" if lines else ", no event yet"
         evidence = f"its process holds alive.lock{doing}"
-        return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(attempt))
-    here = host(attempt, lines) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
+        return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(asked))
+    here = _host(asked, lines) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
     if here and held is not Lock.UNKNOWABLE:
-        return _ended(attempt, "the process ended without an outcome, and its exit was not recorded", "lock")
-    return _from_silence(attempt, lines)
+        return _ended(attempt, asked, "the process ended without an outcome, and its exit was not recorded", "lock")
+    return _from_silence(asked, lines)
 
 
-def _from_exit(attempt: AttemptDir, seen: ExitRecord) -> StageStatus:
+def _from_exit(attempt: AttemptDir, asked: AttemptRecord, seen: ExitRecord) -> StageStatus:
     """Return the status after a process ended without an outcome: `failed` only if it exited with an error code."""
     code, signal = seen.code, seen.signal
     how = f"signal {signal}" if signal else f"exit code {code}"
     evidence = f"the process ended without an outcome ({how}, exit.json)"
     if code == JobExit.FAULTY_NODE:
-        return replace(_ended(attempt, evidence, "exit"), cause=_said(attempt, seen))
+        return replace(_ended(attempt, asked, evidence, "exit"), cause=_said(attempt, seen))
     if signal or code in (0, None, JobExit.INTERRUPTED):
-        return replace(_ended(attempt, evidence, "exit"), signal=signal)
+        return replace(_ended(attempt, asked, evidence, "exit"), signal=signal)
     if code == JobExit.CANCELLED:
         return StageStatus(state="cancelled", evidence=evidence, source="exit")
     return StageStatus(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")
@@ -133,25 +144,25 @@ def _said(attempt: AttemptDir, seen: ExitRecord) -> str:
     return seen.error or last_line(attempt.log_path)
 
 
-def _ended(attempt: AttemptDir, evidence: str, source: str) -> StageStatus:
+def _ended(attempt: AttemptDir, asked: AttemptRecord, evidence: str, source: str) -> StageStatus:
     if cancellation.request_path(attempt.path).exists():
         return StageStatus(state="cancelled", evidence=f"{evidence}, after a request to cancel", source=source)
-    return StageStatus(state="interrupted", evidence=evidence, age=_since_created(attempt), source=source)
+    return StageStatus(state="interrupted", evidence=evidence, age=_since_created(asked), source=source)
 
 
-def _from_silence(attempt: AttemptDir, lines: Sequence[Line]) -> StageStatus:
-    age = _age(lines, _since_created(attempt)) or 0.0
-    where = host(attempt, lines) or "a host that is not recorded"
+def _from_silence(asked: AttemptRecord, lines: Sequence[Line]) -> StageStatus:
+    age = _age(lines, _since_created(asked)) or 0.0
+    where = _host(asked, lines) or "a host that is not recorded"
     state = "running" if age < SILENCE_SECONDS else "unknown"
     evidence = f"events from {where}, whose locks are not seen here"
     return StageStatus(state=state, evidence=evidence, age=age, source="silence")
 
 
-def host(attempt: AttemptDir, lines: Sequence[Line]) -> str:
+def _host(asked: AttemptRecord, lines: Sequence[Line]) -> str:
     """Return the host that the attempt's process runs on, "" if unknown."""
     events = (line.event for line in lines)
     hosts = [event.host for event in events if isinstance(event, Started) and event.host]
-    return hosts[-1] if hosts else attempt.read_attempt().submitter.host
+    return hosts[-1] if hosts else asked.submitter.host
 
 
 def _boot(attempt: AttemptDir) -> str:
@@ -180,8 +191,8 @@ def _age(lines: Sequence[Line], otherwise: float | None) -> float | None:
     return max(0.0, time.time() - lines[-1].t) if lines else otherwise
 
 
-def _since_created(attempt: AttemptDir) -> float:
-    return max(0.0, time.time() - attempt.read_attempt().created)
+def _since_created(asked: AttemptRecord) -> float:
+    return max(0.0, time.time() - asked.created)
 
 
 def attempts_without_progress(runs: Path, key: str) -> int:

@@ -13,22 +13,22 @@ from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import attempts, read_json
 
 
-def facts_of(runs: Path, key: str) -> dict[str, Any]:
+def facts_of(view: SchedulerView, key: str) -> dict[str, Any]:
     """Return the stage's facts as attempt.json has them ({stage, grid, name, cell, ...}), {} if they are unknown."""
     with suppress(OSError, GpasError):
-        if tries := attempts(runs, key):
+        if tries := attempts(view.runs, key):
             # Not as a record: another version may have written it, and callers read only the fields that they know.
             return read_json(tries[-1].attempt_path)
-        if claim := read_claim(runs, key):
-            return dict(SchedulerView(runs).scheduler(claim.scheduler).describe(claim, key))
+        if claim := read_claim(view.runs, key):
+            return dict(view.scheduler(claim.scheduler).describe(claim, key))
     return {}
 
 
-def log_of(runs: Path, key: str) -> Path | None:
+def log_of(view: SchedulerView, key: str) -> Path | None:
     """Return the file with the output of a claimed stage's job outside its attempts, None if there is none."""
     with suppress(GpasError):
-        if claim := read_claim(runs, key):
-            return SchedulerView(runs).scheduler(claim.scheduler).log_of(claim)
+        if claim := read_claim(view.runs, key):
+            return view.scheduler(claim.scheduler).log_of(claim)
     return None
 
 

@@ -15,6 +15,7 @@ from face import Face
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.describe import facts_of, stage_title
 from gpas_cli.state.outputs import text_of
+from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import attempts, read_json, stage_dir
 
 OLD = Path(__file__).parents[1] / "store/data/version_1"
@@ -87,4 +88,4 @@ def test_an_old_claim_is_read(old: Face) -> None:
     assert (claim.submission, claim.index, str(claim)) == ("gpas-toy-0123456789ab", 0, "gpas-toy-0123456789ab [0]")
     shutil.rmtree(stage_dir(old.runs, KILLED) / "001")
     shutil.rmtree(stage_dir(old.runs, KILLED) / "002")
-    assert stage_title(facts_of(old.runs, KILLED), KILLED) == "its training toy/s2"
+    assert stage_title(facts_of(SchedulerView(old.runs), KILLED), KILLED) == "its training toy/s2"

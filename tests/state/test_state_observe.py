@@ -19,7 +19,7 @@ from gpas_cli.cli.progress_view import result
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, event_of
 from gpas_cli.state import cancellation, locks
-from gpas_cli.state.attempt import alive_path, resumable
+from gpas_cli.state.attempt import alive_path, conclude, resumable
 from gpas_cli.state.claims import write_claim
 from gpas_cli.state.observe import look, observe
 from gpas_cli.state.outputs import last_checkpoint
@@ -121,6 +121,31 @@ def test_the_last_attempt_decides_without_a_result(runs: Path) -> None:
     attempt(runs, ended("failed"))
     attempt(runs, ended("interrupted"))
     assert (observe(runs, KEY).state, observe(runs, KEY).attempt) == ("interrupted", 2)
+
+
+def test_a_malformed_outcome_is_unknown_and_says_what_is_wrong(runs: Path) -> None:
+    made = attempt(runs)
+    values = {"n": 0, "t": 1.0, "kind": "outcome", "outcome": "done", "step": "3"}
+    made.journal_path.write_bytes(encode(values))
+    seen = observe(runs, KEY)
+    assert seen.state == "unknown"
+    assert "field 'step' is \"3\"; expected a whole number" in seen.evidence
+
+
+@pytest.mark.parametrize(
+    ("events", "reads"),
+    [([ended("done")], 0), ([ended("failed")], 1), ([step(3)], 1), ([], 1)],
+    ids=["done", "failed", "interrupted", "no event"],
+)
+def test_attempt_json_is_read_once_and_not_for_a_result(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], reads: int
+) -> None:
+    made = attempt(runs, *events)
+    asked: list[AttemptDir] = []
+    read_attempt = AttemptDir.read_attempt
+    monkeypatch.setattr(AttemptDir, "read_attempt", lambda self: asked.append(self) or read_attempt(self))
+    conclude(made)
+    assert len(asked) == reads
 
 
 def test_a_held_lock_is_running(runs: Path) -> None:

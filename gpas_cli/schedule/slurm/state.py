@@ -79,7 +79,7 @@ def _obstacle(view: SlurmView, key: str) -> str:
     seen = observe(view.runs, key, view.look)
     if seen.state not in ("failed", "cancelled", "diverged"):
         return ""
-    facts = facts_of(view.runs, key)
+    facts = facts_of(view.look, key)
     ended = "was cancelled" if seen.state == "cancelled" else seen.state
     why = f" ({seen.cause})" if seen.cause else ""
     # `gpas logs` shows the log of a cell; a job that tokenises is not a cell.
