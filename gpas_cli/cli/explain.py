@@ -53,9 +53,14 @@ def _bounds(theory: Theory | None) -> dict[str, object]:
 
 def _facts(entry: Entry) -> dict[str, object]:
     from gpas_cli.spec.equation import equations
+    from gpas_cli.spec.parse import plain
 
     runs = [{"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)]
-    stages = [{"kind": s.kind, "key": s.key, "parents": list(s.parents)} for s in entry.cell.stages]
+    stages = [
+        {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
+         "resources": plain(entry.resources_of(stage))}
+        for stage in entry.cell.stages
+    ]  # fmt: skip
     return {"key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "stages": stages,
             "cell": entry.cell.to_mapping()}  # fmt: skip
 
@@ -64,6 +69,7 @@ def _print(entry: Entry) -> None:
     import yaml
     from rich.text import Text
 
+    from gpas_cli.plan.stages import described
     from gpas_cli.spec.equation import description
 
     model = entry.cell.model
@@ -73,6 +79,7 @@ def _print(entry: Entry) -> None:
         console().print(f"  {line}", markup=False)
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
-        console().print(f"  stage {stage.kind} {stage.key}{after}")
+        asks = described(entry.resources_of(stage))
+        console().print(f"  stage {stage.kind} {stage.key}{after}: {asks}", markup=False)
     text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
     console().print("\n".join("    " + line for line in text.splitlines()), style="dim")

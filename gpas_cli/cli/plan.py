@@ -97,6 +97,8 @@ def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
          "action": row.action, "detail": row.detail, "will_run": row.will_run}
         for row in planned.rows
     ]  # fmt: skip
+    from gpas_cli.spec.parse import plain
+
     guess = {name: value for name, value in vars(planned.estimate).items() if name != "works"}
     return {
         "cells": rows,
@@ -106,6 +108,7 @@ def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
         "estimate": guess,
         "warnings": planned.warnings,
         "sizes": [vars(size) for size in planned.sizes],
+        "stage_costs": [{**vars(one), "resources": plain(one.resources)} for one in planned.stage_costs],
         "cost": None if price is None else price * planned.estimate.gpu_hours,
     }
 
@@ -119,6 +122,7 @@ def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> 
     parts: list[RenderableType] = [Text(line) for line in _refused(planned)]
     parts += [Text(money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)]
+    parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
     parts += [_cells(planned)] if cells else []
     return Group(Text(headline(planned), style="bold"), *parts)
@@ -145,6 +149,20 @@ def _by_size(planned: Plan) -> Columns:
         for one in planned.sizes
     ]  # fmt: skip
     return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("parameters", "updates", "longest"))
+
+
+def _by_stage(planned: Plan) -> Columns:
+    """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
+    from gpas_cli.cli.columns import Columns
+    from gpas_cli.plan.stages import described
+
+    rows = [
+        (one.stage, f"{one.jobs}", _hours(one.hours) if one.hours else "",
+         occupied(one.gpu_hours, one.core_hours) if one.hours else "", described(one.resources))
+        for one in planned.stage_costs
+    ]  # fmt: skip
+    headers = ("stage", "jobs", "longest", "total", "each job asks for")
+    return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("longest", "total"))
 
 
 def _cells(planned: Plan) -> Columns:

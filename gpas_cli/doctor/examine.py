@@ -120,11 +120,17 @@ def _schedulers(project: Project, nodes: bool) -> Iterator[Finding]:
 
 
 def _resources(project: Project) -> dict[str, Resources]:
-    """Return the resources of each declared cell by its id; nothing if the experiments file is invalid."""
+    """Return the resources of each stage of the declared cells, by the cell's id and the name of a later stage.
+
+    Nothing if the experiments file is invalid.
+    """
     try:
-        return {entry.id: entry.resources for entry in _declared(project)[1]}
+        entries = _declared(project)[1]
     except GpasError:
         return {}
+    trainings = {entry.id: entry.resources for entry in entries}
+    later = {f"{one.id} {stage.kind}": one.resources_of(stage) for one in entries for stage in one.cell.stages[1:]}
+    return trainings | later
 
 
 def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:

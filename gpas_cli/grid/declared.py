@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from gpas_cli.grid.document import Mark, Node
+from gpas_cli.grid.resources import ResourceSettings
 from gpas_cli.grid.scalar import Label, same
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
@@ -107,8 +108,7 @@ class Grid:
     include: tuple[Include, ...] = ()
     cadence: Cadence = field(default_factory=Cadence)
     watch: Monitoring = field(default_factory=Monitoring)
-    resources: dict[str, object] = field(default_factory=dict)
-    resources_node: Node | None = None
+    resources: ResourceSettings = field(default_factory=ResourceSettings)
     table: TableSpec | None = None
     table_node: Node | None = None
 
@@ -129,8 +129,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Experiments:
-    """A whole experiments.yaml. `resources` are by size; `text_resources` are the settings of jobs that tokenise;
-    `corpora` has the nodes of the corpora in `catalogue`."""
+    """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `corpora` has the nodes of
+    the corpora in `catalogue`."""
 
     path: Path
     default: str
@@ -138,5 +138,5 @@ class Experiments:
     catalogue: Catalogue = field(default_factory=Catalogue)
     recipes: Mapping[str, Node] = field(default_factory=dict)
     resources: Mapping[str, Resources] = field(default_factory=dict)
-    text_resources: Mapping[str, object] = field(default_factory=dict)
+    kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
     corpora: Mapping[str, Node] = field(default_factory=dict)

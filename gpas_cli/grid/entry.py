@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from gpas_cli.grid.document import Node
 from gpas_cli.grid.scalar import Label
-from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.words import count, verb
 
 
@@ -42,7 +43,7 @@ class Entry:
     """One cell of one grid.
 
     axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
-    text_resources: the resources of a job that tokenises the cell's text.
+    resources: those of a training. kind_resources: those of other kinds of job, as far as they are declared.
     notes: the reasons of the overrides that changed this cell, one sentence each.
     declared: the declaration; None for a recorded cell that no grid declares.
     """
@@ -53,7 +54,7 @@ class Entry:
     axes: dict[str, Label]
     cadence: Cadence = field(default_factory=Cadence)
     resources: Resources = field(default_factory=Resources)
-    text_resources: Resources = field(default_factory=Resources)
+    kind_resources: Mapping[str, Resources] = field(default_factory=dict)
     watch: Monitoring = field(default_factory=Monitoring)
     notes: tuple[str, ...] = ()
     declared: Declared | None = field(default=None, compare=False, repr=False)
@@ -67,6 +68,19 @@ class Entry:
     def key(self) -> str:
         """The content key of the cell's last stage."""
         return self.cell.key
+
+    def resources_of(self, stage: Stage) -> Resources:
+        """Return the resources of a stage's job, by default those of the training.
+
+        A stage that does not train has one process of them by default.
+        """
+        default = self.resources if stage.declared.trains else self.resources.single_process()
+        return self.kind_resources.get(stage.kind, default)
+
+    @property
+    def text_resources(self) -> Resources:
+        """The resources of a job that tokenises the cell's text."""
+        return self.kind_resources.get(TOKENISE) or self.resources.for_tokenising()
 
 
 def counted(entries: Iterable[Entry]) -> str:

@@ -13,11 +13,13 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.names import cell_name
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.readers import add_problem
+from gpas_cli.grid.resources import overlaid
 from gpas_cli.grid.scalar import Label
 from gpas_cli.grid.settings import children, located, merge, plain_cell, put
-from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Cell, parse_cell
+from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.run import Resources
+from gpas_cli.spec.stage import PRETRAIN, TOKENISE
 
 
 def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list[Entry]:
@@ -73,7 +75,7 @@ class Expansion:
     problems: list[Problem] = field(default_factory=list)
     expanded: dict[str, list[Entry]] = field(default_factory=dict)
     reported: set[tuple[str, str]] = field(default_factory=set)
-    by_size: dict[tuple[str, str], Resources] = field(default_factory=dict)  # (grid, size) -> resources
+    made_resources: dict[tuple[str, str, str], Resources] = field(default_factory=dict)  # by grid, size and kind of job
 
     def grid(self, name: str) -> list[Entry]:
         """Return the entries of the grid `name`."""
@@ -175,9 +177,9 @@ class Expansion:
     def entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
         resources = self.resources(grid, draft.settings)
         if uneven := cell.optim.split_fault(resources.processes):
-            at = grid.resources_node or grid
+            at = grid.resources.own or grid
             self.report(Problem(("grids", grid.name, "resources"), uneven, str(at.mark)))
-        return Entry(
+        entry = Entry(
             cell=cell,
             grid=grid.name,
             name=name,
@@ -185,33 +187,55 @@ class Expansion:
             cadence=grid.cadence,
             watch=grid.watch,
             resources=resources,
-            text_resources=self.text_resources(resources),
             notes=draft.notes,
             declared=Declared(grid.name, draft.settings, self.experiments.corpora),
         )
+        return replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
 
     def resources(self, grid: Grid, settings: Node) -> Resources:
+        """Return the resources of a training: those of its size, then those of its grid."""
         size = _size_name(settings)
-        if (grid.name, size) not in self.by_size:
-            self.by_size[grid.name, size] = self._resources(grid, size)
-        return self.by_size[grid.name, size]
+        base = self.experiments.resources.get(size, Resources())
+        own = grid.resources.own
+        layers = [(("grids", grid.name, "resources"), own)] if own else []
+        return self.overlaid((grid.name, size, PRETRAIN), base, layers)
 
-    def _resources(self, grid: Grid, size: str) -> Resources:
-        own = self.experiments.resources.get(size, Resources())
-        if not grid.resources:
-            return own
-        made = parse.build(Resources, {**parse.plain(own), **grid.resources}, (), []) or own
-        if (declared := grid.resources_node) is not None:
-            for name, wrong in made.faults.items():
-                at = children(declared).get(name, declared)
-                self.report(Problem(("grids", grid.name, "resources"), wrong, str(at.mark)))
+    def kind_resources(self, grid: Grid, entry: Entry, size: str) -> dict[str, Resources]:
+        """Return the declared resources of the entry's other jobs, by kind: those of the file, then of the grid."""
+        defaults = {stage.kind: entry.resources_of(stage) for stage in entry.cell.stages[1:]}
+        defaults[TOKENISE] = entry.text_resources
+        trained = {stage.kind for stage in entry.cell.stages if stage.declared.trains}
+        sections = [
+            (("resources",), self.experiments.kind_resources.by_kind),
+            (("grids", grid.name, "resources"), grid.resources.by_kind),
+        ]
+        made = {}
+        for kind, default in defaults.items():
+            layers = [((*path, kind), nodes[kind]) for path, nodes in sections if kind in nodes]
+            if layers:
+                made[kind] = self.overlaid((grid.name, size, kind), default, layers)
+                if made[kind].processes > 1 and kind not in trained:
+                    self.report_several_processes(kind, layers)
         return made
 
-    def text_resources(self, training: Resources) -> Resources:
-        """Return the resources of tokenising: declared ones over the defaults for this training."""
-        default = training.for_tokenising()
-        declared = self.experiments.text_resources
-        return parse.build(Resources, {**parse.plain(default), **declared}, (), []) or default
+    def report_several_processes(self, kind: str, layers: Sequence[tuple[SettingPath, Node]]) -> None:
+        """Report the last of `layers` that sets `ranks` for a kind of job that has one process."""
+        path, node = next(layer for layer in reversed(layers) if "ranks" in children(layer[1]))
+        mark = children(node)["ranks"].mark
+        self.report(Problem((*path, "ranks"), f"a job of {kind} has one process", str(mark)))
+
+    def overlaid(
+        self, key: tuple[str, str, str], base: Resources, layers: Iterable[tuple[SettingPath, Node]]
+    ) -> Resources:
+        """Return `base` with each of `layers` over it; made once for each `key` (grid, size, kind of job)."""
+        if key not in self.made_resources:
+            problems: list[Problem] = []
+            for path, node in layers:
+                base = overlaid(base, node, path, problems)
+            for problem in problems:
+                self.report(problem)
+            self.made_resources[key] = base
+        return self.made_resources[key]
 
     def with_included(self, grid: Grid, own: list[Entry]) -> list[Entry]:
         """Return the own entries, then the included ones without repeated cells."""

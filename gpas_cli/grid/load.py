@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,16 +11,14 @@ from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
 from gpas_cli.grid.plugins import known_plugins
-from gpas_cli.grid.read import read_grid, read_resources
+from gpas_cli.grid.read import read_grid
 from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping, read_text
-from gpas_cli.grid.settings import children
+from gpas_cli.grid.resources import read_resources
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.run import Resources
 from gpas_cli.spec.size import SIZES, Size
-from gpas_cli.spec.stage import TOKENISE
 
 T = TypeVar("T")
 TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
@@ -54,17 +52,17 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
     grids = _read_grids(parts, root, catalogue, problems)
-    resources = parts.get("resources")
+    resources, kind_resources = read_resources(
+        parts.get("resources"), catalogue.sizes, catalogue.later_stages, problems
+    )
     experiments = Experiments(
         path=path,
         default=_default(parts.get("default"), parts.get("grids"), problems),
         grids=grids,
         catalogue=catalogue,
         recipes=_recipes(parts.get("recipes"), catalogue, problems),
-        resources=_resources(resources, catalogue, problems),
-        text_resources=read_resources(
-            children(resources).get(TOKENISE) if resources else None, ("resources", TOKENISE), problems
-        ),
+        resources=resources,
+        kind_resources=kind_resources,
         corpora=read_mapping(parts.get("corpora"), (), []),
     )
     problems.extend(check(experiments) if check else ())
@@ -102,32 +100,15 @@ def _named(
 
 def _recipes(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Node]:
     """Return the recipes by size. They may be partial; settings that are still missing are reported for the cell."""
-    for name, child in _per_size(node, "recipes", catalogue, problems).items():
+    recipes = read_mapping(node, ("recipes",), problems)
+    for name, child in recipes.items():
+        if name not in catalogue.sizes:
+            message = f"no size '{name}'; {nearest(name, catalogue.sizes)}"
+            add_problem(problems, ("recipes", name), message, child.key or child.mark)
         found: list[Problem] = []
         read_dataclass(Optim, child, ("recipes", name), found)
         problems.extend(problem for problem in found if problem.message != "is required")
-    return {name: child for name, child in read_mapping(node, (), []).items() if isinstance(child.value, dict)}
-
-
-def _resources(node: Node | None, catalogue: Catalogue, problems: list[Problem]) -> dict[str, Resources]:
-    declared = _per_size(node, "resources", catalogue, problems, (TOKENISE,))
-    made = {name: read_dataclass(Resources, child, ("resources", name), problems) for name, child in declared.items()}
-    for name, value in made.items():
-        for setting, wrong in value.faults.items() if value is not None else ():
-            add_problem(problems, ("resources", name), wrong, children(declared[name]).get(setting, declared[name]))
-    return {name: value for name, value in made.items() if value is not None}
-
-
-def _per_size(
-    node: Node | None, section: str, catalogue: Catalogue, problems: list[Problem], others: Collection[str] = ()
-) -> dict[str, Node]:
-    """Return the entries of a section that are named after sizes, without those in `others`."""
-    found = {name: child for name, child in read_mapping(node, (section,), problems).items() if name not in others}
-    for name, child in found.items():
-        if name not in catalogue.sizes:
-            message = f"no size '{name}'; {nearest(name, (*catalogue.sizes, *others))}"
-            add_problem(problems, (section, name), message, child.key or child.mark)
-    return found
+    return {name: child for name, child in recipes.items() if isinstance(child.value, dict)}
 
 
 def _default(node: Node | None, grids: Node | None, problems: list[Problem]) -> str:

@@ -20,10 +20,11 @@ from gpas_cli.grid.readers import (
     read_text_mapping,
     read_texts,
 )
+from gpas_cli.grid.resources import read_grid_resources
 from gpas_cli.grid.scalar import Label, identity, same, spelled
 from gpas_cli.grid.settings import CELL_PARTS, children, has_label, label, merge, nested, unnamed
 from gpas_cli.spec.parse import SettingPath, control_character
-from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
 
 GRID_KEYS = (
@@ -62,8 +63,7 @@ def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Probl
         include=_read_include(parts.get("include"), (*path, "include"), problems),
         cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), problems),
         watch=_read_watch(parts.get("watch"), (*path, "watch"), problems),
-        resources=read_resources(parts.get("resources"), (*path, "resources"), problems),
-        resources_node=parts.get("resources"),
+        resources=read_grid_resources(parts.get("resources"), stages, (*path, "resources"), problems),
         table=_read_table(parts.get("table"), (*path, "table"), title, problems),
         table_node=parts.get("table"),
     )
@@ -308,14 +308,6 @@ def _read_cadence(node: Node | None, path: SettingPath, problems: list[Problem])
 
 def _read_watch(node: Node | None, path: SettingPath, problems: list[Problem]) -> Monitoring:
     return (read_dataclass(Monitoring, node, path, problems) if node else None) or Monitoring()
-
-
-def read_resources(node: Node | None, path: SettingPath, problems: list[Problem]) -> dict[str, object]:
-    """Return the settings of a resource profile that overrides another, after reporting invalid ones."""
-    if node is None:
-        return {}
-    read_dataclass(Resources, node, path, problems)
-    return {name: child.plain() for name, child in children(node).items()}
 
 
 def _read_table(node: Node | None, path: SettingPath, title: str, problems: list[Problem]) -> TableSpec | None:

@@ -3,6 +3,7 @@
 stage_jobs   cells -> the jobs that they need, each stage once, parents first
 plan         cells -> the action of `gpas run` for each, and the jobs that it would start
 texts        whether the texts that cells read are available
+stages       the jobs by stage: what they ask for, and their cost
 tokenisation the jobs that tokenise those texts beforehand
 machine      the accelerators and cores of this machine, or of the nodes behind a scheduler
 gpus         named GPUs (H100:8) to plan for

@@ -15,12 +15,14 @@ from gpas_cli.plan.gpus import NamedGpus, too_large
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.sizes import SizeCost, by_size
 from gpas_cli.plan.stage_jobs import StageJob, blocked, stage_jobs
+from gpas_cli.plan.stages import StageCost, by_stage
 from gpas_cli.plan.texts import Texts
+from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.state.attempt import resumable
 from gpas_cli.state.claim_set import CLAIMABLE
 from gpas_cli.state.observe import look, observe
 from gpas_cli.state.outputs import checkpoint_code
-from gpas_cli.state.status import CellStatus, StageStatus
+from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import count
@@ -100,6 +102,11 @@ class Plan:
         return by_size((row.entry.cell for row in self.rows), self.estimate.works)
 
     @property
+    def stage_costs(self) -> list[StageCost]:
+        """The jobs to start and their cost, by kind of stage and by what they ask for."""
+        return by_stage(self.jobs, self.estimate.works)
+
+    @property
     def refused(self) -> Counter[str]:
         """The number of cells that cannot run here, by reason."""
         return Counter(row.detail for row in self.rows if row.action == "invalid")
@@ -134,7 +141,10 @@ def plan(
         if not machine.check(job.resources, job.id) and not texts.missing(job.cell)
     }
     resume = {key: step for key in fitting if (step := resumable(runs, key))}
-    rows = [_row(state, fitting, resume, machine, texts) for state in look(runs, entries, seen=dict(seen))]
+    rows = [
+        _row(state, fitting, resume, _refusal(state.entry, seen, machine), texts)
+        for state in look(runs, entries, seen=dict(seen))
+    ]
     jobs_to_start = prepare(fitting.values())
     return Plan(
         rows=tuple(rows),
@@ -175,17 +185,27 @@ def _row(
     state: CellStatus,
     jobs: Mapping[str, StageJob],
     resume: Mapping[str, int],
-    machine: Machine,
+    refusal: str,
     texts: Texts,
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
     entry = state.entry
-    found = (_beyond(state), machine.check(entry.resources, "the job"), texts.missing(entry.cell))
+    found = (_beyond(state), refusal, texts.missing(entry.cell))
     reasons = [reason for reason in found if reason]
     if reasons and state.state not in ("done", "diverged"):
         return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
     action = "new" if state.state == "missing" else state.state
     return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
+
+
+def _refusal(entry: Entry, seen: Mapping[str, StageStatus], machine: Machine) -> str:
+    """Return why the first stage without a result that can never run on `machine` cannot; "" if there is none."""
+    for stage in entry.cell.stages:
+        who = "the job" if stage.kind == PRETRAIN else f"the job of {stage.kind}"
+        missing = stage.key in seen and seen[stage.key].state not in RESULTS
+        if missing and (reason := machine.check(entry.resources_of(stage), who)):
+            return reason
+    return ""
 
 
 def _beyond(state: CellStatus) -> str:

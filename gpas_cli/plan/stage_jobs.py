@@ -108,6 +108,6 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         axes=entry.axes,
         cadence=entry.cadence,
         watch=entry.watch,
-        resources=entry.resources if stage.declared.trains else entry.resources.single_process(),
+        resources=entry.resources_of(stage),
         text_resources=entry.text_resources,
     )

@@ -102,7 +102,8 @@ class Examinable(Protocol):
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
 
-        `resources` has the resources of each declared cell by its id, nothing if the experiments file is invalid.
+        `resources` has those of each stage of the declared cells by its name, nothing if the experiments file is
+        invalid.
         """
 
 

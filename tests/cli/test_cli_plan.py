@@ -35,6 +35,38 @@ def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     assert sum(line.startswith("large/") for line in lines) == 8
 
 
+STAGES = """\
+version: 1
+resources:
+  importance: {mem: 3G, time: 1:00:00}
+grids:
+  toy:
+    base: {size: quickstart, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}, importance: {}}
+    axes: {seed: [1, 2]}
+    resources: {importance: {time: 2:00:00}}
+"""
+
+
+def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
+    face.declare(STAGES)
+    lines = [" ".join(line.split()) for line in face("plan", "--executor", "local").out.splitlines()]
+    assert any(line.startswith("pretrain 2 ") and line.endswith(" 1 core") for line in lines)
+    assert any(line.startswith("importance 2 ") and line.endswith(" 1 core, 3G, 2:00:00") for line in lines)
+    costs = face("plan", "--executor", "local", "--json").json["stage_costs"]
+    assert [(cost["stage"], cost["jobs"], cost["resources"]["mem"]) for cost in costs] == [
+        ("pretrain", 2, ""), ("importance", 2, "3G"),
+    ]  # fmt: skip
+    (cell,) = face("explain", "s1", "--json").json["cells"]
+    assert [stage["resources"]["time"] for stage in cell["stages"]] == ["", "2:00:00"]
+    assert "1 core, 3G, 2:00:00" in face("explain", "s1").out
+
+
+def test_a_stage_that_cannot_run_here_is_named(face: Face) -> None:
+    face.declare(STAGES.replace("importance: {time", "importance: {gpus: 1, time"))
+    said = face("plan", "--executor", "local", expect=2).out
+    assert "2 cells cannot run here: the job of importance asks for 1 GPU" in said
+
+
 def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     face.declare(LARGE)
     said = face("plan", "--gpu", "H100:4", "--price", "2.5", "--json").json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from grids import HEAD, cells, grid, read, whole
@@ -159,6 +160,36 @@ grids: {g: {base: {size: deep, data: mine}, resources: {mem: 2G}}}
     (entry,) = expand(read(text))
     assert (entry.cell.model.size.layers, entry.cell.model.size.hidden, entry.cell.data.length) == (24, 32, 128)
     assert entry.resources == Resources(cpus=3, mem="2G")
+
+
+def test_a_kind_of_job_has_its_own_resources() -> None:
+    text = """\
+version: 1
+recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 2, batch: 4}}
+resources:
+  quickstart: {gpus: 4, cpus: 8, time: 1-00:00:00, mem: 9G}
+  importance: {time: 2:00:00, mem: 3G}
+  finetune: {gpus: 2}
+grids:
+  plain: {base: {size: quickstart, data: quickstart, importance: {}, finetune: {}}}
+  own:
+    base: {size: quickstart, data: quickstart, importance: {}}
+    resources: {partition: big, importance: {mem: 2G, partition: small}, tokenise: {cpus: 32}}
+"""
+    experiments = read(text)
+    (plain,) = expand(experiments, ["plain"])
+    (own,) = expand(experiments, ["own"])
+    training = Resources(gpus=4, cpus=8, time="1-00:00:00", mem="9G")
+    assert {stage.kind: plain.resources_of(stage) for stage in plain.cell.stages} == {
+        "pretrain": training,
+        "finetune": replace(training, gpus=2),
+        "importance": Resources(gpus=1, cpus=2, ranks=1, time="2:00:00", mem="3G"),
+    }
+    pretrain, importance = (own.resources_of(stage) for stage in own.cell.stages)
+    assert pretrain == replace(training, partition="big")
+    assert (importance.partition, importance.mem, importance.time, importance.gpus) == ("small", "2G", "2:00:00", 1)
+    assert (own.text_resources.cpus, own.text_resources.gpus, plain.text_resources.cpus) == (32, 0, 8)
+    assert own.cell.key == expand(read(text.replace("  importance: {time", "  downstream: {time")), ["own"])[0].cell.key
 
 
 def test_a_changed_size_has_the_recipe_and_resources_of_its_base() -> None:

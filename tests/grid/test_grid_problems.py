@@ -8,6 +8,7 @@ import pytest
 from grids import HEAD, cells, complaints, grid, read, whole
 
 BASE = "base: {size: quickstart, data: quickstart}\n"
+STAGE = "stages: [pretrain, importance]\n"
 
 # The body starts on line 5, column 5. Each case: body, place, words of the message.
 MISTAKES = {
@@ -90,6 +91,18 @@ MISTAKES = {
     "sbatch option in short": (BASE + "resources: {sbatch: [-p gpu]}", "6:25", "write it as --name=value"),
     "environment": (BASE + "resources: {environment: [A]}", "6:30", "'A' is not NAME=VALUE"),
     "ranks": (BASE + "resources: {gpus: 3}", "6:16", "16 rows cannot be shared evenly by 3 processes; nearest: 2"),
+    "stage in resources": (BASE + "resources: {importanse: {cpus: 1}}", "6:17", "did you mean 'importance'?"),
+    "resources key of a stage": (BASE + "resources: {importance: {cpu: 1}}", "6:30", "did you mean 'cpus'?"),
+    "warning of a stage": (
+        BASE + STAGE + "resources: {importance: {time: '0:01:00'}}",
+        "7:29",
+        "importance.notice: 120 s is not shorter",
+    ),
+    "processes of a stage": (
+        BASE + STAGE + "resources: {importance: {ranks: 2}}",
+        "7:37",
+        "a job of importance has one process",
+    ),
     "nodes": (BASE + "resources: {gpus: 4, nodes: 3}", "6:33", "4 processes cannot be spread evenly over 3 nodes"),
     "table key": (BASE + "table: {row: [norm]}", "6:13", "did you mean 'rows'?"),
     "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),
@@ -160,6 +173,10 @@ TOP = {
     "size start": ("version: 1\nsizes: {x: {like: 9n}}\n", "2:19", "unknown name '9n'; valid: 9m, 20m"),
     "corpus": ("version: 1\ncorpora: {x: {source: web}}\n", "2:23", "unknown value 'web'"),
     "resources": ("version: 1\nresources: {71m: {gpu: 1}}\n", "2:19", "did you mean 'gpus'?"),
+    "resources of no stage": ("version: 1\nresources: {importanse: {cpus: 1}}\n", "2:13", "did you mean 'importance'?"),
+    "resources of a stage": ("version: 1\nresources: {importance: {cpu: 1}}\n", "2:26", "did you mean 'cpus'?"),
+    "value of a stage": ("version: 1\nresources: {tokenise: {cpus: 0}}\n", "2:30", "0 is too small"),
+    "stage without settings": ("version: 1\nresources: {importance: 3}\n", "2:25", "'3' is not a mapping"),
 }
 
 
@@ -215,7 +232,7 @@ def test_titles_over_several_lines_become_one_and_shell_keeps_its_lines() -> Non
     text = 'title: >\n  Two\n  lines\nresources: {setup: ["a\\nb"]}\n' + BASE
     experiments = read(whole(text))
     assert experiments.grids["g"].title == "Two lines"
-    assert experiments.grids["g"].resources["setup"] == ["a\nb"]
+    assert experiments.grids["g"].resources.own.plain()["setup"] == ["a\nb"]
 
 
 def test_ten_thousand_seeds_are_read_in_less_than_a_second() -> None:

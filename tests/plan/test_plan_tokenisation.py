@@ -52,7 +52,7 @@ def run(project: Project, job: Any, stop: Any = lambda: None) -> tuple[Outcome, 
 
 
 def test_each_corpus_has_one_job_on_which_the_first_stages_wait(project: Project) -> None:
-    asked = {"text_resources": Resources(cpus=8, mem="9G")}
+    asked = {"kind_resources": {TOKENISE: Resources(cpus=8, mem="9G")}}
     cells = [replace(entry(seed=seed, data=NOTES, importance={"eval_tokens": 9}), **asked) for seed in (1, 2)]
     other = entry(seed=3, data={**NOTES, "length": 32})
     found = with_texts(project, jobs(*cells, other))

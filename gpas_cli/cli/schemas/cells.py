@@ -47,6 +47,17 @@ class SizeCost(TypedDict):
     core_hours: float
 
 
+class StageCost(TypedDict):
+    """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
+
+    stage: str
+    resources: Annotated[dict[str, Any], "what each job asks for"]
+    jobs: int
+    hours: Annotated[float, "of the longest job"]
+    gpu_hours: float
+    core_hours: float
+
+
 class Plan(Document):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
@@ -57,6 +68,7 @@ class Plan(Document):
     estimate: Estimate
     warnings: NotRequired[list[str]]
     sizes: list[SizeCost]
+    stage_costs: list[StageCost]
     cost: Annotated[float | None, "GPU-hours times --price"]
 
 
@@ -305,6 +317,7 @@ class StageKey(TypedDict):
     kind: str
     key: str
     parents: list[str]
+    resources: Annotated[dict[str, Any], "what its job asks for"]
 
 
 class ExplainedCell(CellName):

@@ -25,7 +25,7 @@ MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gp
 def findings(project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterator[Finding]:
     """Yield the findings, only a note if there is no cluster; with `nodes`, also those about compute nodes.
 
-    `resources` has the resources of each cell by its name.
+    `resources` has the resources of each stage of a cell by its name.
     """
     if shutil.which("sbatch") is None:
         yield Finding("SLURM", "note", "no sbatch here: jobs run on this machine")
@@ -81,7 +81,7 @@ def _accounting(config: Mapping[str, str]) -> Finding:
 def _nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Finding]:
     """Yield findings about compute nodes, from one short job per set of resources among the cells.
 
-    `resources` has the resources of each cell by its name. Waits for nodes for a limited time.
+    `resources` has the resources of each stage of a cell by its name. Waits for nodes for a limited time.
     """
     project.runs.mkdir(parents=True, exist_ok=True)
     profiles = _different(resources) or {"": Resources()}
