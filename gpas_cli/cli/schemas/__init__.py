@@ -1,6 +1,7 @@
 """The JSON that commands print, as types: `DOCUMENTS` names the document of each command.
 
-    cells.py       cells: states, plans, results of runs, where a number comes from
+    cells.py       cells: their states, what they are, where a number comes from
+    plans.py       plans and results of runs
     tables.py      tables, figures, exported networks
     upkeep.py      the text, the database, the machine
     jsonschema.py  a type of these -> JSON Schema
@@ -12,14 +13,14 @@ new one; new fields may come at any time.
 
 from __future__ import annotations
 
-from gpas_cli.cli.schemas import cells, tables, upkeep
+from gpas_cli.cli.schemas import cells, plans, tables, upkeep
 
 DOCUMENTS: dict[str, type] = {
-    "plan": cells.Plan,
-    "run grid": cells.Run,
-    "train": cells.Run,
-    "retry": cells.Run,
-    "rerun": cells.Run,
+    "plan": plans.Plan,
+    "run grid": plans.Run,
+    "train": plans.Run,
+    "retry": plans.Run,
+    "rerun": plans.Run,
     "status": cells.Status,
     "top": cells.Top,
     "logs": cells.Event,

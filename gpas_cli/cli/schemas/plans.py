@@ -1,0 +1,114 @@
+"""Documents about runs: the plan of one, and its result."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from gpas_cli.cli.schemas.common import CellName, Document, LabelledCell, Number, State
+
+
+class PlannedCell(LabelledCell):
+    """One cell of a plan."""
+
+    action: Annotated[
+        str, "its state, `new` for one without an attempt, `invalid` for one that cannot be run to its end here"
+    ]
+    detail: str
+    will_run: Annotated[bool, "whether `gpas run` starts a job for it"]
+
+
+class Estimate(TypedDict):
+    """What the jobs to start will take."""
+
+    gpu_hours: float
+    core_hours: float
+    longest_hours: Annotated[float, "the longest chain of jobs"]
+    wall_hours: Annotated[float | None, "until all have ended; null behind a scheduler"]
+    slots: Annotated[int, "jobs at once on this machine"]
+    tokens: float
+    basis: Annotated[list[str], "where the speeds come from"]
+
+
+class SizeCost(TypedDict):
+    """The cells of one size, batch, length and number of updates."""
+
+    size: str
+    cells: int
+    jobs: int
+    parameters: int
+    precision: str
+    batch: Annotated[int, "rows per update"]
+    length: Annotated[int, "tokens per row"]
+    updates: int
+    tokens: Annotated[int, "tokens that a cell trains on"]
+    devices: Annotated[int, "GPUs or cores of a job"]
+    hours: Annotated[float, "of the longest job"]
+    gpu_hours: float
+    core_hours: float
+
+
+class StageCost(TypedDict):
+    """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
+
+    stage: str
+    resources: Annotated[dict[str, Any], "what each job asks for"]
+    jobs: int
+    hours: Annotated[float, "of the longest job"]
+    gpu_hours: float
+    core_hours: float
+
+
+class Plan(Document):
+    """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
+
+    cells: list[PlannedCell]
+    jobs: Annotated[int, "jobs to start"]
+    texts: Annotated[list[str], "corpora that a job of their own tokenises first"]
+    stages: Annotated[dict[str, int], "how many stages are in which state"]
+    estimate: Estimate
+    warnings: NotRequired[list[str]]
+    sizes: list[SizeCost]
+    stage_costs: list[StageCost]
+    cost: Annotated[float | None, "GPU-hours times --price"]
+
+
+class RunCell(CellName):
+    """The result of a run for one cell."""
+
+    state: State
+    skipped: Annotated[bool, "whether the run gave up the cell without starting it"]
+    reason: Annotated[str, "why there is no result, empty for a result of this run"]
+    attempt: int | None
+    directory: str | None
+    metrics: dict[str, Number]
+
+
+class SubmittedArray(TypedDict):
+    """One SLURM job array."""
+
+    name: str
+    job: Annotated[str, "SLURM's id, empty when it is not known"]
+    elements: int
+
+
+class Submitted(TypedDict):
+    """What was submitted to SLURM."""
+
+    arrays: list[SubmittedArray]
+    jobs: int
+    followed: Annotated[int, "stages that were already queued or running"]
+    left: Annotated[int, "stages that SLURM has no room for yet"]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
+    blocked: Annotated[int, "stages whose parent failed"]
+
+
+class Run(Document):
+    """`gpas run grid --json`, train, retry and rerun; also what the command of --notify reads.
+
+    Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
+    """
+
+    exit_code: Literal[0, 3, 4]
+    counts: Annotated[dict[str, int], "the number of cells in each state"]
+    cells: list[RunCell]
+    submitted: Submitted | None
