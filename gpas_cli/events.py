@@ -146,7 +146,10 @@ class Spike(Event):
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    """The validation scores of `train.evaluate.evaluate` after update `step`."""
+    """The validation scores of `train.evaluate.evaluate` after update `step`.
+
+    `answer_loss`: of a finetuning, the loss on held-out examples in nats per token.
+    """
 
     step: int
     loss: Number | None = None
@@ -156,6 +159,7 @@ class Evaluation(Event):
     loss_batch_mean: Number | None = None
     loss_reference: Number | None = None
     perplexity_reference: Number | None = None
+    answer_loss: Number | None = None
 
 
 @dataclass(frozen=True)

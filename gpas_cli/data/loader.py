@@ -23,7 +23,7 @@ from gpas_cli.data.rows import Ints, Rows
 
 IGNORED = -100
 # The seed of the order of validation rows, the same in every run.
-_VALIDATION_SEED = 0
+VALIDATION_SEED = 0
 # Batches prepared in advance: one hides the reading behind an update, a second one absorbs variations.
 PREFETCHED_BATCHES = 2
 
@@ -56,29 +56,36 @@ def cut(rows: Rows, indices: Ints) -> Batch:
     return Batch(np.ascontiguousarray(tokens[:, :-1]), targets)
 
 
-class Batches:
-    """The training batches of a run with `seed`, of `batch` rows per update. Thread-safe."""
+class RowOrder:
+    """The rows of every update of a run with `seed`, `batch` of them each, out of `size` rows. Thread-safe."""
 
-    def __init__(self, rows: Rows, batch: int, seed: int):
-        self.rows = rows
+    def __init__(self, size: int, batch: int, seed: int):
+        self.size = size
         self.batch = batch
-        self.seed = seed
         # A batch may end one epoch and begin the next.
-        self._order = lru_cache(maxsize=2)(lambda epoch: order(seed, epoch, len(rows)))
+        self._order = lru_cache(maxsize=2)(lambda epoch: order(seed, epoch, size))
 
-    def at(self, step: int) -> Batch:
-        """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
-        return cut(self.rows, self._indices(step))
-
-    def _indices(self, step: int) -> Ints:
-        """Return the row numbers of the batch: [batch]."""
+    def at(self, step: int) -> Ints:
+        """Return the row numbers of update `step` = 0, 1, ...: [batch]."""
         positions = step * self.batch + np.arange(self.batch, dtype=np.int64)
-        epochs, places = np.divmod(positions, len(self.rows))
+        epochs, places = np.divmod(positions, self.size)
         indices = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
             indices[here] = self._order(epoch)[places[here]]
         return indices
+
+
+class Batches:
+    """The training batches of a run with `seed`, of `batch` rows per update. Thread-safe."""
+
+    def __init__(self, rows: Rows, batch: int, seed: int):
+        self.rows = rows
+        self._order = RowOrder(len(rows), batch, seed)
+
+    def at(self, step: int) -> Batch:
+        """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
+        return cut(self.rows, self._order.at(step))
 
 
 class PrefetchedBatches:
@@ -109,7 +116,7 @@ def validation_batches(rows: Rows, batch: int, token_budget: int) -> Iterator[Ba
     The rows used depend only on the budget, which the last of them may exceed by less than a row. The order is random,
     so that part of a split represents all of it.
     """
-    mixed = permutation(_VALIDATION_SEED, 0, len(rows))
+    mixed = permutation(VALIDATION_SEED, 0, len(rows))
     predicted = np.cumsum(rows.sizes(mixed) - 1)
     used = mixed[: int(np.searchsorted(predicted, token_budget)) + 1]
     for start in range(0, len(used), batch):

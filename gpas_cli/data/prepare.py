@@ -120,6 +120,36 @@ def prepare(
     )
 
 
+@dataclass(frozen=True)
+class ValidationText:
+    """The validation text of a corpus, without its training text, and the tokenizer."""
+
+    survey: Survey
+    tokenizer: Tokenizer
+    rows: Rows
+    totals: Totals
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text per token, as `Corpus.validation_bytes_per_token`."""
+        return self.totals.bytes / self.totals.tokens
+
+    def newly_verified(self) -> dict[str, dict[str, str]]:
+        """Return the same as `Corpus.newly_verified`."""
+        shards = self.rows.newly_verified()
+        return {"validation": shards} if shards else {}
+
+
+def prepare_validation(
+    data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify = lambda message: None
+) -> ValidationText:
+    """Return only the validation text of `data`, from `cache`, after building what is missing. As `prepare`."""
+    tokens = token_cache(data, vocab, cache, root=root, notify=notify)
+    shards = build(tokens, data, 1, notify=notify, splits=("validation",))["validation"]
+    rows = _open(data, tokens.tokenizer, "validation", shards, None)
+    return ValidationText(tokens.survey, tokens.tokenizer, rows, sum_of(shards))
+
+
 def token_cache(data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify) -> TokenCache:
     """Return the token cache of `data`, after surveying its text and training its tokenizer if necessary.
 

@@ -10,11 +10,12 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.words import listed
 
 
 class Texts:
-    """The texts of `cells`, looked up in `project`; without a project no text counts as missing.
+    """The texts and finetuning records of `cells`, looked up in `project`; without one nothing counts as missing.
 
     `entries`: the declared cells, used to give the position in experiments.yaml in messages.
     `elsewhere`: whether the cells run on other machines, which makes a text missing here only a warning.
@@ -30,17 +31,20 @@ class Texts:
     ):
         self._project, self._elsewhere = project, elsewhere
         missing = _missing(project, cells) if project else {}
-        declared = {_text_of(entry.cell): entry.declared for entry in entries}
-        self._missing = {data: _placed(reason, declared.get(data)) for data, reason in missing.items()}
+        declared = {what: entry.declared for entry in entries for what in _read_by(entry.cell)}
+        self._missing = {what: _placed(reason, declared.get(what)) for what, reason in missing.items()}
 
     def missing(self, cell: Cell) -> str:
-        """Return why the text of the cell cannot be read; "" if it can, or if the cell is not one of `cells`."""
-        return "" if self._elsewhere else self._missing.get(_text_of(cell), "")
+        """Return why the cell's text or records cannot be read; "" if they can, or if the cell is none of `cells`."""
+        return "" if self._elsewhere else self._reason(cell)
+
+    def _reason(self, cell: Cell) -> str:
+        return next((reason for what in _read_by(cell) if (reason := self._missing.get(what, ""))), "")
 
     def warnings(self, cells: Iterable[Cell]) -> list[str]:
         """Return the warnings about the texts of these cells, without duplicates."""
         cells = list(cells)
-        reasons = dict.fromkeys(self._missing.get(_text_of(cell), "") for cell in cells)
+        reasons = dict.fromkeys(self._reason(cell) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
         return [*absences, *self._foreseen(cells)]
 
@@ -69,11 +73,17 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
         raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
 
-def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data, str]:
-    from gpas_cli.data.text_usage import unreadable_reason
+def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data | Finetune, str]:
+    from gpas_cli.data import records, text_usage
 
-    texts = dict.fromkeys(map(_text_of, cells))
-    return {data: unreadable_reason(data, project.cache, project.config.parent) for data in texts}
+    folders = (project.cache, project.config.parent)
+    wanted = dict.fromkeys(what for cell in cells for what in _read_by(cell))
+    return {
+        what: text_usage.unreadable_reason(what, *folders)
+        if isinstance(what, Data)
+        else records.unreadable_reason(what, *folders)
+        for what in wanted
+    }
 
 
 def _placed(reason: str, declared: Declared | None) -> str:
@@ -82,7 +92,10 @@ def _placed(reason: str, declared: Declared | None) -> str:
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
-def _text_of(cell: Cell) -> Data:
-    """Return the cell's data, with defaults for the fields that do not identify the text."""
+def _read_by(cell: Cell) -> Iterator[Data | Finetune]:
+    """Yield the cell's text and the records it is finetuned on, with defaults for fields that do not identify them."""
     usual = Data()
-    return replace(cell.data, length=usual.length, layout=usual.layout, eval_tokens=usual.eval_tokens)
+    yield replace(cell.data, length=usual.length, layout=usual.layout, eval_tokens=usual.eval_tokens)
+    section: Finetune | None = cell.parameters("finetune")
+    if section is not None:
+        yield Finetune(data=section.data, validation=section.validation)

@@ -94,6 +94,12 @@ class Cell:
         own = getattr(self.parameters(self.trained.kind), "precision", None)
         return own or self.precision
 
+    def before(self, kind: str) -> Cell:
+        """Return the cell with only those stages that its stage `kind` builds on."""
+        names = [stage.kind.name for stage in self.later]
+        earlier = self.later[: names.index(kind)]
+        return replace(self, later=tuple(stage for stage in earlier if stage.kind.trains))
+
     def teacher(self) -> Cell | None:
         """Return the cell with whose trained gates this one starts, if any: it has the same seed, text and recipe."""
         gate = self.model.gate
@@ -167,7 +173,8 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     if len(problems) > before or model is None or data is None or optim is None or plain is None:
         return None
     optim = canonical_optim(optim, model)
-    cell = Cell(model=model, data=data, optim=optim, precision=plain.precision, seed=plain.seed, later=later)
+    cell = Cell(model=model, data=data, optim=optim, precision=plain.precision, seed=plain.seed)
+    cell = replace(cell, later=tuple(_in_cell(stage, cell, problems) for stage in later))
     problems.extend(check_training(model, data, optim))
     return cell if len(problems) == before else None
 
@@ -211,6 +218,14 @@ def _parse_later(
             wrong = own.problems() if hasattr(own, "problems") else ()  # those of several settings together
             problems.extend(replace(problem, path=(kind.name, *problem.path)) for problem in wrong)
     return tuple(found)
+
+
+def _in_cell(stage: LaterStage, cell: Cell, problems: list[Problem]) -> LaterStage:
+    """Return the stage with the settings that it takes from the cell, after adding what contradicts the cell."""
+    own = stage.parameters
+    found = own.problems_in(cell) if hasattr(own, "problems_in") else ()
+    problems.extend(replace(problem, path=(stage.kind.name, *problem.path)) for problem in found)
+    return replace(stage, parameters=own.in_cell(cell)) if hasattr(own, "in_cell") else stage
 
 
 def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:

@@ -8,33 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from gpas_cli.errors import Problem
-from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import Downstream, downstream_tokens, measure_of, task_problem
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
-from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import setting
+from gpas_cli.spec.parts import EVALUATED_PER_TRAINED, CellParts
 from gpas_cli.spec.run import Cadence
 
 PRETRAIN = "pretrain"
 TRAINING_PARTS = ("data", "optim", "precision", "seed")  # what a cell has for it besides its network
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
-EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
-
-
-class CellParts(Protocol):
-    """What the cost of a stage may depend on: the parts of a `Cell`."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def data(self) -> Data: ...
-    @property
-    def optim(self) -> Optim: ...
-    def parameters(self, kind: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +58,7 @@ class StageKind:
     """One kind of stage: what it is called, what it takes, what it costs and what it reports.
 
     parameters: the frozen dataclass of the cell's section `name`; None for pretraining, whose parameters are the cell.
+    It may have the methods of `spec.finetune.Finetune` that find problems and fill in what it takes from the cell.
     trains: whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in
     one process.
     cost: (cell, cadence, resumed step) -> equivalent tokens: those to train, plus a third of those to evaluate.
@@ -98,22 +85,6 @@ class StageKind:
     def runnable(self) -> bool:
         """Whether this version has a job for it."""
         return bool(self.runner)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finetune:
-    """Supervised finetuning with LISA (GPAS section 4.1): `lisa_layers` random layers train, redrawn every
-    `lisa_interval` updates; embedding, final norm and head always train; gates never do."""
-
-    data: str = setting("commonsense170k")
-    method: str = setting("lisa", choices=("lisa", "full"))
-    lisa_layers: int = setting(4, low=1)
-    lisa_interval: int = setting(3, low=1)
-    lr: float = setting(3e-4, above=0, high=10)
-    epochs: int = setting(4, low=1, high=1000)
-    batch: int = setting(16, low=1)
-    length: int = setting(512, low=2)
-    loss_on: str = setting("output", choices=("output", "all"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +173,19 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("tokens_per_second", "training throughput", better="higher", digits=0, unit="tokens/s"),
             ),
         ),
-        StageKind(name="finetune", parameters=Finetune, trains=True),
+        StageKind(
+            name="finetune",
+            title="its finetuning {cell}",
+            parameters=Finetune,
+            trains=True,
+            cost=finetuning_tokens,
+            runner="gpas_cli.worker.stages.finetune:run",
+            metrics=(
+                Metric("finetuned_perplexity", "validation perplexity after finetuning"),
+                Metric("answer_loss", "loss on held-out answers", digits=3, unit="nats/token"),
+                Metric("finetune_seconds", "finetuning time", digits=0, unit="s"),
+            ),
+        ),
         StageKind(
             name="downstream",
             parameters=Downstream,

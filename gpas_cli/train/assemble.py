@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import flops_per_token
 from gpas_cli.spec.run import Resources
-from gpas_cli.train.checkpoint import load_gates
 from gpas_cli.train.compiling import worth_compiling
+from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.matmul_precision import MatmulChoice, choose_matmul
 from gpas_cli.train.memory import micro_batch_rows
@@ -24,31 +25,38 @@ from gpas_cli.train.strategy import choose_layout
 
 DEFAULT_RESOURCES = Resources()
 
+Start = Callable[[Llama], None]
+
+
+def leave(network: Llama) -> None:
+    """Start from the initialised network."""
+
 
 def assemble(
     cell: Cell,
     batches: BatchSource,
     resources: Resources = DEFAULT_RESOURCES,
     world: World = ALONE,
-    teacher: Path | None = None,
+    start: Start = leave,
+    selection: LayerSelection | None = None,
 ) -> Loop:
     """Return the cell's network, distributed over `world`, with its optimizer, at update 0. Collective.
 
-    `teacher`: the checkpoint whose gates the network starts from. Raises DamagedCheckpoint if it has none that fit.
+    `start` changes the initialised network before the optimizer is made, which takes the parameters that then require
+    gradients; what it raises is raised. `selection`: the layers that train in each update.
     """
     precision = Precision(cell.precision, choose_device())
     compiled = _compiled(cell, resources, precision, world)
     layout = choose_layout(resources, cell.model, precision, world, compiled=compiled, optimizer=cell.optim.kind)
     network = layout.build(cell.model, cell.seed, precision)
-    if teacher is not None:
-        load_gates(teacher, network)
+    start(network)
     rows = micro_batch_rows(
         cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
         reserved=layout.unallocated_bytes(network),
     )  # fmt: skip
     return Loop(
         network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
-        gate_gradients=_gate_gradients(network, precision), layout=layout,
+        gate_gradients=_gate_gradients(network, precision), layout=layout, selection=selection,
     )  # fmt: skip
 
 

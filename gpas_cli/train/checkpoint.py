@@ -37,7 +37,8 @@ _NETWORK = "network/"
 class Position:
     """The progress of a run, and what a resumed run needs to round exactly as an uninterrupted one.
 
-    `step`: updates done; `tokens`: target tokens seen; `seconds`: time spent in updates. `micro_batch` rows at once in
+    `step`: updates done, of `steps` (0 in checkpoints that do not record it); `tokens`: target tokens seen; `seconds`:
+    time spent in updates. `micro_batch` rows at once in
     each of `processes`, and the float32 matrix product `gemm` (`train.matmul_precision`), are kept for a resumed run.
     `text`: what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it. `codes`: the
     versions of the code that made the updates, oldest first, separated by blanks.
@@ -51,6 +52,7 @@ class Position:
     gemm: str = ""
     text: str = ""
     codes: str = ""
+    steps: int = 0
 
     def made_by(self, code: str) -> Position:
         """Return the position with `code` as the version that makes the next updates; itself if `code` is unknown."""

@@ -19,6 +19,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
@@ -58,7 +59,10 @@ def micro_batches(
 
 @dataclass
 class Loop:
-    """The state of one training: network, optimizer, batches, and the position reached."""
+    """The state of one training: network, optimizer, batches, and the position reached.
+
+    `selection`: the layers that train in each update, None if all parameters that have gradients do.
+    """
 
     network: Llama
     optimizer: torch.optim.Optimizer
@@ -69,6 +73,7 @@ class Loop:
     gate_gradients: GateGradients | None = None
     position: Position = field(default_factory=Position)
     layout: ParallelLayout = field(default_factory=ParallelLayout)
+    selection: LayerSelection | None = None
     warn: Callable[[str], None] = print
 
     def update(self, *, observe: bool = False) -> Update:
@@ -76,6 +81,8 @@ class Loop:
         began = time.perf_counter()
         step = self.position.step + 1
         rate = self.spec.learning_rate(step)
+        if self.selection:
+            self.selection.apply(self.network, self.optimizer, step - 1)
         loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe)
         self.layout.sum_gradients(self.network, loss)
         if self.gate_gradients:
@@ -87,7 +94,7 @@ class Loop:
         seconds = self.position.seconds + time.perf_counter() - began
         self.position = replace(
             self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
-            micro_batch=self.micro_batch, processes=self.layout.world.size,
+            micro_batch=self.micro_batch, processes=self.layout.world.size, steps=self.spec.steps,
         )  # fmt: skip
         return Update(step, loss, rate, norm, layers)
 

@@ -51,9 +51,9 @@ def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
         (("seed: [1, 2]", "seed: [1, 2]"), Exit.DONE),
         (("batch: 2}}\n    axes:", "batch: 4000}}\n    resources: {gpus: 4000}\n    axes:"), Exit.USAGE),
         (('path: "text/*.txt"', 'path: "nowhere/*.txt"'), Exit.USAGE),
-        (("data: notes, optim", "data: notes, finetune: {}, optim"), Exit.INCOMPLETE),
+        (("data: notes, optim", "data: notes, finetune: {data: nowhere.json}, optim"), Exit.USAGE),
     ],
-    ids=["possible", "no such GPUs", "no such text", "a stage that this version does not run"],
+    ids=["possible", "no such GPUs", "no such text", "no such records"],
 )
 def test_plan_and_run_answer_alike(face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit) -> None:
     face.declare(EXPERIMENTS.replace(*change, 1))

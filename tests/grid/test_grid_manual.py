@@ -18,6 +18,7 @@ from gpas_cli.spec.cell import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.embed import EMBEDS, Embed
 from gpas_cli.spec.family import FAMILIES, Family
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.norm import SCHEMES
@@ -28,7 +29,7 @@ from gpas_cli.spec.size import SIZES, Size
 TEXT = packaged("experiments.yaml").read_text()
 MANUAL = TEXT[: TEXT.index("\nversion:")]
 WORDS = set(re.findall(r"[A-Za-z0-9_-]+", MANUAL))
-SECTIONS = (Size, Gate, Embed, Init, Family, Data, Optim, Cadence, Monitoring)
+SECTIONS = (Size, Gate, Embed, Init, Family, Data, Optim, Finetune, Cadence, Monitoring)
 UNTOLD = {"profile"}  # `gpas train --profile`
 NAMES = {
     "top level": set(TOP_LEVEL_KEYS),

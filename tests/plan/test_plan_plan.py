@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attempts import make_attempt
-from launching import FOUR_CORES, entry, key
+from launching import FOUR_CORES, entry, key, without_runner
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Started, Step
@@ -112,10 +112,10 @@ def test_an_interrupted_cell_is_planned_from_its_checkpoint(runs: Path) -> None:
 
 
 def test_unsupported_stages_are_named(runs: Path) -> None:
-    found = made_plan(runs, entry(finetune={}, downstream={}))
+    found = made_plan(runs, without_runner(entry(finetune={}, importance={}), "finetune"))
     (row,) = found.rows
     assert (row.action, row.will_run) == ("invalid", True)
-    assert row.detail == "this version does not run finetune, downstream"
+    assert row.detail == "this version does not run finetune, importance"
     assert [job.kind for job in found.jobs] == ["pretrain"]
 
 

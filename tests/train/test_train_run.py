@@ -65,7 +65,7 @@ def go(
     recorder = Recorder()
     asked = iter(range(10**6))
     stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
-    where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root, kwargs.pop("teacher", None))
+    where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root)
     return train(what, where, recorder, cadence=CADENCE, stop=stop, **kwargs), recorder
 
 

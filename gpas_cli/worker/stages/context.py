@@ -60,15 +60,23 @@ class StageContext:
         """The folder of experiments.yaml."""
         return Path(self.attempt.root)
 
+    @property
+    def base(self) -> Cell:
+        """The cell with only those stages that this one builds on."""
+        return self.cell.before(self.kind)
+
     def trained_checkpoint(self) -> Path:
-        """Return the final checkpoint of the cell's last training. Raises GpasError if there is none."""
-        return last_checkpoint(self.runs, self.cell.trained.key)
+        """Return the final checkpoint of the last training before this stage. Raises GpasError if there is none."""
+        return last_checkpoint(self.runs, self.base.trained.key)
 
     def load_trained(self) -> TrainedNetwork:
-        """Return the network of the cell's last training. Raises GpasError or DamagedCheckpoint if there is none."""
+        """Return the network of the last training before this stage, whole in every process.
+
+        Collective. Raises GpasError or DamagedCheckpoint if there is none.
+        """
         from gpas_cli.train.trained import load_trained
 
-        return load_trained(self.cell, self.trained_checkpoint(), self.world)
+        return load_trained(self.base, self.trained_checkpoint(), self.world)
 
 
 def runner(cell: Cell, kind: str) -> Callable[[StageContext], Outcome]:

@@ -25,6 +25,7 @@ from launching import (
     scheduler,
     states,
     until,
+    without_runner,
     working,
 )
 
@@ -169,7 +170,7 @@ def test_a_failed_parent_cancels_its_child(project: Project) -> None:
 
 
 def test_a_stage_without_a_job_is_skipped_with_the_reason(project: Project) -> None:
-    cell = entry("done", 1, finetune={}, importance={})
+    cell = without_runner(entry("done", 1, finetune={}, importance={}), "finetune")
     summary = run(project, cell)
     assert summary.skipped[0].reason == "this version does not run finetune, importance"
     assert ran(project) == ["done-1 1"]

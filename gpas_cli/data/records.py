@@ -1,0 +1,286 @@
+"""Records to finetune on: {instruction, input, output}, from files, Commonsense170K or questions, and their prompts.
+
+    [{"instruction": "Please choose ...", "input": "", "output": "the correct answer is answer4"}, ...]
+
+A .json file has one list of records, as LLM-Adapters (Hu et al. 2023) publishes them, a .jsonl file one record in each
+line. Other fields are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpas_cli.data import disk
+from gpas_cli.data.corpora import Notify, cached_survey
+from gpas_cli.data.questions import KINDS, questions
+from gpas_cli.data.stdlib import Stdlib
+from gpas_cli.errors import DataError, nearest
+from gpas_cli.spec.finetune import COMMONSENSE, EMBEDDED, EMBEDDED_EXAMPLES, Finetune
+
+COMMONSENSE_URL = (
+    "https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/main/ft-training_set/commonsense_170k.json"
+)
+TIMEOUT_SECONDS = 60
+HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
+EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; another one when the questions change
+FIELDS = ("instruction", "input", "output")
+# The prompts of LLM-Adapters (finetune.py). There every line but the first is indented by 16 blanks, by accident: T5's
+# tokenizer drops these blanks, and a byte-level BPE would have to predict them.
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n"
+)
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+    "response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+
+
+class FinetuneRecord(NamedTuple):
+    """One example: an instruction, an input that may be empty, and the output to learn."""
+
+    instruction: str
+    input: str
+    output: str
+
+
+def prompt(record: FinetuneRecord, template: str) -> str:
+    """Return the text before the output, under the template `alpaca` or `plain`."""
+    if template == "plain":
+        return record.instruction + record.input
+    form = WITH_INPUT if record.input else WITHOUT_INPUT
+    return form.format(instruction=record.instruction, input=record.input)
+
+
+@dataclass(frozen=True)
+class RecordSource:
+    """Where the records of one part (train or test) come from. `setting` names it in messages."""
+
+    setting: str
+    name: str
+    part: str
+    paths: tuple[Path, ...] = ()
+
+    def fingerprint(self, cache: Path) -> str:
+        """Return a digest of the records: equal ones mean equal records. Reads the files. Raises DataError."""
+        if self.name == EMBEDDED:
+            return disk.digest([EMBEDDED_RECIPE, self.part, cached_survey(Stdlib(), cache).fingerprint])
+        return disk.digest([hashlib.sha256(_content(path)).hexdigest() for path in self.paths])
+
+    def records(self) -> list[FinetuneRecord]:
+        """Return the records. Raises DataError if one is invalid, or if there are none to train on."""
+        if self.name == EMBEDDED:
+            return embedded("train" if self.part == "train" else "validation")
+        found = list(chain.from_iterable(read_records(path) for path in self.paths))
+        if not found and self.part == "train":
+            raise DataError(f"{self.setting}: {self.name} has no records")
+        return found
+
+
+def training_source(spec: Finetune, cache: Path, root: Path, notify: Notify) -> RecordSource:
+    """Return the source of the records to train on, after downloading them if necessary. Raises DataError."""
+    return _source("finetune.data", spec.data, "train", cache, root, notify)
+
+
+def held_out_source(spec: Finetune, cache: Path, root: Path, notify: Notify) -> RecordSource | None:
+    """Return the source of the records to evaluate on, None if the data have none. Raises DataError."""
+    if spec.validation:
+        return _source("finetune.validation", spec.validation, "test", cache, root, notify)
+    if spec.data == EMBEDDED:
+        return RecordSource("finetune.data", EMBEDDED, "test")
+    folder = root / Path(spec.data).expanduser()
+    found = _source("finetune.data", spec.data, "test", cache, root, notify) if folder.is_dir() else None
+    return found if found is not None and found.paths else None
+
+
+def unreadable_reason(spec: Finetune, cache: Path, root: Path) -> str:
+    """Return why the records cannot be read, "" if no reason is found. Opens no file and uses no network."""
+    try:
+        for setting, name in (("finetune.data", spec.data), ("finetune.validation", spec.validation)):
+            if name not in ("", EMBEDDED, COMMONSENSE):
+                files(setting, name, "train" if setting == "finetune.data" else "test", root)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _source(setting: str, name: str, part: str, cache: Path, root: Path, notify: Notify) -> RecordSource:
+    if name == EMBEDDED:
+        return RecordSource(setting, name, part)
+    paths = [_commonsense(cache, notify)] if name == COMMONSENSE else files(setting, name, part, root)
+    return RecordSource(setting, name, part, tuple(paths))
+
+
+def files(setting: str, name: str, part: str, root: Path) -> list[Path]:
+    """Return the files of a path: itself, or of a folder every <task>/<part>.json, `part` being train or test.
+
+    Raises DataError, beginning with the name of the `setting`, if there is no file to train on.
+    """
+    path = root / Path(name).expanduser()
+    if path.is_dir():
+        found = sorted(path.glob(f"*/{part}.json"))
+        if not found and part == "train":
+            raise DataError(f"{setting}: {path} has no folder with a file {part}.json")
+        return found
+    if not path.is_file():
+        hint = nearest(name, (COMMONSENSE, EMBEDDED))
+        raise DataError(f"{setting}: there is no file or folder {path}; {hint}")
+    if path.suffix not in (".json", ".jsonl"):
+        raise DataError(f"{setting}: {path} is neither a .json nor a .jsonl file")
+    return [path]
+
+
+# Files
+
+
+def read_records(path: Path) -> Iterator[FinetuneRecord]:
+    """Yield the records of a .json or .jsonl file. Raises DataError with file and line for an invalid one."""
+    try:
+        text = _content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    values = _lines(path, text) if path.suffix == ".jsonl" else _items(path, text)
+    for where, value in values:
+        yield _record(where, value)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+class _Where(NamedTuple):
+    """A character of a file. As a string, its line, which only messages need."""
+
+    path: Path
+    text: str
+    place: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.text.count(chr(10), 0, self.place) + 1}"
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[_Where, Any]]:
+    place = 0
+    for line in text.split("\n"):
+        where = _Where(path, text, place)
+        place += len(line) + 1
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not a line of JSON: {error}") from error
+        yield where, value
+
+
+def _items(path: Path, text: str) -> Iterator[tuple[_Where, Any]]:
+    """Yield the items of one JSON list, each with the place where it begins."""
+    decoder = json.JSONDecoder()
+    place = _after_blanks(text, 0)
+    if text[place : place + 1] != "[":
+        raise DataError(f"{_Where(path, text, place)}: not a list of records, [{{...}}, ...]")
+    place = _after_blanks(text, place + 1)
+    while text[place : place + 1] != "]":
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
+        yield _Where(path, text, place), value
+        place = _after_blanks(text, end)
+        if text[place : place + 1] == ",":
+            place = _after_blanks(text, place + 1)
+        elif text[place : place + 1] != "]":
+            raise DataError(f"{_Where(path, text, place)}: a comma or the end of the list is missing here")
+    after = _after_blanks(text, place + 1)
+    if after < len(text):
+        raise DataError(f"{_Where(path, text, after)}: text after the end of the list")
+
+
+def _after_blanks(text: str, place: int) -> int:
+    while text[place : place + 1] in (" ", "\n", "\r", "\t"):
+        place += 1
+    return place
+
+
+def _record(where: _Where, value: object) -> FinetuneRecord:
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: a {type(value).__name__}, not a record with {', '.join(FIELDS)}")
+    found = FinetuneRecord(*(_text(where, value, name) for name in FIELDS))
+    for name in ("instruction", "output"):
+        if not getattr(found, name):
+            raise DataError(f"{where}: the field '{name}' is empty")
+    return found
+
+
+def _text(where: _Where, record: Mapping[str, Any], name: str) -> str:
+    if name not in record:
+        if name == "input":
+            return ""
+        raise DataError(f"{where}: no field '{name}'; {nearest(name, record)}")
+    value = record[name]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: the field '{name}' is not text but {json.dumps(value)[:40]}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: the field '{name}' is not Unicode: {error.reason}") from error
+    return value
+
+
+# Commonsense170K
+
+
+def _commonsense(cache: Path, notify: Notify) -> Path:
+    """Return the path of Commonsense170K in the cache, after downloading it if necessary. Raises DataError."""
+    path = cache / "instructions" / "commonsense_170k.json"
+    if path.is_file():
+        return path
+    notify(f"downloading {COMMONSENSE_URL}")
+    try:
+        with urllib.request.urlopen(COMMONSENSE_URL, timeout=TIMEOUT_SECONDS) as answer:
+            content = answer.read()
+    except (OSError, urllib.error.URLError) as error:
+        raise DataError(
+            f"finetune.data: {COMMONSENSE}: cannot download {COMMONSENSE_URL}: {error}; copy that file to {path}, or "
+            "set finetune.data to a file or folder of records"
+        ) from error
+    disk.write(path, content)
+    return path
+
+
+# The embedded corpus
+
+
+def embedded(split: str) -> list[FinetuneRecord]:
+    """Return questions about source files of the standard library with their right choices, all kinds in turn."""
+    documents = [document.text for document in Stdlib().documents(split) if document.id.startswith("lib/")]
+    share = (EMBEDDED_EXAMPLES if split == "train" else HELD_OUT_EXAMPLES) // len(KINDS)
+    # Each kind asks about other documents.
+    texts = [documents[number :: len(KINDS)] for number in range(len(KINDS))]
+    by_kind = [_spread([_asked(text, kind) for text in own], share) for kind, own in zip(KINDS, texts, strict=True)]
+    return [record for group in zip(*by_kind, strict=False) for record in group]
+
+
+def _asked(text: str, kind: str) -> list[FinetuneRecord]:
+    return [
+        FinetuneRecord(question.context, "", question.delimiter + question.choices[question.answer])
+        for question in questions(text, kind)
+    ]
+
+
+def _spread(by_document: Sequence[Sequence[FinetuneRecord]], count: int) -> list[FinetuneRecord]:
+    """Return `count` of the records at equal distances, so that all documents have their share."""
+    found = list(chain.from_iterable(by_document))
+    return [found[number * len(found) // count] for number in range(min(count, len(found)))]

@@ -1,0 +1,150 @@
+"""Finetuning: the records, how they become rows, which parameters train, and the recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpas_cli.errors import Problem
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.optimizers import ADAM, OPTIMIZERS
+from gpas_cli.spec.parse import setting
+from gpas_cli.spec.parts import EVALUATED_PER_TRAINED, CellParts
+from gpas_cli.spec.run import Cadence
+
+COMMONSENSE = "commonsense170k"
+EMBEDDED = "embedded"
+# Commonsense170K: records, and tokens of T5's tokenizer with the template `alpaca` (four of its tasks measured: 84 to
+# 100 a record). The cost of other data is estimated by the same numbers.
+COMMONSENSE_EXAMPLES = 170_420
+COMMONSENSE_TOKENS = 16_000_000
+EMBEDDED_EXAMPLES = 6_000
+EMBEDDED_TOKENS_PER_EXAMPLE = 110
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Supervised finetuning of the pretrained network (GPAS, section 4.1). The gates never train.
+
+    data: `commonsense170k`; `embedded`, questions about the training files of the embedded corpus; or a path, relative
+    to the experiments file: records {instruction, input, output} in a .json or .jsonl file, or a folder of
+    <task>/train.json. validation: the same, to evaluate on; by default <task>/test.json beside each train.json,
+    questions about the held-out files of `embedded`, and nothing for other data.
+    template: `alpaca`, the prompt of LLM-Adapters around each record, or `plain`, the instruction and then the output.
+    The default is `plain` for `embedded`, else `alpaca`. loss_on: `output` ignores the tokens of prompts.
+    layout: `pack` joins the examples, each with an end token, and cuts them into rows of `length` tokens; `pad` makes
+    one row of each example, truncated or padded.
+
+    method: `lisa` (Pan et al. 2024) trains the embedding, the final norm, the head and `lisa_layers` layers, drawn
+    uniformly and again every `lisa_interval` updates; `full` trains all layers. lisa_state: the optimizer state of a
+    layer that is no longer drawn is kept until it is drawn again (`keep`, as in the reference), or dropped (`reset`).
+
+    The number of updates is epochs * rows / batch, rounded up. precision and seed: by default those of pretraining; the
+    seed decides the order of the rows and the layers that are drawn. The other fields are those of a recipe.
+    """
+
+    data: str = setting(COMMONSENSE)
+    validation: str = setting("")
+    template: str | None = setting(None, choices=("alpaca", "plain"))
+    loss_on: str = setting("output", choices=("output", "all"))
+    layout: str = setting("pack", choices=("pack", "pad"))
+    length: int = setting(512, low=2, high=1_048_576)
+    method: str = setting("lisa", choices=("lisa", "full"))
+    lisa_layers: int = setting(4, low=1)
+    lisa_interval: int = setting(3, low=1)
+    lisa_state: str = setting("keep", choices=("keep", "reset"))
+    epochs: int = setting(4, low=1, high=1000)
+    batch: int = setting(16, low=1, high=1_000_000)
+    lr: float = setting(3e-4, above=0, high=10)
+    schedule: str = setting("linear", choices=("cosine", "linear", "constant"))
+    min_ratio: float = setting(0.0, low=0, high=1)
+    warmup: int = setting(0, low=0)
+    clip: float = setting(1.0, low=0)
+    optimizer: str = setting(ADAM.name, choices=OPTIMIZERS)
+    beta1: float = setting(0.9, low=0, high=0.999999)
+    beta2: float = setting(0.999, low=0, high=0.999999)
+    eps: float = setting(1e-8, above=0, high=1)
+    weight_decay: float = setting(0.0, low=0, high=10)
+    precision: str | None = setting(None, choices=("fp32", "bf16", "pure_bf16"))
+    seed: int | None = setting(None, low=0, high=2**31 - 1)
+
+    def in_cell(self, cell: CellParts) -> Finetune:
+        """Return the canonical spelling: defaults that depend on the cell filled in, fields without effect unset."""
+        usual = Finetune()
+        found = replace(
+            self,
+            template=self.template or ("plain" if self.data == EMBEDDED else "alpaca"),
+            precision=self.precision or cell.precision,
+            seed=cell.seed if self.seed is None else self.seed,
+            min_ratio=usual.min_ratio if self.schedule == "constant" else self.min_ratio,
+        )
+        if found.method == "full" or found.lisa_layers >= cell.model.size.layers:
+            # All layers train, always.
+            found = replace(
+                found,
+                method="full",
+                lisa_layers=usual.lisa_layers,
+                lisa_interval=usual.lisa_interval,
+                lisa_state=usual.lisa_state,
+            )
+        return found
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the section as a whole."""
+        if not self.data:
+            yield Problem(("data",), f"is empty; name {COMMONSENSE}, {EMBEDDED} or a path")
+        if self.validation and self.validation == self.data:
+            yield Problem(("validation",), "names the training data; name other records")
+
+    def problems_in(self, cell: CellParts) -> Iterator[Problem]:
+        """Yield what contradicts the cell."""
+        family = cell.model.family
+        if family.positions == "learned" and family.context < self.length:
+            yield Problem(("length",), f"{self.length} is longer than the {family.context} positions of the network")
+
+    def steps(self, rows: int) -> int:
+        """Return the number of updates on data of `rows` rows."""
+        return max(1, math.ceil(self.epochs * rows / self.batch))
+
+    def optim(self, steps: int) -> Optim:
+        """Return the recipe of `steps` updates."""
+        return Optim(
+            lr=self.lr,
+            warmup=self.warmup,
+            steps=steps,
+            batch=self.batch,
+            schedule=self.schedule,
+            min_ratio=self.min_ratio,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            optimizer=self.optimizer,
+        )
+
+    def trained_share(self, layers: int) -> float:
+        """Return the share of the layers that train in an update."""
+        return 1.0 if self.method == "full" else min(1.0, self.lisa_layers / layers)
+
+
+def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+    """Return the cost in tokens: those to train, with less of a backward pass for layers that do not train, and a third
+    of those to evaluate."""
+    spec: Finetune = cell.parameters("finetune")
+    examples, per_epoch = _amount(spec)
+    rows = examples if spec.layout == "pad" else per_epoch / spec.length
+    steps = spec.steps(math.ceil(rows))
+    left = max(0.0, 1 - resumed / steps)
+    # Of an update's three products per matrix (forward, gradient of the input, of the weight) one is left out.
+    share = (2 + spec.trained_share(cell.model.size.layers)) / 3
+    evaluations = (steps - min(resumed, steps)) // cadence.eval_every + 1
+    return left * spec.epochs * per_epoch * share + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
+
+
+def _amount(spec: Finetune) -> tuple[int, int]:
+    """Return the examples and tokens of an epoch; other data count as Commonsense170K, since their size is unknown."""
+    if spec.data == EMBEDDED:
+        return EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * EMBEDDED_TOKENS_PER_EXAMPLE
+    return COMMONSENSE_EXAMPLES, COMMONSENSE_TOKENS

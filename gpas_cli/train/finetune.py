@@ -1,0 +1,194 @@
+"""Finetune a pretrained network: its records, the layers that train, and its evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpas_cli.data.instructions import (
+    InstructionBatches,
+    InstructionRows,
+    Instructions,
+    held_out_batches,
+    prepare_instructions,
+)
+from gpas_cli.data.loader import validation_batches
+from gpas_cli.data.prepare import ValidationText, prepare_validation
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Emit, Outcome, Phase, Stop, TextFacts, Warned, silent
+from gpas_cli.model.dtensors import is_shard
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.train import checkpoint
+from gpas_cli.train.assemble import DEFAULT_RESOURCES
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.evaluate import evaluate, validation_rows
+from gpas_cli.train.lisa import LayerSelection, freeze_gates
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.run import record_verified
+from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, require_even_split, run_training
+
+KIND = "finetune"
+
+
+def finetune(
+    cell: Cell,
+    pretrained: Path,
+    paths: RunPaths,
+    emit: Emit,
+    *,
+    cadence: Cadence,
+    stop: Stop,
+    tokenizer: str | None = None,
+    resources: Resources = DEFAULT_RESOURCES,
+    world: World = ALONE,
+    watch: Monitoring = DEFAULT_MONITORING,
+) -> Outcome:
+    """Finetune the network of `pretrained`, a checkpoint of the training before, as `cell` declares it. Collective.
+
+    `tokenizer`: the identity of the tokenizer that the network was trained with, None if unknown. Resumes from the
+    newest intact checkpoint; other arguments and errors are those of `train.run.train`. Also raises GpasError if this
+    machine has another tokenizer, if the warm-up is not shorter than the training, or if `resources` ask for LISA on a
+    sharded network.
+    """
+    spec: Finetune = cell.parameters(KIND)
+    emit = emit if world.leads else silent
+    require_whole_network(spec, resources, world)
+    require_even_split(replace(cell, optim=spec.optim(1)), world)
+    emit(Phase("tokenising"))
+
+    def notify(message: str) -> None:
+        emit(Phase("tokenising", message))
+
+    text = prepare_validation(cell.data, cell.model.size.vocab, paths.cache, root=paths.root, notify=notify)
+    _require_tokenizer(text, tokenizer)
+    data = prepare_instructions(spec, text.tokenizer, paths.cache, root=paths.root, notify=notify)
+    recipe = recipe_of(cell, len(data.train))
+    _require_updates_after_warmup(spec, recipe)
+    batches = InstructionBatches(data.train, spec.batch, recipe.seed)
+    emit(_facts(spec, data, text, batches))
+    for message in data.warnings():
+        emit(Warned(message))
+    evaluator = FinetuneEvaluator(cell, text, data.held_out)
+    key = next(stage.key for stage in cell.stages if stage.kind == KIND)
+    selection = LayerSelection.of(spec, cell.model.size.layers)
+    inputs = TrainingInputs(
+        recipe, key, data.identity, batches, evaluator,
+        start=lambda network: start_from(cell.before(KIND), pretrained, network, world), selection=selection,
+    )  # fmt: skip
+    if selection is not None:
+        # The layers that train change: only whole networks can follow.
+        resources = replace(resources, strategy="ddp")
+    return run_training(inputs, paths, emit, cadence=cadence, stop=stop, resources=resources, world=world, watch=watch)
+
+
+def recipe_of(cell: Cell, rows: int) -> Cell:
+    """Return the cell with the recipe, the rows, the precision and the seed of its finetuning on `rows` rows."""
+    spec: Finetune = cell.parameters(KIND)
+    assert spec.precision is not None
+    assert spec.seed is not None
+    data = replace(cell.data, length=spec.length, layout=spec.layout)
+    optim = spec.optim(spec.steps(rows))
+    return replace(cell, data=data, optim=optim, precision=spec.precision, seed=spec.seed, later=())
+
+
+def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:
+    """Load the network of `base` from its checkpoint into `network`, and freeze the gates. Collective.
+
+    Weights are converted if the two trainings have different precisions. Raises DamagedCheckpoint, and GpasError if a
+    sharded network would have to be converted.
+    """
+    stored = Precision(base.trained_precision, choose_device()).weights
+    own = next(network.parameters()).dtype
+    if stored == own:
+        checkpoint.load(pretrained, base.trained.key, network, None, world)
+    elif any(is_shard(parameter) for parameter in network.parameters()):
+        raise GpasError(f"a sharded network of {own} cannot start from {stored}; set resources.strategy: ddp")
+    else:
+        whole = build(base.model, seed=base.seed, dtype=stored)
+        checkpoint.load(pretrained, base.trained.key, whole, None, world)
+        network.load_state_dict(whole.state_dict())
+    freeze_gates(network)
+
+
+def require_whole_network(spec: Finetune, resources: Resources, world: World) -> None:
+    """Raise GpasError if LISA would have to train a sharded network."""
+    if spec.method == "lisa" and resources.strategy == "fsdp" and not world.alone:
+        raise GpasError(
+            "finetune.method: lisa trains other layers every few updates, which sharded networks (resources.strategy: "
+            "fsdp) cannot do; set strategy: ddp, or method: full"
+        )
+
+
+def _require_tokenizer(text: ValidationText, trained_with: str | None) -> None:
+    own = text.tokenizer.identity
+    if trained_with not in (None, own):
+        raise GpasError(
+            f"the network was pretrained with the tokenizer {trained_with:.12}, and this machine has {own:.12}; "
+            "restore the tokenizer and the text of the pretraining"
+        )
+
+
+def _require_updates_after_warmup(spec: Finetune, recipe: Cell) -> None:
+    if spec.warmup >= recipe.optim.steps:
+        raise GpasError(
+            f"finetune.warmup: {spec.warmup} is not shorter than the {recipe.optim.steps} updates of this finetuning"
+        )
+
+
+def _facts(spec: Finetune, data: Instructions, text: ValidationText, batches: InstructionBatches) -> TextFacts:
+    """Return what the journal records about the examples. `fingerprint` covers those to evaluate on, too."""
+    examples = data.train.examples
+    return TextFacts(
+        source=spec.data,
+        fingerprint=data.fingerprint,
+        validation_fingerprint=text.survey.validation_fingerprint,
+        tokenizer=data.tokenizer.identity,
+        train_tokens=len(examples.ids),
+        validation_tokens=text.totals.tokens,
+        train_documents=len(examples),
+        validation_documents=text.totals.documents,
+        epochs=spec.epochs,
+        first_batch=batches.at(0).digest(),
+    )
+
+
+@dataclass(frozen=True)
+class FinetuneEvaluator:
+    """Evaluates a finetuning on the validation text of the pretraining, and on held-out examples if there are any."""
+
+    cell: Cell
+    text: ValidationText
+    held_out: InstructionRows | None
+
+    def measure(self, loop: Loop) -> dict[str, float]:
+        """Return the scores on the validation text, and `answer_loss` on the examples. Collective."""
+        batches = validation_batches(self.text.rows, validation_rows(self.cell), self.cell.data.eval_tokens)
+        scores = evaluate(
+            loop.network, batches, loop.precision, self.text.bytes_per_token,
+            micro_batch=loop.micro_batch, world=loop.layout.world,
+        )  # fmt: skip
+        examples = list(held_out_batches(self.held_out, loop.spec.batch, self.cell.data.eval_tokens))
+        if examples:
+            answers = evaluate(
+                loop.network, examples, loop.precision, 1.0, micro_batch=loop.micro_batch, world=loop.layout.world
+            )
+            scores["answer_loss"] = answers["loss"]
+        return scores
+
+    def metrics(self, scores: dict[str, float]) -> dict[str, float]:
+        """Return the perplexity on the validation text and the loss on held-out examples."""
+        answers = {"answer_loss": scores["answer_loss"]} if "answer_loss" in scores else {}
+        return {"finetuned_perplexity": scores["perplexity"], "finetuned_loss": scores["loss"], **answers}
+
+    def costs(self, position: Position) -> dict[str, float]:
+        """Return the time spent in updates and the tokens that they predicted."""
+        return {"finetune_seconds": position.seconds, "finetune_tokens": position.tokens}
+
+    def record_verified(self, emit: Emit) -> None:
+        """Record which shards of the validation text were compared with their checksums since the last call."""
+        record_verified(self.text, emit)

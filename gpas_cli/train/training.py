@@ -1,0 +1,261 @@
+"""Train a network on batches: the updates of every stage that trains, with observation, checkpoints, evaluation.
+
+`train.run` pretrains with it, and `train.finetune` finetunes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from gpas_cli.data.loader import PrefetchedBatches
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Emit, Evaluation, Outcome, Phase, Stop, Warned
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.train import checkpoint
+from gpas_cli.train.assemble import DEFAULT_RESOURCES, Start, assemble, leave, settle_matmul
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.lisa import LayerSelection
+from gpas_cli.train.loop import BatchSource, Loop
+from gpas_cli.train.matmul_precision import MatmulChoice
+from gpas_cli.train.observe import Observer
+from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.profile import profiling
+from gpas_cli.train.resume import check_code, resume
+
+DEFAULT_MONITORING = Monitoring()
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Where a run reads and writes.
+
+    `checkpoints`: the folder of its own checkpoints; `earlier`: those of earlier attempts; `cache`: the token cache;
+    `root`: the folder that relative data paths start from. `code`: the version of the code that runs, "" if unknown.
+    """
+
+    checkpoints: Path
+    earlier: Sequence[Path]
+    cache: Path
+    root: Path
+    code: str = ""
+
+
+class Evaluator(Protocol):
+    """Evaluates the network of a training between and after its updates."""
+
+    def measure(self, loop: Loop) -> dict[str, float]:
+        """Return the scores of the network now, fields of the event `Evaluation`. Collective."""
+        ...
+
+    def metrics(self, scores: dict[str, float]) -> dict[str, float]:
+        """Return the metrics that the outcome reports, from the scores after the last update."""
+        ...
+
+    def costs(self, position: Position) -> dict[str, float]:
+        """Return the metrics of a training that has reached `position`, also of one that was interrupted."""
+        ...
+
+    def record_verified(self, emit: Emit) -> None:
+        """Record which shards of the texts were compared with their checksums since the last call."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """The inputs of a training.
+
+    recipe: the cell whose network, `optim`, length of rows, precision and seed the updates have; its other parts are
+    not used. key: the stage that the checkpoints belong to. text: the identity of what is read, which a resumed run
+    must share. start: changes the initialised network before the first update. selection: the layers that train in each
+    update, None for all.
+    """
+
+    recipe: Cell
+    key: str
+    text: str
+    batches: BatchSource
+    evaluator: Evaluator
+    start: Start = leave
+    selection: LayerSelection | None = None
+
+
+def run_training(
+    inputs: TrainingInputs,
+    paths: RunPaths,
+    emit: Emit,
+    *,
+    cadence: Cadence,
+    stop: Stop,
+    resources: Resources = DEFAULT_RESOURCES,
+    world: World = ALONE,
+    watch: Monitoring = DEFAULT_MONITORING,
+) -> Outcome:
+    """Do the updates of `inputs`, resuming from the newest intact checkpoint. Collective.
+
+    `emit` is that of this process. All processes stop once `stop` of any returns an outcome. Raises GpasError if the
+    checkpoint was trained on another text, or if other code made it and `resources.resume` forbids that.
+    """
+    loop = assemble(inputs.recipe, inputs.batches, resources, world, inputs.start, inputs.selection)
+    loop.warn = lambda message: emit(Warned(message))
+    folders = [paths.checkpoints, *paths.earlier]
+    position = resume(folders, inputs.key, loop, inputs.text, emit)
+    check_code(position, paths.code, resources, emit)
+    loop.position = replace(position, text=inputs.text).made_by(paths.code)
+    matmul = settle_matmul(inputs.recipe, loop, paths.cache)
+    if not resources.micro_batch and loop.position.processes == world.size:
+        loop.micro_batch = loop.position.micro_batch or loop.micro_batch
+    emit(_training_phase(loop, matmul))
+    return _Training(inputs, paths, emit, cadence, watch, lambda: world.agree(stop()), loop).run()
+
+
+def require_even_split(recipe: Cell, world: World) -> None:
+    """Raise GpasError unless the processes can share the rows of an update evenly."""
+    if uneven := recipe.optim.split_fault(world.size):
+        raise GpasError(uneven)
+
+
+def _training_phase(loop: Loop, matmul: MatmulChoice | None) -> Phase:
+    """Return the event that says how `loop` computes."""
+    layout = loop.layout
+    return Phase(
+        "training", resumed_from=loop.position.step, processes=layout.world.size, strategy=layout.strategy,
+        recompute=layout.recompute, micro_batch=loop.micro_batch, compiled=layout.compiled,
+        gates_in_graph=any(gate.in_graph for gate in loop.network.gates()),
+        gemm=matmul.path if matmul else None, gemm_error=matmul.error if matmul else None,
+        gemm_speedup=matmul.speedup if matmul else None, gemm_origin=matmul.origin if matmul else None,
+    )  # fmt: skip
+
+
+def _evaluation(step: int, scores: dict[str, float]) -> Evaluation:
+    return Evaluation(
+        step, scores["loss"], scores["perplexity"], scores["bits_per_byte"], scores["tokens"],
+        scores["loss_batch_mean"], scores["loss_reference"], scores["perplexity_reference"], scores.get("answer_loss"),
+    )  # fmt: skip
+
+
+@dataclass
+class _Training:
+    """The remaining updates of a training, with their observation, checkpoints and evaluations."""
+
+    inputs: TrainingInputs
+    paths: RunPaths
+    emit: Emit
+    cadence: Cadence
+    watch: Monitoring
+    stop: Stop
+    loop: Loop
+    _unsaved: str = ""  # why the newest checkpoint was not written
+
+    def run(self) -> Outcome:
+        diverged = self._updates()
+        if diverged is not None:
+            return diverged
+        metrics = self._final()
+        if self._unsaved:  # by now the disk may have room
+            self._save()
+        if self._unsaved:
+            # A result without its weights would keep later stages from ever being run.
+            return Outcome("interrupted", self.loop.position.step, cause=self._unsaved, metrics=self._costs())
+        return Outcome("done", self.loop.position.step, metrics=metrics)
+
+    def _updates(self) -> Outcome | None:
+        """Do the remaining updates. Return an outcome if training ends before the last of them."""
+        world = self.loop.layout.world
+        self._observer = Observer(self.inputs.recipe, self.watch, self.loop.precision.device, self.emit, world)
+        self._observer.resume([self.paths.checkpoints, *self.paths.earlier], self.loop.position)
+        profile = self.watch.profile if world.leads else 0
+        steps = self.loop.spec.steps
+        with (
+            PrefetchedBatches(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
+            profiling(profile, self.paths.checkpoints.parent / "profile", self.emit) as profiled,
+        ):
+            while (step := self.loop.position.step) < steps:
+                if outcome := self.stop():
+                    return self._checkpoint() or Outcome(outcome, step, metrics=self._costs())
+                self._observer.add(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
+                profiled(step + 1)
+                if ended := self._log(step + 1) or self._save_and_evaluate(step + 1):
+                    return ended
+        return None
+
+    def _due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step in (1, self.loop.spec.steps)
+
+    def _log(self, step: int) -> Outcome | None:
+        """Record the updates since the last log line, if one is due."""
+        if not self._due(step, self.cadence.log_every):
+            return None
+        ended = self._settle()
+        self._observer.log(self.loop.position)
+        self.inputs.evaluator.record_verified(self.emit)
+        return ended
+
+    def _settle(self) -> Outcome | None:
+        """Check the pending updates for divergence. Waiting for the device counts as time spent on them."""
+        began = time.perf_counter()
+        position = self.loop.position
+        divergence = self._observer.settle()
+        self.loop.position = replace(position, seconds=position.seconds + time.perf_counter() - began)
+        return Outcome("diverged", divergence.step, divergence.cause, self._costs()) if divergence else None
+
+    def _costs(self) -> dict[str, float]:
+        return {**self.inputs.evaluator.costs(self.loop.position), **self._versions()}
+
+    def _versions(self) -> dict[str, float]:
+        """Return the number of code versions that made the updates, if more than one."""
+        versions = len(set(self.loop.position.codes.split()))
+        return {"code_versions": versions} if versions > 1 else {}
+
+    def _save_and_evaluate(self, step: int) -> Outcome | None:
+        """Write a checkpoint and evaluate, if due. The last update is always saved (and evaluated by `_final`)."""
+        last = step == self.loop.spec.steps
+        ended = None
+        if last or step % self.cadence.checkpoint_every == 0:
+            ended = self._checkpoint()
+        if not last and not ended and step % self.cadence.eval_every == 0:
+            self._evaluate()
+        if last or step % min(self.cadence.checkpoint_every, self.cadence.eval_every) == 0:
+            self._observer.meter.mark(self.loop.position)
+        return ended
+
+    def _checkpoint(self) -> Outcome | None:
+        """Save a checkpoint, unless the pending updates show that the training has diverged."""
+        if ended := self._settle():
+            return ended
+        self._save()
+        if self.loop.position.step:
+            self._observer.save(self.paths.checkpoints, self.loop.position)
+        return None
+
+    def _save(self) -> None:
+        began = time.perf_counter()
+        position = self.loop.position
+        if position.step == 0:
+            return
+        try:
+            path = checkpoint.save(
+                self.paths.checkpoints, self.inputs.key, self.loop.network, self.loop.optimizer, position,
+                self.loop.layout.world, self.loop.spec.kind,
+            )  # fmt: skip
+        except OSError as error:
+            # A full disk costs a checkpoint, not the run; the previous one is still there.
+            self._unsaved = f"the checkpoint of update {position.step} was not written: {error}"
+            self.emit(Warned(self._unsaved))
+            return
+        self._unsaved = ""
+        self.emit(Checkpoint(position.step, path.name, seconds=time.perf_counter() - began))
+
+    def _evaluate(self) -> dict[str, float]:
+        scores = self.inputs.evaluator.measure(self.loop)
+        self.emit(_evaluation(self.loop.position.step, scores))
+        self.inputs.evaluator.record_verified(self.emit)
+        return scores
+
+    def _final(self) -> dict[str, float]:
+        self.emit(Phase("evaluating"))
+        return self.inputs.evaluator.metrics(self._evaluate()) | self._costs()
