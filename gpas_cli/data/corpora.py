@@ -41,7 +41,7 @@ class Document(NamedTuple):
     text: str
 
 
-class Record(NamedTuple):
+class SourceRecord(NamedTuple):
     """A document before parsing. `where` names it in messages."""
 
     id: str
@@ -50,10 +50,10 @@ class Record(NamedTuple):
 
 
 # Picklable, as it is sent to other processes. Returns None for a record without text.
-Parser = Callable[[Record], Document | None]
+Parser = Callable[[SourceRecord], Document | None]
 
 
-def parse_text(record: Record) -> Document | None:
+def parse_text(record: SourceRecord) -> Document | None:
     """Return the document of a record whose `raw` is its text."""
     assert isinstance(record.raw, str)
     return Document(record.id, record.raw)
@@ -81,7 +81,7 @@ class Source(ABC):
     endless: ClassVar[bool] = False
 
     @abstractmethod
-    def records(self, split: str, after: str = "") -> Iterator[Record]:
+    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         """Yield the records of `split` in their fixed order; with `after`, those that follow the document of that id.
 
         Raises DataError if the text is unavailable.
@@ -121,12 +121,12 @@ def side(identity: str) -> str:
     return "validation" if number % 100 < VALIDATION_PERCENT else "train"
 
 
-def parsed(records: Iterable[Record], parser: Parser) -> Iterator[Document]:
+def parsed(records: Iterable[SourceRecord], parser: Parser) -> Iterator[Document]:
     """Yield the documents of the records that have text."""
     return (document for record in records if (document := parser(record)) is not None)
 
 
-def skip_to(records: Iterator[Record], after: str) -> Iterator[Record]:
+def skip_to(records: Iterator[SourceRecord], after: str) -> Iterator[SourceRecord]:
     """Return the records after the one with id `after`; all of them if `after` is empty."""
     if after and not any(record.id == after for record in records):
         raise DataError(f"document '{after}' is no longer in the corpus; the text changed while it was being tokenised")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpas_cli.data.corpora import Parser, Record, parsed
+from gpas_cli.data.corpora import Parser, SourceRecord, parsed
 from gpas_cli.data.tokenizer import Tokenizer
 
 TOKEN = np.dtype("<u2")
 # Records are encoded in groups of about so many characters; the tokenizer uses several threads for a group.
 GROUP_CHARACTERS = 1_000_000
 
-Group = list[Record]
+Group = list[SourceRecord]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int 
     return EncodedGroup([document.id for document in documents], joined, lengths, sizes, wholes)
 
 
-def groups(records: Iterable[Record]) -> Iterator[Group]:
+def groups(records: Iterable[SourceRecord]) -> Iterator[Group]:
     """Yield the records in lists of about GROUP_CHARACTERS characters."""
     group: Group = []
     size = 0

@@ -18,8 +18,8 @@ from gpas_cli.data.corpora import (
     SPLITS,
     Document,
     Parser,
-    Record,
     Source,
+    SourceRecord,
     Survey,
     file_stamp,
     parsed,
@@ -63,7 +63,7 @@ class Files(Source):
     def parser(self) -> Parser:
         return TextField(self.text_field)
 
-    def records(self, split: str, after: str = "") -> Iterator[Record]:
+    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         if self.validation:
             return skip_to(self._read(self.files()[split]), after)
         return skip_to((r for r in self._read(self.files()["train"]) if side(r.id) == split), after)
@@ -106,17 +106,17 @@ class Files(Source):
                 )
         return found
 
-    def _read(self, files: dict[str, Path]) -> Iterator[Record]:
+    def _read(self, files: dict[str, Path]) -> Iterator[SourceRecord]:
         for name, path in files.items():
             if _is_divided(files, name):
-                yield from (Record(f"{name}:{n}", text) for n, text in enumerate(pieces_of(path), start=1))
+                yield from (SourceRecord(f"{name}:{n}", text) for n, text in enumerate(pieces_of(path), start=1))
             elif name.endswith(".txt"):
-                yield Record(name, _whole(path))
+                yield SourceRecord(name, _whole(path))
             elif name.endswith(".parquet"):
-                yield from (Record(f"{name}:{n}", text) for n, text in _column(path, self.text_field))
+                yield from (SourceRecord(f"{name}:{n}", text) for n, text in _column(path, self.text_field))
             else:
                 for number, line in enumerate(read_lines(path), start=1):
-                    yield Record(f"{name}:{number}", line, f"{path}:{number}")
+                    yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")
 
     def _named(self, words: str, setting: str) -> dict[str, Path]:
         """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if one is of an
@@ -147,7 +147,7 @@ class TextField:
     field: str
     keep_blank: bool = False
 
-    def __call__(self, record: Record) -> Document | None:
+    def __call__(self, record: SourceRecord) -> Document | None:
         """Return the document of a record. Raises DataError, starting with the record's place, if it has no text."""
         raw = record.raw
         if isinstance(raw, bytes):

@@ -16,7 +16,17 @@ from threading import Thread
 from typing import Any
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Parser, Record, Source, Survey, SurveyUnknown, file_stamp, side, survey_of
+from gpas_cli.data.corpora import (
+    SPLITS,
+    Parser,
+    Source,
+    SourceRecord,
+    Survey,
+    SurveyUnknown,
+    file_stamp,
+    side,
+    survey_of,
+)
 from gpas_cli.data.files import TextField, read_lines
 from gpas_cli.errors import DataError, nearest
 
@@ -39,7 +49,7 @@ class HfDataset(Source):
         self.text_field = text_field
         self.root = root
 
-    def records(self, split: str, after: str = "") -> Iterator[Record]:
+    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         if "validation" in self._splits:
             return self._rows(split, after)
         return (d for d in self._rows("train", after) if side(d.id) == split)
@@ -59,7 +69,7 @@ class HfDataset(Source):
         """Raise SurveyUnknown: it cannot be known without opening (and possibly downloading) the data set."""
         raise SurveyUnknown
 
-    def _rows(self, split: str, after: str) -> Iterator[Record]:
+    def _rows(self, split: str, after: str) -> Iterator[SourceRecord]:
         start = int(after.rpartition("/")[2]) + 1 if after else 0
         rows = self._splits[split].select_columns([self.text_field]).skip(start)
         for batch in rows.iter(batch_size=1000):
@@ -67,7 +77,7 @@ class HfDataset(Source):
                 identity = f"{split}/{start}"
                 start += 1
                 if text and text.strip():
-                    yield Record(identity, text)
+                    yield SourceRecord(identity, text)
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
@@ -135,7 +145,7 @@ class C4(Source):
     def parser(self) -> Parser:
         return TextField("text", keep_blank=True)
 
-    def records(self, split: str, after: str = "") -> Iterator[Record]:
+    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line."""
         last_file, _, last_line = after.rpartition(":")
         names = [name for name in self._names(split) if name >= last_file]
@@ -146,7 +156,7 @@ class C4(Source):
                 if number == FETCH_NEXT_LINE and following:
                     self._fetch_ahead(following)
                 if number > skipped:
-                    yield Record(f"{name}:{number}", line, f"{path}:{number}")
+                    yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")
 
     def survey(self) -> Survey:
         """Return fingerprints of the revision, which determines the bytes of every file of the repository."""

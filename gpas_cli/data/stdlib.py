@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.data.corpora import Document, Record, Source, Survey, file_stamp, side, skip_to, survey_of
+from gpas_cli.data.corpora import Document, Source, SourceRecord, Survey, file_stamp, side, skip_to, survey_of
 from gpas_cli.errors import DataError
 from gpas_cli.words import byte_size
 
@@ -48,8 +48,8 @@ class Stdlib(Source):
         self._topics = topics
         self._documents: list[Document] | None = None
 
-    def records(self, split: str, after: str = "") -> Iterator[Record]:
-        return skip_to((Record(d.id, d.text) for d in self._all() if side(d.id) == split), after)
+    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
+        return skip_to((SourceRecord(d.id, d.text) for d in self._all() if side(d.id) == split), after)
 
     def survey(self) -> Survey:
         return survey_of((side(d.id), d) for d in self._all())

@@ -34,7 +34,7 @@ GRID_KEYS = (
 # Default labels: every cell has these, so that tables and conditions can use them.
 DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
-Labels = dict[str, tuple[Label, ...]]
+AxisLabels = dict[str, tuple[Label, ...]]
 
 
 def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Problem]) -> Grid | None:
@@ -189,25 +189,27 @@ def fixed_labels(base: Node) -> dict[str, Label]:
     return DEFAULT_LABELS | {name: label(node, name) for name, node in named.items()}
 
 
-def known_labels(base: Node, axes: tuple[Axis, ...]) -> Labels:
+def known_labels(base: Node, axes: tuple[Axis, ...]) -> AxisLabels:
     """Return the labels that a condition may use: those of the axes and of fixed settings."""
     return {name: (value,) for name, value in fixed_labels(base).items()} | _labels_of(axes)
 
 
-def _labels_of(axes: tuple[Axis, ...]) -> Labels:
-    found: Labels = {}
+def _labels_of(axes: tuple[Axis, ...]) -> AxisLabels:
+    found: AxisLabels = {}
     for axis in axes:
         for name in axis.names:
             found[name] = (*found.get(name, ()), *axis.labels(name))
     return found
 
 
-def with_axes(labels: Labels, axes: tuple[Axis, ...]) -> Labels:
+def with_axes(labels: AxisLabels, axes: tuple[Axis, ...]) -> AxisLabels:
     """Return `labels` with those of conditional axes; cells outside the condition keep theirs."""
     return labels | {name: (*labels.get(name, ()), *values) for name, values in _labels_of(axes).items()}
 
 
-def read_where(node: Node | None, path: SettingPath, labels: Labels, problems: list[Problem], mark: Mark) -> Condition:
+def read_where(
+    node: Node | None, path: SettingPath, labels: AxisLabels, problems: list[Problem], mark: Mark
+) -> Condition:
     """Return a condition after checking that its names and labels exist."""
     terms = []
     for name, nodes in _condition(node, path, problems).items():
@@ -243,7 +245,7 @@ def check_choice(node: Node, path: SettingPath, valid: tuple[Label, ...], proble
 
 
 def _read_when(
-    node: Node | None, path: SettingPath, labels: Labels, stages: Sequence[str], problems: list[Problem]
+    node: Node | None, path: SettingPath, labels: AxisLabels, stages: Sequence[str], problems: list[Problem]
 ) -> tuple[ConditionalAxes, ...]:
     steps = []
     for item in read_list(node, path, problems):
@@ -258,7 +260,7 @@ def _read_when(
 
 
 def _read_exclude(
-    node: Node | None, path: SettingPath, labels: Labels, problems: list[Problem]
+    node: Node | None, path: SettingPath, labels: AxisLabels, problems: list[Problem]
 ) -> tuple[Condition, ...]:
     found = []
     for item in read_list(node, path, problems):
@@ -269,7 +271,7 @@ def _read_exclude(
 
 
 def _read_override(
-    node: Node | None, path: SettingPath, labels: Labels, stages: Sequence[str], problems: list[Problem]
+    node: Node | None, path: SettingPath, labels: AxisLabels, stages: Sequence[str], problems: list[Problem]
 ) -> tuple[Override, ...]:
     found = []
     for item in read_list(node, path, problems):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
 from gpas_cli.grid.document import Mark
-from gpas_cli.grid.read import Labels, check_choice, known_labels, with_axes
+from gpas_cli.grid.read import AxisLabels, check_choice, known_labels, with_axes
 from gpas_cli.grid.readers import add_problem
 from gpas_cli.grid.scalar import spelled
 from gpas_cli.grid.settings import children
@@ -97,16 +97,16 @@ def _names_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem])
     return len(problems) == before
 
 
-def _labels(grids: Mapping[str, Grid], grid: Grid) -> Labels:
+def _labels(grids: Mapping[str, Grid], grid: Grid) -> AxisLabels:
     """Return the labels of every axis of the grid and of those it includes."""
-    found: Labels = {}
+    found: AxisLabels = {}
     for part in _reached(grids, grid):
         for name, labels in _own_labels(part).items():
             found[name] = (*found.get(name, ()), *labels)
     return found
 
 
-def _own_labels(grid: Grid) -> Labels:
+def _own_labels(grid: Grid) -> AxisLabels:
     if not grid.has_own_cells:
         return {}
     labels = known_labels(grid.base, grid.axes)
@@ -115,7 +115,7 @@ def _own_labels(grid: Grid) -> Labels:
     return labels
 
 
-def _check_include(include: Include, labels: Labels, grid: Grid, problems: list[Problem]) -> None:
+def _check_include(include: Include, labels: AxisLabels, grid: Grid, problems: list[Problem]) -> None:
     path = ("grids", grid.name, "include", "where")
     for name, nodes, _ in include.where.terms:
         if name not in labels:
@@ -130,7 +130,7 @@ def _check_include(include: Include, labels: Labels, grid: Grid, problems: list[
             check_choice(node, (*path, name), labels[name], problems)
 
 
-def _check_table(grid: Grid, labels: Labels, problems: list[Problem]) -> None:
+def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> None:
     path = ("grids", grid.name, "table")
     table = grid.table
     assert table is not None

@@ -34,7 +34,7 @@ from gpas_cli.model.llama import Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 
 # A number on the host, or a scalar tensor that stays on its device.
-Number = float | Tensor
+Scalar = float | Tensor
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -76,7 +76,7 @@ class GateGradients:
                 gate.alpha.grad = (slope * totals[gate]).to(gate.alpha.dtype).reshape(1)
 
 
-def _numbers(values: Tensor) -> Sequence[Number]:
+def _numbers(values: Tensor) -> Sequence[Scalar]:
     """Return the scalars of a vector: as numbers on the CPU, as tensors on a GPU to avoid waiting for it."""
     return values.tolist() if values.device.type == "cpu" else values.unbind()
 
@@ -106,14 +106,14 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def gate_totals(
-    network: Llama, dots: Mapping[nn.Module, Number], kept: Mapping[GpasGate, Number]
-) -> dict[GpasGate, Number]:
+    network: Llama, dots: Mapping[nn.Module, Scalar], kept: Mapping[GpasGate, Scalar]
+) -> dict[GpasGate, Scalar]:
     """Return dL/d act(alpha) of every gate, summed over its uses, from the last sub-layer to the first.
 
     dots: <W, dL/dW> by module; kept: 1 - act(alpha) by gate. Raises NotDetermined.
     """
     recursion = _Recursion(dots, kept)
-    along: Number | None = 0.0
+    along: Scalar | None = 0.0
     for layer in reversed(network.model.blocks()):
         attention, feed_forward = layer.sublayers(Positions())
         along = recursion.step(feed_forward, along, bottom=layer.bottom)
@@ -124,12 +124,12 @@ def gate_totals(
 class _Recursion:
     """The state of the recursion: the totals of the gates so far."""
 
-    def __init__(self, dots: Mapping[nn.Module, Number], kept: Mapping[GpasGate, Number]):
+    def __init__(self, dots: Mapping[nn.Module, Scalar], kept: Mapping[GpasGate, Scalar]):
         self._dots = dots
         self._kept = kept
-        self.totals: dict[GpasGate, Number] = dict.fromkeys(kept, 0.0)
+        self.totals: dict[GpasGate, Scalar] = dict.fromkeys(kept, 0.0)
 
-    def step(self, sub: SubLayer, along: Number | None, *, bottom: bool = False) -> Number | None:
+    def step(self, sub: SubLayer, along: Scalar | None, *, bottom: bool = False) -> Scalar | None:
         """Return <G(x), x> for the input of a sub-layer, given <G(y), y> for its output; None if it is unknown."""
         parts = sub.residual
         gates = parts.gates
@@ -146,17 +146,17 @@ class _Recursion:
         along = self._below(gates["skip"], None if bottom or along is None else along - branch)
         return self._below(gates["entry"], along if _is_norm(parts.in_norm) else None)
 
-    def _below(self, gate: nn.Module, above: Number | None) -> Number | None:
+    def _below(self, gate: nn.Module, above: Scalar | None) -> Scalar | None:
         """Return <G(u), u> for the input of a gate, given <G(y), y> for its output."""
         below = None if above is None else above * self._factor(gate)
         self._add(gate, lambda: below)
         return below
 
-    def _factor(self, gate: nn.Module) -> Number:
+    def _factor(self, gate: nn.Module) -> Scalar:
         """Return the ratio of <G(u), u> for the input of a gate to <G(y), y> for its output."""
         return 1 / self._kept[gate] if isinstance(gate, GpasGate) and gate.stop_gradient else 1.0
 
-    def _add(self, gate: nn.Module, below: Callable[[], Number | None]) -> None:
+    def _add(self, gate: nn.Module, below: Callable[[], Scalar | None]) -> None:
         """Add one use of a gate to its total: -<G(y), u>, where `below` returns <G(u), u>."""
         if not isinstance(gate, GpasGate) or not gate.alpha.requires_grad:
             return
@@ -165,7 +165,7 @@ class _Recursion:
             raise NotDetermined
         self.totals[gate] = self.totals[gate] - (value if gate.stop_gradient else value / self._kept[gate])
 
-    def _dot(self, module: nn.Module) -> Number:
+    def _dot(self, module: nn.Module) -> Scalar:
         if module not in self._dots:
             raise NotDetermined
         return self._dots[module]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from gpas_cli.grid.scalar import Label
 from gpas_cli.spec.embed import EMBEDS
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
@@ -16,7 +17,6 @@ from gpas_cli.spec.size import SIZES
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
 
-Label = str | int | float | bool
 RowKey = tuple[Label | None, ...]
 
 NO_MATCH = "-"  # the label of a setting that no paper has

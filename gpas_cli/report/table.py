@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.scalar import Label
 from gpas_cli.report import stats
 from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
-from gpas_cli.report.labels import Label, RowKey, facts, label_title, row_title, scheme_titles
+from gpas_cli.report.labels import RowKey, facts, label_title, row_title, scheme_titles
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, published
 from gpas_cli.spec.downstream import BY_TASK, base_name, headline, task_title

@@ -72,7 +72,7 @@ def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSum
 
 
 @dataclass(frozen=True)
-class Batch:
+class JobBatch:
     """Jobs that a scheduler accepted together.
 
     `name` is the batch's name here, `job` the scheduler's id ("" if unknown). `keys` has the stage keys of each job,
@@ -97,7 +97,7 @@ class Submitted:
     room yet, `blocked` those with a prerequisite that failed.
     """
 
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[JobBatch] = field(default_factory=list)
     jobs: int = 0  # stages submitted
     followed: int = 0  # stages that were queued or running already
     over: int = 0  # stages that failed or were cancelled earlier and are not retried

@@ -81,7 +81,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     An exception becomes the outcome. If the journal cannot be opened, the exit code is that of an interruption.
     """
     try:
-        run = Run(AttemptDir(directory), here)
+        run = AttemptProcess(AttemptDir(directory), here)
     except OSError as error:  # without a journal the error can only go to the log
         print(f"not started: {error}", file=sys.stderr)
         return JobExit.INTERRUPTED
@@ -98,7 +98,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     return run.conclude(outcome)
 
 
-class Run:
+class AttemptProcess:
     """An attempt as one of its processes runs it. Only the first process has a journal."""
 
     def __init__(self, directory: AttemptDir, here: RankEnv):
@@ -131,7 +131,7 @@ class Run:
         return JobExit.FAULTY_NODE if outcome.node else code
 
 
-def _outcome_of(run: Run, error: Exception) -> Outcome:
+def _outcome_of(run: AttemptProcess, error: Exception) -> Outcome:
     """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
     cause = f"{type(error).__name__}: {error}"
     if _no_disk(error):
@@ -168,7 +168,7 @@ def _close(journal: Journal, outcome: Outcome) -> int:
     return JobExit.of(outcome.outcome)
 
 
-def _run_stage(run: Run) -> Outcome:
+def _run_stage(run: AttemptProcess) -> Outcome:
     if run.attempt.stage == TOKENISE:
         from gpas_cli.worker.tokenise import tokenise
 
@@ -191,7 +191,7 @@ def _run_stage(run: Run) -> Outcome:
         return runner(cell, stage.kind)(stage)
 
 
-def _started(run: Run, cell: Cell) -> Started:
+def _started(run: AttemptProcess, cell: Cell) -> Started:
     import torch
 
     from gpas_cli.model.llama import Llama

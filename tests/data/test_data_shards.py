@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import disk, encode, shards
-from gpas_cli.data.corpora import Record, parse_text
+from gpas_cli.data.corpora import SourceRecord, parse_text
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache, Totals, read_shard
 from gpas_cli.errors import DataError
@@ -127,7 +127,7 @@ def test_only_damaged_shards_are_rebuilt(make_cache: Make, name: str, damage: Ca
 def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
     cache = make_cache()
     texts = ["", "one two", "", "three", ""]
-    records = [Record(str(n), text) for n, text in enumerate(texts)]
+    records = [SourceRecord(str(n), text) for n, text in enumerate(texts)]
     monkeypatch.setattr(Files, "records", lambda self, split, after="": iter(records))
     monkeypatch.setattr(Files, "parser", staticmethod(parse_text))
     (shard,) = cache.ensure("train", everything, print)

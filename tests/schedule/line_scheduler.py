@@ -25,7 +25,7 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.process import JOB, record_exit, token
 from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler
-from gpas_cli.schedule.summary import Batch, Ending, RunSummary, Submitted, reason_of, summarise
+from gpas_cli.schedule.summary import Ending, JobBatch, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
@@ -115,7 +115,7 @@ class LineScheduler(Scheduler):
                 )  # fmt: skip
             os.close(worker)
         done.jobs = len(mine)
-        done.batches = [Batch(name, name, tuple((job.key,) for job in mine), f"{name}: a line of {len(mine)}")]
+        done.batches = [JobBatch(name, name, tuple((job.key,) for job in mine), f"{name}: a line of {len(mine)}")]
         return LineRun(request, done)
 
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:

@@ -213,5 +213,5 @@ def test_a_process_waiting_for_its_peers_exits_when_its_parent_dies(
     monkeypatch.setattr(job.os, "_exit", leave)
     run = SimpleNamespace(joined=joined, flag=SimpleNamespace(raise_alone=lambda: seen.append("flag")))
     with suppress(SystemExit):
-        job.Run.parent_died(run)  # type: ignore[arg-type]
+        job.AttemptProcess.parent_died(run)  # type: ignore[arg-type]
     assert seen == done

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from gpas_cli.cli.schemas.common import CellName, Document, Hours, LabelledCell, Number, SlurmJob, State, Time
+from gpas_cli.cli.schemas.common import (
+    CellNameJson,
+    DocumentJson,
+    HoursJson,
+    LabelledCellJson,
+    NumberJson,
+    SlurmJobJson,
+    State,
+    Time,
+)
 
 
-class GridSummary(TypedDict):
+class GridSummaryJson(TypedDict):
     """One grid in numbers."""
 
     grid: str
@@ -18,7 +27,7 @@ class GridSummary(TypedDict):
     ]
 
 
-class Total(TypedDict):
+class TotalJson(TypedDict):
     """All grids together."""
 
     cells: Annotated[int, "different cells"]
@@ -26,7 +35,7 @@ class Total(TypedDict):
     states: dict[str, int]
 
 
-class CellStatus(LabelledCell, SlurmJob):
+class CellStatusJson(LabelledCellJson, SlurmJobJson):
     """The state of one cell and its evidence."""
 
     state: State
@@ -40,10 +49,10 @@ class CellStatus(LabelledCell, SlurmJob):
     step: int | None
     steps: int | None
     spikes: int | None
-    metrics: dict[str, Number]
+    metrics: dict[str, NumberJson]
 
 
-class Text(TypedDict):
+class TextJson(TypedDict):
     """A corpus that a job tokenises, and that cells wait for."""
 
     name: str
@@ -56,67 +65,67 @@ class Text(TypedDict):
     directory: str | None
 
 
-class Status(Document):
+class StatusJson(DocumentJson):
     """`gpas status --json`. Without names `cells` has those of the default grid and of every grid that was started."""
 
-    grids: list[GridSummary]
-    total: Total
-    cells: list[CellStatus]
-    texts: list[Text]
+    grids: list[GridSummaryJson]
+    total: TotalJson
+    cells: list[CellStatusJson]
+    texts: list[TextJson]
 
 
-class RoomCell(CellName):
+class RoomCellJson(CellNameJson):
     """A running or queued cell."""
 
     stage: str
 
 
-class RunningCell(RoomCell, SlurmJob, Hours):
+class RunningCellJson(RoomCellJson, SlurmJobJson, HoursJson):
     """A running cell."""
 
     attempt: int | None
     devices: list[str]
     phase: str | None
-    step: Number | None
-    steps: Number | None
-    loss: Number | None
-    tokens_per_second: Number | None
-    mfu: Number | None
-    memory: Annotated[Number | None, "bytes"]
-    eta: Annotated[Number | None, "seconds"]
-    spikes: Number | None
+    step: NumberJson | None
+    steps: NumberJson | None
+    loss: NumberJson | None
+    tokens_per_second: NumberJson | None
+    mfu: NumberJson | None
+    memory: Annotated[NumberJson | None, "bytes"]
+    eta: Annotated[NumberJson | None, "seconds"]
+    spikes: NumberJson | None
 
 
-class QueuedCell(RoomCell, SlurmJob):
+class QueuedCellJson(RoomCellJson, SlurmJobJson):
     """A queued cell."""
 
 
-class Use(Hours):
+class UseJson(HoursJson):
     """The hours that cells have used, and those that running and queued cells still need."""
 
     states: dict[str, int]
     left: Annotated[int, "cells without a result"]
-    to_go: Hours | None
+    to_go: HoursJson | None
     ends: Annotated[float | None, "unix time"]
 
 
-class GridUse(Use):
+class GridUseJson(UseJson):
     """The resource usage of a grid."""
 
     grid: str
 
 
-class Top(Document):
+class TopJson(DocumentJson):
     """`gpas top --json`."""
 
     time: Time
-    running: list[RunningCell]
-    queued: list[QueuedCell]
-    grids: list[GridUse]
-    total: Use
+    running: list[RunningCellJson]
+    queued: list[QueuedCellJson]
+    grids: list[GridUseJson]
+    total: UseJson
 
 
-class Event(TypedDict):
+class EventJson(TypedDict):
     """`gpas logs --json`: one event of a journal a line, without a schema number. Further fields depend on `kind`."""
 
     n: Annotated[int, "counts the events of an attempt from 0"]
@@ -126,7 +135,7 @@ class Event(TypedDict):
     ]
 
 
-class CancelledCell(CellName):
+class CancelledCellJson(CellNameJson):
     """What was done about one cell."""
 
     state: State
@@ -134,21 +143,21 @@ class CancelledCell(CellName):
     what: str
 
 
-class Cancelled(Document):
+class CancelledJson(DocumentJson):
     """`gpas cancel --json`: the cells that were queued or running."""
 
-    cells: list[CancelledCell]
+    cells: list[CancelledCellJson]
 
 
-class Spike(TypedDict):
+class SpikeJson(TypedDict):
     """A spike of the loss or of the gradient norm."""
 
     step: int
     of: Literal["loss", "grad_norm"]
-    value: Number
+    value: NumberJson
 
 
-class Difference(TypedDict):
+class DifferenceJson(TypedDict):
     """A setting in which a cell differs from the one without a gate."""
 
     setting: str
@@ -156,7 +165,7 @@ class Difference(TypedDict):
     own: Any
 
 
-class Try(TypedDict):
+class TryJson(TypedDict):
     """One attempt."""
 
     number: int
@@ -169,12 +178,12 @@ class Try(TypedDict):
     computed: dict[str, Any]
     facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: str
-    metrics: dict[str, Number]
+    metrics: dict[str, NumberJson]
     directory: str
     checkpoint: str | None
 
 
-class Origin(TypedDict):
+class OriginJson(TypedDict):
     """One stage of a cell."""
 
     key: str
@@ -184,19 +193,19 @@ class Origin(TypedDict):
     decisive: Annotated[int | None, "the number of the attempt that tables show"]
     base: str | None
     cell: dict[str, Any]
-    spikes: list[Spike]
-    differences: list[Difference]
-    attempts: list[Try]
+    spikes: list[SpikeJson]
+    differences: list[DifferenceJson]
+    attempts: list[TryJson]
 
 
-class Why(Document):
+class WhyJson(DocumentJson):
     """`gpas why --json`."""
 
-    stages: list[Origin]
+    stages: list[OriginJson]
     problem: Annotated[str | None, "why new results could not be read into the database"]
 
 
-class Equation(TypedDict):
+class EquationJson(TypedDict):
     """Layers with the same equation."""
 
     first: int
@@ -204,7 +213,7 @@ class Equation(TypedDict):
     equation: str
 
 
-class StageKey(TypedDict):
+class StageKeyJson(TypedDict):
     """A stage of a cell's chain."""
 
     kind: str
@@ -213,22 +222,22 @@ class StageKey(TypedDict):
     resources: Annotated[dict[str, Any], "what its job asks for"]
 
 
-class ExplainedCell(CellName):
+class ExplainedCellJson(CellNameJson):
     """What a cell is."""
 
-    layers: list[Equation]
-    stages: list[StageKey]
+    layers: list[EquationJson]
+    stages: list[StageKeyJson]
     cell: dict[str, Any]
     bounds: NotRequired[Annotated[dict[str, Any], "with --bounds: gpas_cli/evaluate/theory.py explains each number"]]
 
 
-class Explained(Document):
+class ExplainedJson(DocumentJson):
     """`gpas explain --json`."""
 
-    cells: list[ExplainedCell]
+    cells: list[ExplainedCellJson]
 
 
-class Shape(TypedDict):
+class ShapeJson(TypedDict):
     """Cells of one shape, and the measurement of one of them."""
 
     cells: int
@@ -248,7 +257,7 @@ class Shape(TypedDict):
     gemm: Annotated[str, "how float32 matrix products were computed"]
 
 
-class Measured(Document):
+class MeasuredJson(DocumentJson):
     """`gpas bench --json`."""
 
-    shapes: list[Shape]
+    shapes: list[ShapeJson]

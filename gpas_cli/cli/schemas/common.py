@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 State = Literal["missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown"]
-Number = float | str  # a number that is not finite is the string "nan", "inf" or "-inf"
+NumberJson = float | str  # a number that is not finite is the string "nan", "inf" or "-inf"
 Time = Annotated[float, "unix time, seconds"]
 Seconds = Annotated[float, "seconds"]
 
 
-class Document(TypedDict):
+class DocumentJson(TypedDict):
     """Every document begins with its version."""
 
     schema: Annotated[Literal[1], "version of the document's form"]
 
 
-class CellName(TypedDict):
+class CellNameJson(TypedDict):
     """A cell of a grid; a cell that several grids have is in the list of each."""
 
     key: Annotated[str, "content key: 16 hex digits"]
@@ -24,13 +24,13 @@ class CellName(TypedDict):
     name: Annotated[str, "the name within the grid; grid/name is unique"]
 
 
-class LabelledCell(CellName):
+class LabelledCellJson(CellNameJson):
     """A cell with its label on every axis."""
 
     axes: dict[str, Any]
 
 
-class SlurmJob(TypedDict):
+class SlurmJobJson(TypedDict):
     """What SLURM reports about a cell's job; all null if it reports nothing."""
 
     job: str | None
@@ -42,7 +42,7 @@ class SlurmJob(TypedDict):
     expected_start: Annotated[float | None, "unix time"]
 
 
-class Hours(TypedDict):
+class HoursJson(TypedDict):
     """Hours of devices: of GPUs, or of cores where no GPU was used."""
 
     gpu_hours: float

@@ -14,7 +14,7 @@ def json_schema(document: type, *, closed: bool = False) -> dict[str, Any]:
     """Return the JSON Schema of a document; a `closed` one allows no further fields, which a published one does."""
     shared: dict[str, Any] = {}
     top = _object(document, shared, closed)
-    return {"$schema": DRAFT, "title": document.__name__, **top, **({"$defs": shared} if shared else {})}
+    return {"$schema": DRAFT, "title": _title(document), **top, **({"$defs": shared} if shared else {})}
 
 
 def _object(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
@@ -58,7 +58,13 @@ def _union(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def _reference(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
     if not typing.is_typeddict(of):
         raise TypeError(f"no JSON Schema for {of!r}")
-    if of.__name__ not in shared:
-        shared[of.__name__] = {}  # against types that contain themselves
-        shared[of.__name__] = _object(of, shared, closed)
-    return {"$ref": f"#/$defs/{of.__name__}"}
+    title = _title(of)
+    if title not in shared:
+        shared[title] = {}  # against types that contain themselves
+        shared[title] = _object(of, shared, closed)
+    return {"$ref": f"#/$defs/{title}"}
+
+
+def _title(of: type) -> str:
+    """Return the name of a type in schemas, where all types are JSON."""
+    return of.__name__.removesuffix("Json")

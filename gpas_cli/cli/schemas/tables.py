@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from gpas_cli.cli.schemas.common import Document, Number
+from gpas_cli.cli.schemas.common import DocumentJson, NumberJson
 
 
-class Metric(TypedDict):
+class MetricJson(TypedDict):
     """The metric that a table shows."""
 
     name: str
@@ -17,61 +17,61 @@ class Metric(TypedDict):
     digits: int
 
 
-class Delta(TypedDict):
+class DeltaJson(TypedDict):
     """The difference from the base: the mean over pairs of the same seed."""
 
-    mean: Number
-    std: Number | None
+    mean: NumberJson
+    std: NumberJson | None
     n: Annotated[int, "pairs"]
     lower: Annotated[int, "pairs with a lower number than the base"]
     higher: Annotated[int, "pairs with a higher number than the base"]
-    t: Annotated[Number | None, "Student's t of the paired differences"]
-    p: Annotated[Number | None, "its two-sided p value"]
+    t: Annotated[NumberJson | None, "Student's t of the paired differences"]
+    p: Annotated[NumberJson | None, "its two-sided p value"]
 
 
-class PublishedNumber(TypedDict):
+class PublishedNumberJson(TypedDict):
     """A number that a paper prints."""
 
-    value: Number
-    delta: Number | None
+    value: NumberJson
+    delta: NumberJson | None
 
 
-class TableRun(TypedDict):
+class TableRunJson(TypedDict):
     """One run that a cell of the table is the mean of."""
 
     name: str
     key: str
     over: Annotated[Any, "its label on the averaged axis: the seed"]
     state: str
-    value: Number | None
-    stderr: Annotated[Number | None, "the standard error of a score over the questions of its task"]
+    value: NumberJson | None
+    stderr: Annotated[NumberJson | None, "the standard error of a score over the questions of its task"]
     progress: float | None
 
 
-class TableCell(TypedDict):
+class TableCellJson(TypedDict):
     """One cell of a table."""
 
-    mean: Number | None
-    std: Number | None
-    stderr: Annotated[Number | None, "of a single run at a task: the standard error over the questions"]
+    mean: NumberJson | None
+    std: NumberJson | None
+    stderr: Annotated[NumberJson | None, "of a single run at a task: the standard error over the questions"]
     n: Annotated[int, "runs with a result"]
     wanted: Annotated[int, "runs that the grid declares"]
-    delta: Delta | None
+    delta: DeltaJson | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty when none is"]
-    published: dict[str, PublishedNumber]
-    runs: list[TableRun]
+    published: dict[str, PublishedNumberJson]
+    runs: list[TableRunJson]
 
 
-class TableRow(TypedDict):
+class TableRowJson(TypedDict):
     """One row."""
 
     title: str
     labels: dict[str, Any]
-    cells: list[TableCell | None]
+    cells: list[TableCellJson | None]
 
 
-class Column(TypedDict):
+class ColumnJson(TypedDict):
     """One column; `sources` are the papers whose numbers stand beside it."""
 
     label: Any
@@ -79,18 +79,18 @@ class Column(TypedDict):
     sources: list[str]
 
 
-class Table(Document):
+class TableJson(DocumentJson):
     """`gpas table --json`; of several grids, an object with the fields `schema` and `tables`, a list of these."""
 
     title: str
-    metric: Metric
-    rows: list[TableRow]
-    columns: list[Column]
+    metric: MetricJson
+    rows: list[TableRowJson]
+    columns: list[ColumnJson]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
 
 
-class Mean(TypedDict):
+class MeanJson(TypedDict):
     """A mean over the runs that a line stands for."""
 
     mean: float
@@ -98,13 +98,13 @@ class Mean(TypedDict):
     n: int
 
 
-class Point(Mean):
+class PointJson(MeanJson):
     """A mean at an update or, in curves by layer, at a layer counted from 1."""
 
     x: float
 
 
-class DrawnRun(TypedDict):
+class DrawnRunJson(TypedDict):
     """The curve of one cell; points and spikes are pairs of x and y."""
 
     name: str
@@ -115,19 +115,19 @@ class DrawnRun(TypedDict):
     final_norm: float | None
 
 
-class Series(TypedDict):
+class SeriesJson(TypedDict):
     """One line of a figure."""
 
     title: str
     labels: dict[str, Any]
     over: Annotated[str, "the averaged axis"]
-    points: list[Point]
-    final_norm: Annotated[Mean | None, "the value at the final norm, which is no layer"]
+    points: list[PointJson]
+    final_norm: Annotated[MeanJson | None, "the value at the final norm, which is no layer"]
     matrix: Annotated[list[list[float]] | None, "means of a heat map: over n = 1, 2, ... layers, by first layer"]
-    runs: list[DrawnRun]
+    runs: list[DrawnRunJson]
 
 
-class Figure(Document):
+class FigureJson(DocumentJson):
     """`gpas figure --json`; a picture is drawn only if --out names a file."""
 
     what: str
@@ -136,12 +136,12 @@ class Figure(Document):
     x: Annotated[str, "title of the x axis"]
     y: Annotated[str, "title of the y axis, with the unit"]
     log: Annotated[bool, "whether y is logarithmic where all values are positive"]
-    series: list[Series]
+    series: list[SeriesJson]
     cells: Annotated[list[str], "cells that have recorded the curve"]
     missing: Annotated[list[str], "cells that have not"]
 
 
-class FoldError(TypedDict):
+class FoldErrorJson(TypedDict):
     """How the exported network compares with the cell's; null where there was nothing to compare."""
 
     random_error: float | None
@@ -151,7 +151,7 @@ class FoldError(TypedDict):
     exported_perplexity: float | None
 
 
-class Exported(Document):
+class ExportedJson(DocumentJson):
     """`gpas export --json`."""
 
     cell: str
@@ -163,5 +163,5 @@ class Exported(Document):
     steps: int
     parameters: int
     dtype: str
-    measured: FoldError
+    measured: FoldErrorJson
     notes: list[str]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from gpas_cli.cli.schemas.common import Document
+from gpas_cli.cli.schemas.common import DocumentJson
 
 
-class Totals(TypedDict):
+class TotalsJson(TypedDict):
     """How much of a split there is."""
 
     documents: int
@@ -17,23 +17,23 @@ class Totals(TypedDict):
     cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null where it is not known"]
 
 
-class PreparedCorpus(TypedDict):
+class PreparedCorpusJson(TypedDict):
     """A corpus that has been tokenised."""
 
     source: str
     folder: str
     fingerprint: str
     tokenizer: str
-    splits: dict[str, Totals]
+    splits: dict[str, TotalsJson]
 
 
-class Prepared(Document):
+class PreparedJson(DocumentJson):
     """`gpas data prepare --json`."""
 
-    corpora: list[PreparedCorpus]
+    corpora: list[PreparedCorpusJson]
 
 
-class Cache(TypedDict):
+class CacheJson(TypedDict):
     """One token cache."""
 
     folder: str
@@ -43,18 +43,18 @@ class Cache(TypedDict):
     vocab: int
     max_doc_tokens: int | None
     bytes_on_disk: int
-    splits: dict[str, Totals]
+    splits: dict[str, TotalsJson]
 
 
-class Caches(Document):
+class CachesJson(DocumentJson):
     """`gpas data status --json`."""
 
     cache: str
-    caches: list[Cache]
+    caches: list[CacheJson]
     undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
-class ImportedTask(Document):
+class ImportedTaskJson(DocumentJson):
     """`gpas data import-task --json`."""
 
     task: Annotated[str, "the name of the task in experiments.yaml"]
@@ -62,7 +62,7 @@ class ImportedTask(Document):
     questions: int
 
 
-class CheckedCaches(Document):
+class CheckedCachesJson(DocumentJson):
     """`gpas data check --json`."""
 
     caches: Annotated[int, "token caches that were read"]
@@ -70,7 +70,7 @@ class CheckedCaches(Document):
     undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
-class Synced(Document):
+class SyncedJson(DocumentJson):
     """`gpas sync --json`."""
 
     attempts: Annotated[int, "attempts that changed"]
@@ -80,26 +80,26 @@ class Synced(Document):
     problems: list[str]
 
 
-class CheckedDatabase(Document):
+class CheckedDatabaseJson(DocumentJson):
     """`gpas db check --json`."""
 
     findings: list[str]
 
 
-class Rebuilt(Document):
+class RebuiltJson(DocumentJson):
     """`gpas db rebuild --json`."""
 
     attempts: int
     problems: list[str]
 
 
-class BackedUp(Document):
+class BackedUpJson(DocumentJson):
     """`gpas db backup --json` and `gpas db upgrade --json`."""
 
     backup: Annotated[str | None, "the copy that was made; null when the schema was up to date"]
 
 
-class Finding(TypedDict):
+class FindingJson(TypedDict):
     """The result of one check."""
 
     what: str
@@ -108,7 +108,7 @@ class Finding(TypedDict):
     remedy: str
 
 
-class Diagnosis(Document):
+class DiagnosisJson(DocumentJson):
     """`gpas doctor --json`."""
 
-    findings: list[Finding]
+    findings: list[FindingJson]

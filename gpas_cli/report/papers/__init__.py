@@ -21,7 +21,7 @@ import yaml
 
 from gpas_cli.errors import GpasError, nearest
 
-Labels = Mapping[str, Any]
+CellLabels = Mapping[str, Any]
 
 SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
 UNCHANGED = {"gate": "none", "embed": "plain"}
@@ -32,12 +32,12 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML 
 class PublishedRow:
     """One printed row. `values`, `deltas` and `stds` have one number per column, None if it is not printed."""
 
-    labels: Labels
+    labels: CellLabels
     values: tuple[float | None, ...]
     deltas: tuple[float | None, ...] = ()
     stds: tuple[float | None, ...] = ()
 
-    def fits(self, labels: Labels) -> bool:
+    def fits(self, labels: CellLabels) -> bool:
         """Return whether a cell with these labels has every label of this row."""
         cell = {**UNCHANGED, **labels}
         return all(_same(cell.get(axis), label) for axis, label in {**UNCHANGED, **self.labels}.items())
@@ -64,30 +64,30 @@ class PublishedTable:
     train_tokens: tuple[int, ...] = ()
     as_if: str = ""
 
-    def value(self, labels: Labels) -> float | None:
+    def value(self, labels: CellLabels) -> float | None:
         """Return the printed number of the cell with these labels, None if there is none."""
         column = self._column(labels)
         row = self._row(labels)
         return row.values[column] if row is not None and column is not None else None
 
-    def delta(self, labels: Labels, base: Labels) -> float | None:
+    def delta(self, labels: CellLabels, base: CellLabels) -> float | None:
         """Return the printed number of `labels` minus that of `base`, None if either is missing."""
         own, other = self.value(labels), self.value(base)
         # Printed numbers have a few decimals, and so has their difference.
         return None if own is None or other is None else round(own - other, 6)
 
-    def tokens(self, labels: Labels) -> int | None:
+    def tokens(self, labels: CellLabels) -> int | None:
         """Return the tokens that the cell's column was trained on; None if not stated, or with `as_if`."""
         column = self._column(labels)
         return self.train_tokens[column] if self.train_tokens and column is not None and not self.as_if else None
 
-    def _column(self, labels: Labels) -> int | None:
+    def _column(self, labels: CellLabels) -> int | None:
         if not self.axis:
             return 0
         wanted = self.as_if or labels.get(self.axis)
         return next((i for i, label in enumerate(self.columns) if _same(label, wanted)), None)
 
-    def _row(self, labels: Labels) -> PublishedRow | None:
+    def _row(self, labels: CellLabels) -> PublishedRow | None:
         """Return the matching row; of several, the one with the most labels."""
         fitting = [row for row in self.rows if row.fits(labels)]
         return max(fitting, key=lambda row: len(row.labels), default=None)
@@ -142,7 +142,7 @@ def _table(source: str, name: str) -> PublishedTable:
     )
 
 
-def _row(row: Mapping[str, Any], where: Labels) -> PublishedRow:
+def _row(row: Mapping[str, Any], where: CellLabels) -> PublishedRow:
     numbers = {name: tuple(row[name]) for name in ("values", "deltas", "stds") if name in row}
     return PublishedRow({**where, **row["labels"]}, **numbers)
 

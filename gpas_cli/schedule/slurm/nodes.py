@@ -34,7 +34,7 @@ PERMANENT_REASONS = (
 
 
 @dataclass
-class Probe:
+class NodeProbe:
     """A probe: the cells whose resources it has, the name and log of its job, and its answer or its problem."""
 
     label: str
@@ -52,13 +52,13 @@ class Probe:
 
 def ask(
     project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = PATIENCE_SECONDS
-) -> list[Probe]:
+) -> list[NodeProbe]:
     """Submit one probe per profile, all at once, and wait at most `patience` seconds for their answers.
 
     `lock` is a file that this process holds locked, in a folder that nodes should see; the logs are written beside it.
     """
     name = f"gpas-doctor-{secrets.token_hex(4)}"
-    probes = [Probe(label, f"{name}-{i}", lock.parent / f"{i}.out") for i, label in enumerate(profiles)]
+    probes = [NodeProbe(label, f"{name}-{i}", lock.parent / f"{i}.out") for i, label in enumerate(profiles)]
     try:
         for asked, resources in zip(probes, profiles.values(), strict=True):
             _submit(project, asked, resources, lock)
@@ -76,7 +76,7 @@ def ask(
     return probes
 
 
-def _submit(project: Project, asked: Probe, resources: Resources, lock: Path) -> None:
+def _submit(project: Project, asked: NodeProbe, resources: Resources, lock: Path) -> None:
     words = [probe.__file__, str(lock), str(min(1, resources.gpus))]
     path = asked.log.with_suffix(".sh")
     path.write_text(script.single(project, asked.name, asked.log, resources, shlex.join(words)))
@@ -87,7 +87,7 @@ def _submit(project: Project, asked: Probe, resources: Resources, lock: Path) ->
         asked.problem = str(error)
 
 
-def _look(probes: Sequence[Probe]) -> None:
+def _look(probes: Sequence[NodeProbe]) -> None:
     for asked in probes:
         answers = [line for line in end_of(asked.log).splitlines() if line.startswith("{")]
         with suppress(ValueError, IndexError):
@@ -100,7 +100,7 @@ def _look(probes: Sequence[Probe]) -> None:
             _record_state(asked, *rows.get(asked.name, ("COMPLETED", "")))
 
 
-def _record_state(asked: Probe, state: str, reason: str) -> None:
+def _record_state(asked: NodeProbe, state: str, reason: str) -> None:
     """Record the state of a probe's job: pending for a reason, or ended."""
     asked.reason = "" if reason == "None" else reason
     if state == "PENDING" and reason.startswith(PERMANENT_REASONS):

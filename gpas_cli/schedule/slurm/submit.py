@@ -23,7 +23,7 @@ from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.retry import faulty_nodes, is_memory
 from gpas_cli.schedule.slurm.submission import Submission
-from gpas_cli.schedule.summary import Batch, Submitted
+from gpas_cli.schedule.summary import JobBatch, Submitted
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
@@ -251,10 +251,10 @@ class ArraySubmitter:
         made.discard()
 
 
-def _batch(made: Submission, job: str) -> Batch:
+def _batch(made: Submission, job: str) -> JobBatch:
     keys = tuple(tuple(element) for element in made.keys)
     size = count(sum(map(bool, keys)), "element")
-    return Batch(made.name, job, keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
+    return JobBatch(made.name, job, keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
