@@ -3,7 +3,7 @@
     cells.py       cells: their states, what they are, where a number comes from
     plans.py       plans and results of runs
     tables.py      tables, figures, exported networks
-    upkeep.py      the text, the database, the machine
+    upkeep.py      the text, the database, the machine and its speed
     jsonschema.py  a type of these -> JSON Schema
 
 `gpas schema COMMAND` prints a document's JSON Schema, and docs/hooks.py lists the same types in the documentation.
@@ -27,7 +27,7 @@ DOCUMENTS: dict[str, type] = {
     "cancel": cells.CancelledJson,
     "why": cells.WhyJson,
     "explain": cells.ExplainedJson,
-    "bench": cells.MeasuredJson,
+    "bench": upkeep.MeasuredJson,
     "table": tables.TableJson,
     "figure": tables.FigureJson,
     "export": tables.ExportedJson,
