@@ -3,7 +3,7 @@
     cells.py       cells: their states, what they are, where a number comes from
     plans.py       plans and results of runs
     tables.py      tables, figures, exported networks
-    upkeep.py      the text, the database, the machine and its speed
+    upkeep.py      the text, the database, the machine
     jsonschema.py  a type of these -> JSON Schema
 
 `gpas schema COMMAND` prints a document's JSON Schema, and docs/hooks.py lists the same types in the documentation.
@@ -16,18 +16,18 @@ from __future__ import annotations
 from gpas_cli.cli.schemas import cells, plans, tables, upkeep
 
 DOCUMENTS: dict[str, type] = {
-    "plan": plans.Plan,
-    "run grid": plans.Run,
-    "train": plans.Run,
-    "retry": plans.Run,
-    "rerun": plans.Run,
+    "plan": plans.PlanJson,
+    "run grid": plans.RunJson,
+    "train": plans.RunJson,
+    "retry": plans.RunJson,
+    "rerun": plans.RunJson,
     "status": cells.StatusJson,
     "top": cells.TopJson,
     "logs": cells.EventJson,
     "cancel": cells.CancelledJson,
     "why": cells.WhyJson,
     "explain": cells.ExplainedJson,
-    "bench": upkeep.MeasuredJson,
+    "bench": cells.MeasuredJson,
     "table": tables.TableJson,
     "figure": tables.FigureJson,
     "export": tables.ExportedJson,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from gpas_cli.cli.schemas.common import CellName, Document, LabelledCell, Number, State
+from gpas_cli.cli.schemas.common import CellNameJson, DocumentJson, LabelledCellJson, NumberJson, State
 
 
-class PlannedCell(LabelledCell):
+class PlannedCellJson(LabelledCellJson):
     """One cell of a plan."""
 
     action: Annotated[
@@ -17,7 +17,7 @@ class PlannedCell(LabelledCell):
     will_run: Annotated[bool, "whether `gpas run` starts a job for it"]
 
 
-class Estimate(TypedDict):
+class EstimateJson(TypedDict):
     """What the jobs to start will take."""
 
     gpu_hours: float
@@ -29,7 +29,7 @@ class Estimate(TypedDict):
     basis: Annotated[list[str], "where the speeds come from"]
 
 
-class SizeCost(TypedDict):
+class SizeCostJson(TypedDict):
     """The cells of one size, batch, length and number of updates."""
 
     size: str
@@ -47,7 +47,7 @@ class SizeCost(TypedDict):
     core_hours: float
 
 
-class StageCost(TypedDict):
+class StageCostJson(TypedDict):
     """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
 
     stage: str
@@ -58,21 +58,21 @@ class StageCost(TypedDict):
     core_hours: float
 
 
-class Plan(Document):
+class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
-    cells: list[PlannedCell]
+    cells: list[PlannedCellJson]
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[list[str], "corpora that a job of their own tokenises first"]
     stages: Annotated[dict[str, int], "how many stages are in which state"]
-    estimate: Estimate
+    estimate: EstimateJson
     warnings: NotRequired[list[str]]
-    sizes: list[SizeCost]
-    stage_costs: list[StageCost]
+    sizes: list[SizeCostJson]
+    stage_costs: list[StageCostJson]
     cost: Annotated[float | None, "GPU-hours times --price"]
 
 
-class RunCell(CellName):
+class RunCellJson(CellNameJson):
     """The result of a run for one cell."""
 
     state: State
@@ -80,10 +80,10 @@ class RunCell(CellName):
     reason: Annotated[str, "why there is no result, empty for a result of this run"]
     attempt: int | None
     directory: str | None
-    metrics: dict[str, Number]
+    metrics: dict[str, NumberJson]
 
 
-class SubmittedArray(TypedDict):
+class SubmittedArrayJson(TypedDict):
     """One SLURM job array."""
 
     name: str
@@ -91,10 +91,10 @@ class SubmittedArray(TypedDict):
     elements: int
 
 
-class Submitted(TypedDict):
+class SubmittedJson(TypedDict):
     """What was submitted to SLURM."""
 
-    arrays: list[SubmittedArray]
+    arrays: list[SubmittedArrayJson]
     jobs: int
     followed: Annotated[int, "stages that were already queued or running"]
     left: Annotated[int, "stages that SLURM has no room for yet"]
@@ -102,7 +102,7 @@ class Submitted(TypedDict):
     blocked: Annotated[int, "stages whose parent failed"]
 
 
-class Run(Document):
+class RunJson(DocumentJson):
     """`gpas run grid --json`, train, retry and rerun; also what the command of --notify reads.
 
     Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
@@ -110,5 +110,5 @@ class Run(Document):
 
     exit_code: Literal[0, 3, 4]
     counts: Annotated[dict[str, int], "the number of cells in each state"]
-    cells: list[RunCell]
-    submitted: Submitted | None
+    cells: list[RunCellJson]
+    submitted: SubmittedJson | None

@@ -112,29 +112,3 @@ class DiagnosisJson(DocumentJson):
     """`gpas doctor --json`."""
 
     findings: list[FindingJson]
-
-
-class ShapeJson(TypedDict):
-    """Cells of one shape, and the measurement of one of them."""
-
-    cells: int
-    cell: str
-    host: str
-    time: Time
-    shape: list[Any]
-    seconds_per_step: float
-    tokens_per_second: float
-    positions_per_second: float
-    flops_per_second: float
-    peak_memory: Annotated[float, "bytes"]
-    micro_batch: Annotated[int, "rows at once"]
-    steps: Annotated[int, "updates that were measured"]
-    rows: Annotated[int, "rows of each update that were computed"]
-    device: str
-    gemm: Annotated[str, "how float32 matrix products were computed"]
-
-
-class MeasuredJson(DocumentJson):
-    """`gpas bench --json`."""
-
-    shapes: list[ShapeJson]
