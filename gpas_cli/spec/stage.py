@@ -92,12 +92,12 @@ class Importance:
     """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
     the drop of the accuracy on `tasks`.
 
-    tasks: names as in `downstream`, of tasks with an accuracy. limit: score only the first questions of each task; 0
-    scores all.
+    tasks, max_length, limit: as in `downstream`; tasks must have an accuracy.
     """
 
     eval_tokens: int = setting(20_000, low=1)
     tasks: tuple[str, ...] = setting((), check=task_problem, omit_default_from_key=True)
+    max_length: int = setting(1024, low=2, high=1_048_576, omit_default_from_key=True)
     limit: int = setting(0, low=0, omit_default_from_key=True)
 
     @staticmethod
@@ -107,14 +107,17 @@ class Importance:
 
     def downstream(self) -> Downstream:
         """Return the section by which the tasks are scored."""
-        return Downstream(tasks=self.tasks, limit=self.limit)
+        return Downstream(tasks=self.tasks, max_length=self.max_length, limit=self.limit)
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the section as a whole."""
         if self.tasks:
             yield from self.downstream().problems()
-        elif self.limit:
-            yield Problem(("limit",), "has no effect without tasks")
+        else:
+            usual = Importance()
+            for name in ("max_length", "limit"):
+                if getattr(self, name) != getattr(usual, name):
+                    yield Problem((name,), "has no effect without tasks")
         for task in self.tasks:
             if measure_of(task) != "acc":
                 yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")

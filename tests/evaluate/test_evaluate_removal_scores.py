@@ -184,6 +184,7 @@ def test_keys_of_cells_without_tasks_are_those_of_before() -> None:
     ("section", "message"),
     [
         ({"limit": 5}, "importance.limit: has no effect without tasks"),
+        ({"max_length": 64}, "importance.max_length: has no effect without tasks"),
         ({"tasks": ["wikitext"]}, "importance.tasks: wikitext has no accuracy"),
         ({"tasks": ["bracket", "bracke"]}, "did you mean 'bracket'"),
     ],

@@ -13,6 +13,9 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
+from gpas_cli.report.labels import facts
+from gpas_cli.report.papers import published
+from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence
 
 PATH = packaged("experiments.yaml")
@@ -119,6 +122,33 @@ def test_table3_poster_scores_the_networks_of_table3_at_two_more_tasks() -> None
         assert entry.cell.trained.key == table3[name].cell.trained.key
         more = set(entry.cell.parameters("downstream").tasks) - set(table3[name].cell.parameters("downstream").tasks)
         assert more == {"arc_challenge", "social_iqa"}
+
+
+def test_figure7_removes_layers_of_the_networks_of_table3() -> None:
+    table3 = named("table3")
+    assert sorted(named("figure7")) == ["lns", "lns-gpas", "pre", "pre-gpas"]
+    for name, entry in named("figure7").items():
+        assert entry.cell.trained.key == table3[name].cell.trained.key
+        assert entry.cell.parameters("importance").tasks == table3[name].cell.parameters("downstream").tasks
+
+
+def test_curse_table2_scales_the_output_of_the_norms() -> None:
+    table2, curse = named("table2"), named("curse-table2")
+    assert len(curse) == 10
+    for name, entry in curse.items():
+        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "finetune", "downstream"]
+        assert (entry.cell.stages[0].key == table2[name].key) == (entry.axes["norm"] != "lns")
+    assert curse["250m-lns"].cell.model.norm == LNS(apply="scale")
+    table = published("curse_of_depth", "table2_accuracy")
+    printed = [table.value({**facts(entry), "task": "average_paper"}) for entry in curse.values()]
+    assert printed == [32.54, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 31.72, 43.01, 44.87]
+
+
+def test_quickstart_importance_trains_nothing_twice() -> None:
+    quickstart = named("quickstart")
+    for name, entry in named("quickstart-importance").items():
+        assert entry.cell.trained.key == quickstart[name].key
+        assert entry.cell.parameters("importance").tasks == ("indent", "bracket")
 
 
 def test_quickstart_downstream_trains_nothing_twice() -> None:
