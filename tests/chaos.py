@@ -47,16 +47,18 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="for how long faults are thrown (default: 10)")
-    parser.add_argument("--seed", type=int, default=1, help="from which everything random comes (default: 1)")
-    parser.add_argument("--executor", choices=("local", "slurm", "both"), default="both", help="default: both")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to inject faults (default: 10)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random choices (default: 1)")
+    parser.add_argument(
+        "--executor", choices=("local", "slurm", "both"), default="both", help="where jobs run (default: both)"
+    )
     parser.add_argument("--pace", type=float, default=2.0, help="seconds between two faults or commands (default: 2)")
     parser.add_argument("--without", nargs="*", default=[], metavar="KIND", help="faults and commands to leave out")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="throw what this file says, once")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="repeat the faults recorded in this file, once")
     parser.add_argument(
-        "--folder", type=Path, help="where to work; short, as unix sockets lie in it (default: in /tmp)"
+        "--folder", type=Path, help="working folder, with a short path because of unix sockets (default: in /tmp)"
     )
-    parser.add_argument("--keep", action="store_true", help="keep the folder even if nothing broke")
+    parser.add_argument("--keep", action="store_true", help="keep the folder even if there was no violation")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """A corpus that every machine has: the standard library's source files and the texts of `help()`.
 
-The text depends on the Python version; its fingerprint tells versions apart. Modules that distributions omit or add,
+The text depends on the Python version; its fingerprint distinguishes versions. Modules that distributions omit or add,
 generated files and tables are skipped, so that one version has (almost) the same text whoever packaged it.
 """
 

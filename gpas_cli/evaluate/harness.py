@@ -93,7 +93,7 @@ def score_official(
     `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
     documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
     cache of `datasets`. `limit`: documents per task. Raises DownstreamMissing without the harness, TaskUnavailable if
-    the documents cannot be had, ScoringStopped after `stop`, and GpasError if there is no such task.
+    the documents are unavailable, ScoringStopped after `stop`, and GpasError if there is no such task.
     """
     require_harness()
     with _quiet() as aloud, _random_state_kept(), _without_pool(), _offline_if_unreachable():
@@ -130,7 +130,7 @@ def _load(task: str, shots: int, folder: Path | None) -> Any:
     except Exception as error:
         # `datasets`, the hub and the disk raise many classes of exceptions here.
         raise TaskUnavailable(
-            f"the documents of {task} cannot be had: {type(error).__name__}: {first_line(error)}; "
+            f"the documents of {task} are unavailable: {type(error).__name__}: {first_line(error)}; "
             "connect this machine to the network, or set HF_HOME to a cache that has them"
         ) from error
     for each in loaded["tasks"].values():

@@ -31,20 +31,20 @@ NEWEST = {"step": 32, "layers": 1, "scoring": 32}  # the number of events of eac
 def conclude(attempt: AttemptDir) -> StageStatus:
     """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
     lines = tail(attempt.journal_path, OUTCOME_BYTES)
-    told = outcome(lines)
-    if told is None:
+    last = outcome(lines)
+    if last is None:
         lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
-        told = outcome(lines)
-    if told is not None:
-        found = _from_outcome(told)
+        last = outcome(lines)
+    if last is not None:
+        found = _from_outcome(last)
         return _complete(attempt, None if found.state in RESULTS else attempt.read_attempt(), found, lines)
     asked = attempt.read_attempt()
     found = _from_process(attempt, asked, lines)
     if found.state != "running":
         # The process may have written its outcome and exited between the reading of the journal and of the lock.
         lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
-        told = outcome(lines)
-        found = _from_outcome(told) if told else found
+        last = outcome(lines)
+        found = _from_outcome(last) if last else found
     return _complete(attempt, asked, found, lines)
 
 

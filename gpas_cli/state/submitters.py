@@ -44,7 +44,7 @@ class Submitter:
             try:
                 os.utime(self._path("lock"))
             except FileNotFoundError as error:
-                what = "was removed, so other runs may start the same cells; run again to follow the jobs that go on"
+                what = "was removed, so other runs may start the same cells; a new `gpas run` follows its jobs"
                 raise GpasError(f"{error.filename} {what}") from error
             self._beaten = time.monotonic()
 

@@ -218,7 +218,7 @@ class RankExit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRecord(Record):
-    """process.json: the process of an attempt. `token` tells it from a later process with the same id."""
+    """process.json: the process of an attempt. `token` distinguishes it from a later process with the same id."""
 
     host: str
     pid: int

@@ -27,7 +27,7 @@ def document(functions: int = 40) -> str:
     )
 
 
-def told(question: Question) -> str:
+def answered(question: Question) -> str:
     """Return the context with the right choice."""
     return question.context_of(question.answer) + question.delimiter + question.choices[question.answer]
 
@@ -37,7 +37,7 @@ def test_the_right_choice_continues_the_document(kind: str) -> None:
     text = document()
     found = list(questions(text, kind))
     assert found
-    assert all(told(question) in text for question in found)
+    assert all(answered(question) in text for question in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)

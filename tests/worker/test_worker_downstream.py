@@ -1,4 +1,4 @@
-"""The stage downstream as a job runs it: nothing is scored twice, and what cannot be had is left for later."""
+"""The stage downstream as a job runs it: nothing is scored twice, and an unavailable task is left for later."""
 
 from __future__ import annotations
 

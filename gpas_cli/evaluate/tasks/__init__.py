@@ -19,7 +19,7 @@ Task = EmbeddedTask | LocalTask
 
 
 def direct_task(name: str, root: Path) -> Task | None:
-    """Return the task called `name`, None if only lm-evaluation-harness has it.
+    """Return the task called `name`, None if only lm-evaluation-harness provides it.
 
     `root`: the folder of experiments.yaml. Raises TaskUnavailable if the file of a local task is missing or changed.
     """

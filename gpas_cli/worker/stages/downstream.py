@@ -25,7 +25,7 @@ REPORT_SECONDS = 2.0  # between two events about the progress of a task
 def run(stage: StageContext) -> Outcome:
     """Score the trained network at each task that no earlier attempt has scored.
 
-    A task whose questions cannot be had does not stop the others. The outcome is then `interrupted`, with the reason:
+    A task whose questions are unavailable does not stop the others. The outcome is then `interrupted`, with the reason:
     the next `gpas run` scores what is missing.
     """
     section: Downstream = stage.parameters
@@ -107,10 +107,11 @@ class _Progress:
         self.section = section
         self.emit = emit
         self.task = ""
-        self.told = 0.0
+        self.reported = 0.0
 
     def __call__(self, task: str, place: int, done: int, total: int) -> None:
         now = time.monotonic()
-        if task != self.task or now - self.told >= REPORT_SECONDS:
-            self.task, self.told = task, now
+        if task != self.task or now - self.reported >= REPORT_SECONDS:
+            self.task = task
+            self.reported = now
             self.emit(Scoring(task, place + 1, len(self.section.tasks), done, total))
