@@ -104,7 +104,9 @@ def _plain(value: Any) -> Any:
         return {field.name: _plain(own) for field, own in found if not (field.absent and own == field.default)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
 
 
 def _merged(values: dict[str, Any], unread: Mapping[str, Any]) -> dict[str, Any]:

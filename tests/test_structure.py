@@ -10,15 +10,23 @@ import pytest
 from attempts import ATTEMPT, attempt_record
 
 from gpas_cli.errors import StoreError
+from gpas_cli.schedule.slurm.queue import QueueRecord
 from gpas_cli.store.records import (
     AttemptRecord,
+    AvoidedNode,
+    BreakerRecord,
     CancelRequest,
+    ClaimRecord,
+    ElementFailure,
     ElementRecord,
     ExitRecord,
     JobRecord,
     ProcessRecord,
+    RankFailure,
     RerunRequest,
+    Roster,
     SubmissionRecord,
+    SubmitterRecord,
 )
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
@@ -31,7 +39,24 @@ FILES: dict[str, type[Record]] = {
     "rerun.json": RerunRequest,
     "submission.json": SubmissionRecord,
     "job.json": JobRecord,
+    "claim.json": ClaimRecord,
 }
+# Files as earlier versions wrote them, of which no run directory is kept.
+WRITTEN: list[tuple[type[Record], str]] = [
+    (ClaimRecord, '{"submitter": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "scheduler": "local"}'),
+    (SubmitterRecord, '{"id": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "boot": "f00d"}'),
+    (RankFailure, '{"rank": 1, "cause": "no luck"}'),
+    (ElementFailure, '{"cause": "out of *"}'),
+    (BreakerRecord, '{"cause": "no text", "cells": 3, "t": 1.5}'),
+    (AvoidedNode, '{"node": "n7", "t": 1.5}'),
+    (Roster, '{"attempts": ["/runs/ab/abcd/001"], "over": false}'),
+    (
+        QueueRecord,
+        '{"time": 1.5, "error": "", "failures": 0, "tried": 0.0, "line": false, "jobs": {"gpas-g-0": {"0": {'
+        '"id": "7_0", "state": "RUNNING", "reason": "None", "nodes": "n7", "start": 1.0, "end": 0.0, "exit": "0:0",'
+        ' "restarts": 0, "partition": "low", "place": 0, "waiting": 0}}}}',
+    ),
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -41,6 +66,14 @@ def test_records_of_version_1_are_written_again_as_they_were(name: str) -> None:
     for path in paths:
         values = json.loads(path.read_text())
         assert to_mapping(from_mapping(FILES[name], values, path)) == values
+
+
+@pytest.mark.parametrize(("cls", "text"), WRITTEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_files_of_earlier_versions_are_written_again_as_they_were(cls: type[Record], text: str) -> None:
+    values = json.loads(text)
+    again = to_mapping(from_mapping(cls, values, "a file"))
+    assert {name: again[name] for name in values} == values
+    assert {name: value for name, value in again.items() if name not in values and value} == {}
 
 
 def test_the_lines_of_a_submission_of_version_1_are_written_again_as_they_were() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from gpas_cli.errors import StoreError
 from gpas_cli.files import replace_file
 from gpas_cli.state.submitters import Submitter
-from gpas_cli.store.rundir import read_json, stage_dir
+from gpas_cli.store.records import ClaimRecord
+from gpas_cli.store.rundir import read_record, stage_dir
+from gpas_cli.structure import to_mapping
 
 CLAIM = "claim.json"
 LOCAL, SLURM = "local", "slurm"  # the schedulers of claims by older versions, which name none
@@ -50,29 +52,37 @@ def claim_path(runs: Path, key: str) -> Path:
 def read_claim(runs: Path, key: str) -> Claim | None:
     """Return the claim on a stage, even if its submitter is dead; None if there is none or it cannot be read."""
     try:
-        found = read_json(claim_path(runs, key))
-        who = (str(found["submitter"]), str(found["host"]), int(found["pid"]), float(found["time"]))
-        after = tuple(map(str, found.get("after", ())))
-        if not _NAME.fullmatch(who[0]):
-            return None
-        submission = str(found.get("submission", ""))
-        scheduler = str(found.get("scheduler") or (SLURM if submission else LOCAL))
-        return Claim(*who, submission, int(found.get("index", 0)), after, scheduler)
-    except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError):
+        found = read_record(ClaimRecord, claim_path(runs, key))
+    except (OSError, StoreError):
         return None
+    if not _NAME.fullmatch(found.submitter):
+        return None
+    return Claim(
+        found.submitter, found.host, found.pid, found.time, found.submission, found.index, found.after,
+        found.scheduler or (SLURM if found.submission else LOCAL),
+    )  # fmt: skip
 
 
 def write_claim(
-    runs: Path, key: str, submitter: Submitter, scheduler: str = LOCAL, **more: str | int | Sequence[str]
+    runs: Path,
+    key: str,
+    submitter: Submitter,
+    scheduler: str = LOCAL,
+    *,
+    submission: str = "",
+    index: int = 0,
+    after: Sequence[str] = (),
 ) -> None:
     """Write a claim, replacing any earlier one. There is no fsync, because no submitter survives a power cut.
 
-    `more` is {submission, index, after} as in `Claim`; without it the submitter itself runs the stage.
+    Without a `submission` the submitter itself runs the stage; the other arguments are as in `Claim`.
     """
     path = claim_path(runs, key)
-    who = {"submitter": submitter.id, "host": submitter.host, "pid": submitter.pid}
-    claim = {**who, "time": time.time(), "scheduler": scheduler, **more}
-    content = json.dumps(claim) + "\n"
+    claim = ClaimRecord(
+        submitter=submitter.id, host=submitter.host, pid=submitter.pid, time=time.time(), scheduler=scheduler,
+        submission=submission, index=index, after=tuple(after),
+    )  # fmt: skip
+    content = json.dumps(to_mapping(claim)) + "\n"
     try:
         replace_file(path, content, durable=False)
     except FileNotFoundError:

@@ -17,7 +17,8 @@ from pathlib import Path
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.state import locks
 from gpas_cli.state.locks import Lock
-from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.store.records import SubmitterRecord
+from gpas_cli.store.rundir import read_record, write_record
 
 HEARTBEAT_SECONDS = 15.0  # the interval between two touches of the lock file
 SILENCE_SECONDS = 120.0  # without a heartbeat or event, until a process of another host counts as dead
@@ -35,8 +36,8 @@ class Submitter:
         with locks.locked(claims_lock(runs)):  # otherwise `sweep` might remove the file before it is locked
             self._fd = locks.hold(self._path("lock"))
         self._beaten = time.monotonic()
-        about = {"id": self.id, "host": self.host, "pid": self.pid, "time": self.since, "boot": locks.boot_id()}
-        write_json(self._path("json"), about)
+        about = SubmitterRecord(id=self.id, host=self.host, pid=self.pid, time=self.since, boot=locks.boot_id())
+        write_record(self._path("json"), about)
 
     def beat(self) -> None:
         """Show other hosts that this process is alive. Cheap to call. Raises GpasError if the lock file was removed."""
@@ -79,7 +80,7 @@ def is_of_this_host(lock: Path, host: str) -> bool:
     if host == socket.gethostname():
         return True
     try:
-        return locks.seen_from_here(lock, str(read_json(lock.with_suffix(".json")).get("boot", "")))
+        return locks.seen_from_here(lock, read_record(SubmitterRecord, lock.with_suffix(".json")).boot)
     except (OSError, StoreError):
         return False
 

@@ -239,3 +239,71 @@ class RerunRequest(Record):
 
     t: float
     after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord(Record):
+    """claim.json: the submitter that will run a stage. The other fields are those of `state.claims.Claim`.
+
+    Claims of older versions name no scheduler; those without a submission are of the local one.
+    """
+
+    submitter: str
+    host: str
+    pid: int
+    time: float
+    scheduler: str = field(default="", metadata=ABSENT)
+    submission: str = ""
+    index: int = 0
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitterRecord(Record):
+    """.submitters/ID.json: a process that runs cells. `boot`: the boot id of its kernel, "" if unknown."""
+
+    id: str
+    host: str
+    pid: int
+    time: float
+    boot: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure(Record):
+    """failed-N.json in an attempt: why the process of rank N, another than the first, failed."""
+
+    rank: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementFailure(Record):
+    """failed-N.json in a submission: why element N failed, without the parts that differ between cells."""
+
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerRecord(Record):
+    """breaker.json: the rest of a submission is held back, because so many `cells` failed for the same `cause`."""
+
+    cause: str
+    cells: int
+    t: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvoidedNode(Record):
+    """avoid-NODE.json: a node that cannot run the jobs of a submission."""
+
+    node: str
+    t: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster(Record):
+    """roster-*.json: the folders of the attempts whose processes all tasks of a job start; `over`: it is the last."""
+
+    attempts: tuple[str, ...]
+    over: bool

@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.state.attempt import outcome
 from gpas_cli.store.journal import Journal, tail
-from gpas_cli.store.rundir import AttemptDir, read_json, write_json
+from gpas_cli.store.records import RankFailure
+from gpas_cli.store.rundir import AttemptDir, read_record, write_record
 from gpas_cli.worker.rendezvous import RENDEZVOUS
 
 GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
@@ -69,7 +69,7 @@ def failed_path(attempt: AttemptDir, rank: int) -> Path:
 def record_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
     """Record why process `rank` failed, for the first process or the parent to journal."""
     with suppress(OSError):
-        write_json(failed_path(attempt, rank), {"rank": rank, "cause": cause})
+        write_record(failed_path(attempt, rank), RankFailure(rank=rank, cause=cause))
 
 
 def recorded_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
@@ -77,8 +77,8 @@ def recorded_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
     until = time.monotonic() + patience
     while True:
         for path in sorted(attempt.path.glob("failed-*.json")):
-            failure: dict[str, Any] = read_json(path)
-            return f"process {failure['rank']}: {failure['cause']}"
+            failure = read_record(RankFailure, path)
+            return f"process {failure.rank}: {failure.cause}"
         if time.monotonic() >= until:
             return None
         time.sleep(POLL_SECONDS)

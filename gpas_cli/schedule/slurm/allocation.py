@@ -28,8 +28,8 @@ from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
 from gpas_cli.state.submitters import claims_lock
 from gpas_cli.store import rundir
-from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Retry, SlurmPlace, attempt_of
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Retry, Roster, SlurmPlace, attempt_of
+from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.rendezvous import PORTS
 
 
@@ -82,17 +82,18 @@ class ElementStart:
     def publish_roster(self, attempts: Sequence[AttemptDir], *, over: bool = False) -> None:
         """Write a roster, so that the other tasks start their processes of `attempts`; `over` marks the last one."""
         if self.tasks > 1:
-            write_json(self._roster_path(), {"attempts": [str(attempt.path) for attempt in attempts], "over": over})
+            roster = Roster(attempts=tuple(str(attempt.path) for attempt in attempts), over=over)
+            write_record(self._roster_path(), roster)
             self._rosters += 1
 
     def next_roster(self) -> tuple[list[AttemptDir], bool] | None:
         """Return the next roster: attempts to start, and whether it is the last. None if there is no new one."""
         try:
-            roster = read_json(self._roster_path())
+            roster = read_record(Roster, self._roster_path())
         except OSError:
             return None
         self._rosters += 1
-        return [AttemptDir(Path(path)) for path in roster["attempts"]], bool(roster["over"])
+        return [AttemptDir(Path(path)) for path in roster.attempts], roster.over
 
     def _roster_path(self) -> Path:
         # After a crash a controller may start a job again as if for the first time; srun's port distinguishes the two.

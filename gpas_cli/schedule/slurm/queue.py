@@ -18,6 +18,7 @@ What accounting or an earlier answer reports about an ended job is kept: it will
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,8 @@ from gpas_cli.schedule.slurm import client, parsers, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.parsers import WHOLE, Jobs
-from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.store.rundir import read_record, write_json
+from gpas_cli.structure import Record, to_mapping
 
 FRESH_SECONDS = 3.0  # seconds for which an answer is reused
 FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
@@ -59,6 +61,18 @@ class Queue:
     @property
     def age(self) -> float:
         return max(0.0, time.time() - self.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRecord(Record):
+    """.queue-USER.json: the last answer, as `Queue`; the array indices are text."""
+
+    time: float = 0.0
+    error: str = ""
+    failures: int = 0
+    tried: float = 0.0
+    line: bool = False
+    jobs: Mapping[str, Mapping[str, Job]]
 
 
 def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -> Queue:
@@ -138,15 +152,16 @@ def _path(runs: Path) -> Path:
 
 def _load(runs: Path) -> Queue:
     try:
-        found = read_json(_path(runs))
-        jobs = {name: {int(i): Job(**job) for i, job in rows.items()} for name, rows in found.pop("jobs").items()}
-        return Queue(jobs=jobs, **found)
-    except (OSError, GpasError, KeyError, TypeError, ValueError):
+        found = read_record(QueueRecord, _path(runs))
+        jobs = {name: {int(index): job for index, job in rows.items()} for name, rows in found.jobs.items()}
+    except (OSError, GpasError, ValueError):
         return Queue()
+    return Queue(found.time, jobs, found.error, found.failures, found.tried, found.line)
 
 
 def _save(runs: Path, queue: Queue) -> None:
-    jobs = {name: {str(i): vars(job) for i, job in rows.items()} for name, rows in queue.jobs.items()}
-    answer = {"time": queue.time, "error": queue.error, "failures": queue.failures, "tried": queue.tried,
-            "line": queue.line}  # fmt: skip
-    write_json(_path(runs), {**answer, "jobs": jobs}, indent=None)
+    record = QueueRecord(
+        time=queue.time, error=queue.error, failures=queue.failures, tried=queue.tried, line=queue.line,
+        jobs={name: {str(index): job for index, job in rows.items()} for name, rows in queue.jobs.items()},
+    )  # fmt: skip
+    write_json(_path(runs), to_mapping(record), indent=None)

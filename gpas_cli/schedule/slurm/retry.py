@@ -21,7 +21,8 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
 from gpas_cli.state.logs import last_line
 from gpas_cli.store.journal import read
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+from gpas_cli.store.records import AvoidedNode, BreakerRecord, ElementFailure
+from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 
 AVOID_NODE_SECONDS = 86400.0  # for which new submissions of a stage exclude a node that could not run it
 SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
@@ -61,10 +62,11 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
 def count_failure(submission: Path, index: int, cause: str) -> str:
     """Record that an element failed. Return the cause if too many elements share it: the rest is then held back."""
     with suppress(OSError):
-        write_json(submission / f"failed-{index}.json", {"cause": same(cause)})
+        write_record(submission / f"failed-{index}.json", ElementFailure(cause=same(cause)))
         seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
         if cause and seen[same(cause)] >= SAME_CAUSE_CELLS and not breaker(submission):
-            write_json(submission / "breaker.json", {"cause": cause, "cells": SAME_CAUSE_CELLS, "t": time.time()})
+            tripped = BreakerRecord(cause=cause, cells=SAME_CAUSE_CELLS, t=time.time())
+            write_record(submission / "breaker.json", tripped)
             return cause
     return ""
 
@@ -72,9 +74,9 @@ def count_failure(submission: Path, index: int, cause: str) -> str:
 def breaker(submission: Path) -> str:
     """Return why the rest of a submission is held back, "" if it is not."""
     try:
-        record = read_json(submission / "breaker.json")
-        return f"held back: {record['cells']} cells of {submission.name} failed for the same reason: {record['cause']}"
-    except (OSError, GpasError, KeyError):
+        record = read_record(BreakerRecord, submission / "breaker.json")
+        return f"held back: {record.cells} cells of {submission.name} failed for the same reason: {record.cause}"
+    except (OSError, GpasError):
         return ""
 
 
@@ -92,7 +94,7 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
 def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
     """Record that a node cannot run the jobs of a submission. Return all such nodes and `others`, sorted by name."""
     with suppress(OSError):
-        write_json(submission / f"avoid-{node}.json", {"node": node, "t": time.time()})
+        write_record(submission / f"avoid-{node}.json", AvoidedNode(node=node, t=time.time()))
     noted = {path.stem.removeprefix("avoid-") for path in submission.glob("avoid-*.json")}
     return sorted({node, *others, *noted})
 
@@ -104,6 +106,6 @@ def same(cause: str) -> str:
 
 def _cause(path: Path) -> str:
     try:
-        return str(read_json(path)["cause"])
-    except (OSError, GpasError, KeyError):
+        return read_record(ElementFailure, path).cause
+    except (OSError, GpasError):
         return ""

@@ -141,10 +141,18 @@ def test_a_held_job_has_no_expected_start(programs: Programs, runs: Path) -> Non
     assert [job.start for i in (0, 1) if (job := found.find(NAME, i))] == [1.9e9, 0.0]
 
 
-def test_a_cache_of_another_format_is_ignored(runs: Path) -> None:
-    path = queue._path(runs)
-    path.write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": {"id": "7_0", "state": "RUNNING", "odd": 1}}}}))
+@pytest.mark.parametrize("job", [{"id": "7_0"}, {"id": "7_0", "state": 1}, "RUNNING"], ids=str)
+def test_a_cache_of_another_format_is_ignored(runs: Path, job: object) -> None:
+    queue._path(runs).write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": job}}}))
     assert queue._load(runs) == queue.Queue()
+
+
+def test_a_cache_of_a_newer_version_is_read(runs: Path) -> None:
+    job = {"id": "7_0", "state": "RUNNING", "odd": 1}
+    queue._path(runs).write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": job}}, "cluster": "a"}))
+    found = queue._load(runs).find(NAME, 0)
+    assert found is not None
+    assert (found.id, found.state) == ("7_0", "RUNNING")
 
 
 @pytest.mark.parametrize("ahead", [2.0, 3600.0])
