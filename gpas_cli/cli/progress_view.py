@@ -138,7 +138,7 @@ def progress_text(status: StageStatus) -> str:
 
 def result(status: StageStatus) -> str:
     """Return how a job ended, as a suffix to its name and state."""
-    perplexity = status.metrics.get("perplexity")
+    perplexity = status.metrics.get("perplexity", status.metrics.get("finetuned_perplexity"))
     if perplexity is not None:
         return f": perplexity {float(perplexity):.2f}"
     scores = [float(value) for name, value in status.metrics.items() if name.startswith("accuracy/average")]

@@ -22,7 +22,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.parse import plain
-from gpas_cli.train.checkpoint import DamagedCheckpoint
+from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.precision import Precision
@@ -101,7 +101,7 @@ def export(
     if cell.model.family != Family():
         raise GpasError("only networks of the family llama can be exported")
     corpus, notes = _text(cell, cache, root, tokenizer, notify)
-    network, step = _load(cell, trained)
+    network, position = _load(cell, trained)
     reason = "--bundled was given" if options.bundled else obstacle(cell.model)
     if reason:
         make_files = bundled_files
@@ -117,8 +117,8 @@ def export(
         form="bundled" if reason else "llama",
         reason=reason,
         checkpoint=trained,
-        step=step,
-        steps=cell.optim.steps,
+        step=position.step,
+        steps=position.steps or cell.optim.steps,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         dtype=str(network.model.embed_tokens.weight.dtype).removeprefix("torch."),
         measured=measured,
@@ -166,13 +166,13 @@ def _text(
     return corpus, []
 
 
-def _load(cell: Cell, trained: Path) -> tuple[Llama, int]:
-    """Return the trained network in the dtype of its training, and its number of updates."""
+def _load(cell: Cell, trained: Path) -> tuple[Llama, Position]:
+    """Return the trained network in the dtype of its training, and the progress of that training."""
     try:
         found = load_trained(cell, trained)
-        return found.network, found.position.step
     except DamagedCheckpoint as error:
         raise GpasError(f"{error}; delete it to export an older one") from error
+    return found.network, found.position
 
 
 def _measure(cell: Cell, ours: Llama, exported: Llama | None, corpus: Corpus | None) -> Comparison:

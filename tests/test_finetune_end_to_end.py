@@ -1,0 +1,72 @@
+"""Finetuning from YAML to the database and the table: a stage after the training, which is not trained twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy
+
+FINETUNE = (
+    "finetune: {data: records.jsonl, validation: held-out.jsonl, length: 24, epochs: 1, batch: 4, lisa_layers: 1}"
+)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Return a project whose cells were trained, then declared to be finetuned, and finetuned."""
+    made = Toy(tmp_path_factory.mktemp("finetune"), steps=6)
+    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    for name, count in (("records", 20), ("held-out", 4)):
+        lines = [json.dumps({"instruction": f"Add {i} and 1.", "output": f"{i + 1}"}) for i in range(count)]
+        (made.folder / f"{name}.jsonl").write_text("\n".join(lines))
+    config = made.folder / "experiments.yaml"
+    text = config.read_text().replace("data: notes}", f"data: notes, {FINETUNE}}}")
+    config.write_text(text.replace("columns: size,", "columns: size, value: answer_loss,"))
+    plan = made.gpas("plan").stdout
+    assert "2 jobs to start" in plan, plan
+    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    return made
+
+
+def test_a_finetuning_follows_a_training_that_is_already_done(toy: Toy) -> None:
+    assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "done"}
+    stages = [json.loads((folder / "attempt.json").read_text())["stage"] for folder in toy.attempts()]
+    assert sorted(stages) == ["finetune", "finetune", "pretrain", "pretrain"]
+
+
+def test_its_metrics_are_in_the_database_and_the_table(toy: Toy) -> None:
+    metrics = toy.status()["pre-s1"]["metrics"]
+    assert metrics["answer_loss"] > 0
+    assert metrics["finetuned_perplexity"] > 1
+    assert f"{metrics['answer_loss']:.3f}" in toy.gpas("table", "small").stdout
+    toy.gpas("db", "rebuild", "--yes")
+    assert f"{metrics['answer_loss']:.3f}" in toy.gpas("table", "small").stdout
+
+
+def test_another_setting_of_the_finetuning_keeps_the_training(toy: Toy) -> None:
+    config = toy.folder / "experiments.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("epochs: 1", "epochs: 2"))
+    plan = toy.gpas("plan").stdout
+    assert "2 jobs to start" in plan
+    assert "the stage finetune has no result yet" in plan
+    config.write_text(text)
+
+
+def test_records_that_are_not_there_are_one_message(toy: Toy) -> None:
+    config = toy.folder / "experiments.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("data: records.jsonl", "data: record.jsonl"))
+    said = toy.gpas("run", "grid", "--yes", expect=2)
+    assert "finetune.data: there is no file or folder" in said.stdout + said.stderr
+    config.write_text(text)
+
+
+def test_the_finetuned_network_is_exported_with_its_tokenizer(toy: Toy) -> None:
+    pytest.importorskip("transformers")
+    folder: Path = toy.folder / "exported"
+    said = toy.gpas("export", "pre-gpas-s1", str(folder)).stdout
+    assert (folder / "tokenizer.json").exists()
+    assert "not the last update" not in said

@@ -1,0 +1,251 @@
+"""Finetuning in this process and in two: events, bit-exact resumption, where it starts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import finetuning
+import pytest
+import torch
+from finetuning import RECORDS, UPDATES, cell, pretrain, run, write_texts
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gpas_cli.checkpoints import newest_first, path_of
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Checkpoint, Evaluation, Event, Phase, Step, TextFacts
+from gpas_cli.model.llama import build
+from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.train import checkpoint
+from gpas_cli.train.lisa import LayerSelection
+from gpas_cli.train.parallel import World
+from gpas_cli.train.precision import make_deterministic
+from gpas_cli.train.trained import load_trained
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with texts, records, a pretrained network and one whole finetuning of it."""
+    root = tmp_path_factory.mktemp("finetune")
+    write_texts(root)
+    make_deterministic(1)
+    pretrain(root, cell())
+    run(root, "straight", cell(), pretrained(root))
+    return root
+
+
+def pretrained(room: Path) -> Path:
+    return newest_first([room / "pretrained"])[0]
+
+
+def of(events: list[Event], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def tensors(folder: Path, step: int = UPDATES) -> dict[str, Tensor]:
+    """Return everything in a checkpoint of one process: weights, moments and step counts."""
+    (shard,) = path_of(folder, step).glob("*.safetensors")
+    return load_file(shard)
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_finetuning_reports_its_events_and_metrics(room: Path, tmp_path: Path) -> None:
+    cadence = Cadence(log_every=2, stats_every=4, eval_every=5, checkpoint_every=4)
+    outcome, events = run(room, tmp_path.name, cell(), pretrained(room), cadence=cadence)
+    assert (outcome.outcome, outcome.step) == ("done", UPDATES)
+    assert outcome.metrics.keys() == {
+        "finetuned_perplexity", "finetuned_loss", "answer_loss", "finetune_seconds", "finetune_tokens",
+    }  # fmt: skip
+    steps = of(events, Step)
+    assert [event.step for event in steps] == [1, 2, 4, 6, 8, 10, 12]
+    assert [event.lr for event in steps[:2]] == pytest.approx([0.01, 0.01 * 11 / 12])
+    assert {event.steps for event in steps} == {UPDATES}
+    assert [event.step for event in of(events, Checkpoint)] == [4, 8, 12]
+    evaluations = of(events, Evaluation)
+    assert [event.step for event in evaluations] == [5, 10, 12]
+    assert outcome.metrics["finetuned_perplexity"] == pytest.approx(math.exp(evaluations[-1].loss))
+    assert outcome.metrics["answer_loss"] == evaluations[-1].answer_loss
+    (facts,) = of(events, TextFacts)
+    assert (facts.source, facts.train_documents, facts.epochs) == ("records.json", RECORDS, 2)
+    (phase,) = [event for event in of(events, Phase) if event.name == "training"]
+    assert (phase.resumed_from, phase.strategy, phase.gates_in_graph) == (0, "none", True)
+
+
+def test_the_loss_on_answers_falls(room: Path) -> None:
+    _, events = run(room, "longer", cell({"epochs": 8, "lisa_layers": 4}), pretrained(room))
+    losses = [event.answer_loss for event in of(events, Evaluation)]
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_only_tokens_of_answers_are_counted(room: Path) -> None:
+    counts = {}
+    for loss_on in ("output", "all"):
+        outcome, _ = run(room, f"on-{loss_on}", cell({"loss_on": loss_on}), pretrained(room))
+        counts[loss_on] = outcome.metrics["finetune_tokens"]
+    assert 0 < counts["output"] < counts["all"]
+
+
+def test_the_network_starts_from_the_pretrained_one_with_frozen_gates(room: Path) -> None:
+    before, after = tensors(room / "pretrained", finetuning.PRETRAINED_UPDATES), tensors(room / "straight")
+    gates = [name for name in before if name.startswith("network/") and name.endswith("alpha")]
+    assert len(gates) == finetuning.LAYERS
+    assert all(torch.equal(before[name], after[name]) and before[name] != 0 for name in gates)
+    assert not [name for name in after if name.startswith("adam/") and name.endswith("alpha")]
+    assert not torch.equal(before["network/lm_head.weight"], after["network/lm_head.weight"])
+
+
+def test_the_layers_of_the_first_update_are_the_only_ones_that_it_changes(room: Path, tmp_path: Path) -> None:
+    run(room, tmp_path.name, cell(), pretrained(room), updates=1)
+    before = tensors(room / "pretrained", finetuning.PRETRAINED_UPDATES)
+    after = tensors(room / tmp_path.name, 1)
+    selection = LayerSelection.of(cell().parameters("finetune"), finetuning.LAYERS)
+    assert selection is not None
+    changed = {
+        int(name.split(".")[2]) for name in before
+        if name.startswith("network/model.layers.") and not torch.equal(before[name], after[name])
+    }  # fmt: skip
+    assert changed == selection.at(0)
+    assert len(changed) == 2
+
+
+@pytest.mark.parametrize("state", ["keep", "reset"])
+@pytest.mark.parametrize("stop_at", [1, 2, 7])
+def test_a_resumed_finetuning_ends_in_the_same_bits(room: Path, tmp_path: Path, stop_at: int, state: str) -> None:
+    """All three are in the middle of an interval, and after 7 updates there are frozen layers with state."""
+    declared = cell({"lisa_state": state})
+    names = [f"{tmp_path.name}-{number}" for number in range(3)]
+    whole, events = run(room, names[0], declared, pretrained(room))
+    left, first = run(room, names[1], declared, pretrained(room), updates=stop_at)
+    assert (left.outcome, left.step) == ("interrupted", stop_at)
+    resumed, second = run(room, names[2], declared, pretrained(room), earlier=[names[1]])
+    assert [event.resumed_from for event in of(second, Phase) if event.name == "training"] == [stop_at]
+    assert resumed.metrics["answer_loss"] == whole.metrics["answer_loss"]
+    assert_same(tensors(room / names[2]), tensors(room / names[0]))
+    losses = [event.loss for event in (*of(first, Step), *of(second, Step))]
+    assert losses == [event.loss for event in of(events, Step)]
+
+
+def test_checkpoints_hold_the_state_of_layers_that_are_frozen(room: Path) -> None:
+    names = tensors(room / "straight").keys()
+    with_state = {int(name.split(".")[2]) for name in names if name.startswith("adam/exp_avg/model.layers.")}
+    selection = LayerSelection.of(cell().parameters("finetune"), finetuning.LAYERS)
+    assert selection is not None
+    assert with_state == {layer for step in range(UPDATES) for layer in selection.at(step)} > selection.at(UPDATES - 1)
+
+
+def test_a_trained_network_of_another_precision_is_converted(room: Path, tmp_path: Path) -> None:
+    declared = cell({"precision": "pure_bf16"})
+    outcome, _ = run(room, tmp_path.name, declared, pretrained(room))
+    assert outcome.outcome == "done"
+    found = load_trained(declared, newest_first([room / tmp_path.name])[0])
+    assert (found.precision.name, found.position.step, found.position.steps) == ("pure_bf16", UPDATES, UPDATES)
+    assert found.network.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_the_cell_opens_the_network_of_its_last_training(room: Path) -> None:
+    found = load_trained(cell(), newest_first([room / "straight"])[0])
+    assert torch.equal(found.network.lm_head.weight, tensors(room / "straight")["network/lm_head.weight"])
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="belongs to stage"):
+        load_trained(cell(), pretrained(room))
+
+
+def test_changed_records_are_not_resumed(room: Path, tmp_path: Path) -> None:
+    root = tmp_path / "room"
+    shutil.copytree(room, root)
+    run(root, "first", cell(), pretrained(room), updates=3)
+    several = json.loads((root / "records.json").read_text())
+    (root / "records.json").write_text(json.dumps(several[1:]))
+    with pytest.raises(GpasError, match="step-00000003 was trained on another text"):
+        run(root, "second", cell(), pretrained(room), earlier=["first"])
+
+
+def test_another_tokenizer_is_refused(room: Path) -> None:
+    with pytest.raises(GpasError, match="was pretrained with the tokenizer aaaaaaaaaaaa, and this machine has"):
+        run(room, "unused", cell(), pretrained(room), tokenizer="a" * 64)
+
+
+def test_a_warmup_as_long_as_the_finetuning_is_refused(room: Path) -> None:
+    with pytest.raises(GpasError, match=r"finetune\.warmup: 12 is not shorter than the 12 updates"):
+        run(room, "unused", cell({"warmup": 12}), pretrained(room))
+
+
+def test_lisa_on_shards_and_an_uneven_batch_are_refused_before_anything_starts(room: Path) -> None:
+    two = World(0, 2, 0)  # not connected: a collective call would fail
+    with pytest.raises(
+        GpasError, match=r"lisa trains other layers every few updates.*set strategy: ddp, or method: full"
+    ):
+        run(room, "unused", cell(), pretrained(room), world=two, resources=Resources(strategy="fsdp"))
+    with pytest.raises(GpasError, match="5 rows cannot be shared evenly by 2 processes"):
+        run(room, "unused", cell({"batch": 5}), pretrained(room), world=two)
+
+
+# Two processes
+
+CASES = {
+    "ddp": ({}, {"strategy": "ddp", "micro_batch": 2}),
+    "auto": ({"lisa_state": "reset"}, {"micro_batch": 1, "activation_checkpointing": "blocks"}),
+    "fsdp": ({"method": "full"}, {"strategy": "fsdp"}),
+}
+
+
+@pytest.fixture(scope="module")
+def together(room: Path) -> Path:
+    """Run every case with one process and with two, and one that two processes continue after five updates."""
+    for name, (section, _) in CASES.items():
+        run(room, f"one-{name}", cell(section), pretrained(room))
+    run(room, "half", cell(), pretrained(room), updates=5)
+    cases = [[f"two-{name}", section, resources, [], 10**6] for name, (section, resources) in CASES.items()]
+    (room / "cases.json").write_text(json.dumps([*cases, ["continued", {}, CASES["ddp"][1], ["half"], 10**6]]))
+    arguments = ["2", f"file://{room}/meeting", str(room / "cases.json")]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(room)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, finetuning.__file__, str(rank), *arguments], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    return room
+
+
+def final_weights(room: Path, name: str, section: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the network of a finished run, which may have been written by two processes."""
+    declared = cell(section)
+    network = build(declared.model)
+    assert checkpoint.load(newest_first([room / name])[0], declared.trained.key, network, None).step == UPDATES
+    return network.state_dict()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_compute_what_one_does(together: Path, name: str) -> None:
+    section = CASES[name][0]
+    ours, theirs = (final_weights(together, f"{who}-{name}", section) for who in ("two", "one"))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-5)
+    found = json.loads((together / f"two-{name}.json").read_text())
+    phases = [fields for kind, fields in found["events"] if kind == "phase" and fields["name"] == "training"]
+    assert [(phase["processes"], phase["strategy"]) for phase in phases] == [(2, "fsdp" if name == "fsdp" else "ddp")]
+
+
+def test_two_processes_continue_what_one_began(together: Path) -> None:
+    ours, theirs = (final_weights(together, name, {}) for name in ("continued", "one-ddp"))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-5)
