@@ -153,9 +153,10 @@ def test_quickstart_importance_trains_nothing_twice() -> None:
 
 def test_quickstart_downstream_trains_nothing_twice() -> None:
     quickstart, scored = named("quickstart"), named("quickstart-downstream")
-    assert {name: entry.cell.stages[0].key for name, entry in scored.items()} == {
-        name: entry.key for name, entry in quickstart.items()
-    }
+    assert scored
+    for name, entry in scored.items():
+        assert entry.cell.stages[0].key == quickstart[name].key
+        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "finetune", "downstream"]
 
 
 def test_quickstart_grids_share_their_common_cells() -> None:

@@ -95,13 +95,14 @@ def _scored(section: Downstream, scores: Mapping[tuple[str, str], float]) -> int
 
 
 def _cause(section: Downstream, missing: list[MissingTask]) -> str:
-    reasons = "; ".join(dict.fromkeys(task.reason for task in missing))
-    names = words.listed([task.task for task in missing], len(missing))
-    return f"{len(missing)} of {words.count(len(section.tasks), 'task')} not scored ({names}): {reasons}"
+    reasons = list(dict.fromkeys(task.reason for task in missing))
+    names = ", ".join(task.task for task in missing)
+    others = "; `gpas logs` has the other reasons" if len(reasons) > 1 else ""
+    return f"{len(missing)} of {words.count(len(section.tasks), 'task')} not scored ({names}): {reasons[0]}{others}"
 
 
 class _Progress:
-    """Emits how much of a task has been scored, at most every REPORT_SECONDS."""
+    """Emits how much of a task has been scored: at its start and end, and every REPORT_SECONDS."""
 
     def __init__(self, section: Downstream, emit: Emit):
         self.section = section
@@ -111,7 +112,7 @@ class _Progress:
 
     def __call__(self, task: str, place: int, done: int, total: int) -> None:
         now = time.monotonic()
-        if task != self.task or now - self.reported >= REPORT_SECONDS:
+        if task != self.task or done == total or now - self.reported >= REPORT_SECONDS:
             self.task = task
             self.reported = now
             self.emit(Scoring(task, place + 1, len(self.section.tasks), done, total))
