@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.events import Event
+from gpas_cli.grid.entry import Entry
+from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, StageRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt
-from gpas_cli.structure import from_mapping
+from gpas_cli.structure import from_mapping, to_mapping
 
 STAGE: dict[str, Any] = {
     "stage": "pretrain", "key": "0" * 16, "cell": {}, "grid": "g", "name": "c", "axes": {},
@@ -43,6 +48,18 @@ def stage_record(facts: Mapping[str, Any]) -> StageRecord:
 def make_attempt(runs: Path, key: str, facts: Mapping[str, Any] | None = None) -> AttemptDir:
     """Make the next attempt at the stage `key`, with these facts in attempt.json beside the usual ones."""
     return create_attempt(runs, attempt_record(key, facts))
+
+
+def attempt_at(runs: Path, entry: Entry, events: Iterable[Event] = (), *, log: str = "", **facts: Any) -> AttemptDir:
+    """Make the next attempt at the pretraining of `entry`, with these events in its journal and `log` as its log."""
+    job = stage_jobs([entry])[entry.cell.stages[0].key]
+    attempt = make_attempt(runs, job.key, {**to_mapping(job.record()), "created": time.time(), **facts})
+    journal = Journal(attempt.journal_path)
+    for event in events:
+        journal.append(event)
+    journal.close()
+    attempt.log_path.write_text(log)
+    return attempt
 
 
 def submission_facts(**facts: Any) -> dict[str, Any]:

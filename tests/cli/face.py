@@ -6,13 +6,12 @@ import gc
 import json
 import os
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import make_attempt
+from attempts import attempt_at
 
 from gpas_cli.__main__ import main
 from gpas_cli.cli import console
@@ -20,11 +19,8 @@ from gpas_cli.events import event_of
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.schedule.local.run import LocalRun
-from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.structure import to_mapping
 
 FAKE_JOB = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "fake_job.py"))
 EXPERIMENTS = """\
@@ -111,23 +107,8 @@ class Face:
 
     def attempt(self, name: str, *events: tuple[str, dict[str, Any]], log: str = "") -> AttemptDir:
         """Create the next attempt at a cell's pretraining, with these events in its journal."""
-        entry = self.entry(name)
-        job = stage_jobs([entry])[entry.cell.stages[0].key]
-        facts = {
-            **to_mapping(job.record()),
-            "schema": 1,
-            "executor": "local",
-            "created": time.time(),
-            "code": "c0de",
-            "threads": 1,
-        }
-        made = make_attempt(self.runs, job.key, facts)
-        journal = Journal(made.journal_path)
-        for kind, fields in events:
-            journal.append(event_of({"kind": kind, **fields}))
-        journal.close()
-        made.log_path.write_text(log)
-        return made
+        known = [event_of({"kind": kind, **fields}) for kind, fields in events]
+        return attempt_at(self.runs, self.entry(name), known, log=log, code="c0de")
 
     def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
         """Create an attempt at a cell that ended with this outcome."""

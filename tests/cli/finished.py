@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from attempts import make_attempt
+from attempts import attempt_at, make_attempt
+from recorded import gpas
 
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.structure import to_mapping
 
@@ -65,29 +63,21 @@ class Finished:
 
     def finish(self, cell: Entry, perplexity: float) -> AttemptDir:
         """Create a finished attempt at the cell, with this perplexity."""
-        attempt = self.attempt(cell)
-        journal = Journal(attempt.journal_path)
-        journal.append(
-            Started(stage="pretrain", host=socket.gethostname(), device="cpu", threads=2, precision="fp32", code="c0de")
-        )
-        for step in range(1, 31):
-            journal.append(Step(step=step, steps=30, loss=5 - step / 30, lr=1e-3))
-        journal.append(Outcome(outcome="done", step=30, metrics={"perplexity": perplexity, "loss": 4.0}))
-        journal.close()
-        (attempt.path / "log.txt").write_text("printed by the job\n")
-        return attempt
+        events = [
+            Started(
+                stage="pretrain", host=socket.gethostname(), device="cpu", threads=2, precision="fp32", code="c0de"
+            ),
+            *(Step(step=step, steps=30, loss=5 - step / 30, lr=1e-3) for step in range(1, 31)),
+            Outcome(outcome="done", step=30, metrics={"perplexity": perplexity, "loss": 4.0}),
+        ]
+        return attempt_at(self.runs, cell, events, log="printed by the job\n", created=1.7e9)
 
     def finish_all(self) -> dict[str, AttemptDir]:
         """Name -> attempt of every cell; perplexities are 101, 102 and so on, in the order declared."""
         return {cell.name: self.finish(cell, 101.0 + i) for i, cell in enumerate(self.cells())}
 
     def gpas(self, *words: str, expect: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
-        command = [sys.executable, "-m", "gpas_cli", *words]
-        done = subprocess.run(
-            command, cwd=self.folder, env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+        done = gpas(self.folder, *words, **environment)
         assert done.returncode == expect, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attempts import make_attempt
+from attempts import attempt_at
 
-from gpas_cli.events import Layers, Outcome, Started, Step
+from gpas_cli.events import Event, Layers, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.store.journal import Journal
 
 REPOSITORY = Path(__file__).parents[2]
 LAYERS = 3
@@ -35,26 +34,26 @@ def gpas(folder: Path, *words: str, **environment: str) -> subprocess.CompletedP
         env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
         capture_output=True,
         text=True,
+        timeout=300,
     )
 
 
 def finish(runs: Path, entry: Entry, perplexity: float, host: str = "host", cause: str = "", stop: int = 40) -> None:
     """Record a training of `entry` that ends with `perplexity`; with a `cause`, one that failed at update `stop`."""
-    stage = entry.cell.stages[0]
-    facts = {"stage": stage.kind, "parents": [], "cell": entry.cell.to_mapping(), "grid": entry.grid}
-    attempt = make_attempt(
-        runs, stage.key, {"schema": 1, **facts, "name": entry.name, "axes": entry.axes, "executor": "local"}
-    )
-    journal = Journal(attempt.journal_path)
-    journal.append(Started(stage="pretrain", key=stage.key, host=host, device="cpu", precision="fp32", code="c0de"))
+    key = entry.cell.stages[0].key
+    events: list[Event] = [
+        Started(stage="pretrain", key=key, host=host, device="cpu", precision="fp32", code="c0de"),
+    ]
     for step in (1, *range(10, stop + 1, 10)):
         loss = perplexity / 10 + 4 / step
-        journal.append(Step(step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8))
         variance = [0.1 * (1 + layer) * perplexity for layer in range(LAYERS + 1)]
-        journal.append(Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * LAYERS}))
+        events += [
+            Step(step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8),
+            Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * LAYERS}),
+        ]
     metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}
-    journal.append(Outcome(outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics))
-    journal.close()
+    outcome = Outcome(outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics)
+    attempt_at(runs, entry, [*events, outcome])
 
 
 def make_project(folder: Path, grids: str, head: str = HEAD) -> list[Entry]:
