@@ -16,6 +16,7 @@ from gpas_cli.cli import (
     data,
     db,
     doctor,
+    evaluate,
     explain,
     export,
     figure,
@@ -132,7 +133,13 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "rerun": rerun.rerun,
     },
     INSPECT: {"status": status.status, "top": top.top, "logs": logs.logs, "explain": explain.explain},
-    RESULTS: {"table": table.table, "figure": figure.figure, "why": why.why, "export": export.export},
+    RESULTS: {
+        "table": table.table,
+        "figure": figure.figure,
+        "why": why.why,
+        "export": export.export,
+        "evaluate": evaluate.evaluate,
+    },
     DATA: {"data": data.app},
     MAINTAIN: {"sync": sync.sync, "db": db.app, "doctor": doctor.doctor, "trust": trust.trust, "schema": schema.schema},
 }

@@ -45,10 +45,11 @@ class Tokenizer:
     """A `tokenizers` tokenizer bound to a model's vocabulary.
 
     `identity` is the sha256 of its definition; `eos_id` ends every document; `pad_id` fills short rows, and may be any
-    id, as padding is masked by length. Ids not below the vocabulary size become `unk_id`.
+    id, as padding is masked by length. Ids not below the vocabulary size become `unk_id`. `start`: ids that stand
+    before every text that the network is asked about; networks that are trained here have none.
     """
 
-    def __init__(self, backend: Backend, vocab: int, *, origin: str, local: bool = False):
+    def __init__(self, backend: Backend, vocab: int, *, origin: str, local: bool = False, start: tuple[int, ...] = ()):
         """`local`: cutting the text after a word does not change the tokens before the cut.
 
         Raises DataError if the tokenizer has no end token, or ids that neither fit `vocab` nor can be replaced.
@@ -59,6 +60,7 @@ class Tokenizer:
         self.vocab = vocab
         self.origin = origin
         self.local = local
+        self.start = start
         self.identity = hashlib.sha256(backend.to_str().encode()).hexdigest()
         # A setting of this program, not part of the definition: special tokens in the text are ordinary text.
         backend.encode_special_tokens = True
@@ -73,7 +75,7 @@ class Tokenizer:
             )
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without an end token."""
+        """Return the ids of `text`, without `start` and without an end token."""
         return self._below(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -20,8 +20,8 @@ REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share t
 class HarnessModel(TemplateLM):  # type: ignore[misc]
     """A network behind a `Scorer`, with the tokenizer that it was trained with.
 
-    The base class divides texts into context and continuation. No special tokens are added to a text: the network has
-    never seen an end token between the two.
+    The base class divides texts into context and continuation. No special tokens are added but the tokenizer's `start`:
+    the network has never seen an end token between context and continuation.
     """
 
     def __init__(
@@ -42,8 +42,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def eot_token_id(self) -> int:
         return self._tokens.eos_id
 
+    @property
+    def prefix_token_id(self) -> int:
+        return (self._tokens.start or (self._tokens.eos_id,))[-1]
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_rest: Any) -> list[int]:
-        return list(self._encode(string))
+        start = () if add_special_tokens is False else self._tokens.start
+        return [*start, *self._encode(string)]
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
         return super().loglikelihood(requests, disable_tqdm=True)
@@ -55,9 +60,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [(one.total, one.greedy) for one in self.scorer.score(asked, self.progress, self.stop)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
-        """Return log p of whole texts. The first token follows the end token, as in training; a text longer than the
-        scorer's `max_length` is divided into windows, and every token is scored once, in the window with the most
-        context."""
+        """Return log p of whole texts. The first token follows the start or end token, as in training.
+
+        A text longer than the scorer's `max_length` is divided into windows, and every token is scored once, in the
+        window with the most context.
+        """
         asked: list[Request] = []
         spans: list[slice] = []
         for instance in requests:
@@ -65,7 +72,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             windows = map(
                 make_disjoint_window,
                 get_rolling_token_windows(
-                    token_list=self.tok_encode(text),
+                    token_list=self.tok_encode(text, add_special_tokens=False),
                     prefix_token=self.prefix_token_id,
                     max_seq_len=self.scorer.max_length,
                     context_len=1,

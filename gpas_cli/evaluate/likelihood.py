@@ -33,15 +33,15 @@ class Request:
         """Return the request for texts, divided into ids as lm-evaluation-harness does.
 
         White space at the end of the context belongs to the continuation. The two are encoded together and divided
-        after as many ids as the context alone has. The end token stands for an empty context, since it stands before
-        every document in training. No special tokens are added.
+        after as many ids as the context alone has. No special tokens are added but the tokenizer's `start`. Without
+        one, the end token stands for an empty context, since it stands before every document in training.
         """
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         if not bare:
-            return cls((tokenizer.eos_id,), tuple(tokenizer.encode(continuation)))
+            return cls(tokenizer.start or (tokenizer.eos_id,), tuple(tokenizer.encode(continuation)))
         known = tokenizer.encode(bare)
-        return cls(tuple(known), tuple(tokenizer.encode(bare + continuation)[len(known) :]))
+        return cls((*tokenizer.start, *known), tuple(tokenizer.encode(bare + continuation)[len(known) :]))
 
 
 @dataclass(frozen=True)

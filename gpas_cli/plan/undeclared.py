@@ -19,11 +19,13 @@ from gpas_cli.project import Project
 from gpas_cli.spec.cell import Catalogue, cell_from
 from gpas_cli.spec.parse import build
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.spec.stage import EXTERNAL, TOKENISE
 from gpas_cli.state.claims import CLAIM
 from gpas_cli.state.describe import facts_of
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import all_stages
+
+OF_NO_CELL = (TOKENISE, EXTERNAL)
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     keys = [path.name for path in all_stages(project.runs) if path.name.startswith(prefix)]
     view = SchedulerView(project.runs)
     recorded = {key: facts_of(view, key) for key in keys}
-    recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") != TOKENISE}
+    recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") not in OF_NO_CELL}
     recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
     return _distinct(_read(facts, key, catalogue) for key, facts in recorded.items())
 
@@ -76,7 +78,7 @@ def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:
 def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | None:
     """Return the cell like `_read`; None if the stage belongs to no cell or its cell cannot be read."""
     try:
-        return None if facts.get("stage") == TOKENISE else _read(facts, key, catalogue)
+        return None if facts.get("stage") in OF_NO_CELL else _read(facts, key, catalogue)
     except UnknownCell:
         return None
 

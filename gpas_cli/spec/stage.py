@@ -21,6 +21,7 @@ from gpas_cli.spec.run import Cadence
 PRETRAIN = "pretrain"
 TRAINING_PARTS = ("data", "optim", "precision", "seed")  # what a cell has for it besides its network
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
+EXTERNAL = "external"  # no stage of a cell either: the scores of a network that was not trained here
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from importlib import metadata
 from gpas_cli import __version__
 from gpas_cli.processor import cpu_model, usable_cores
 
-PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
+PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors", "transformers", "lm_eval")
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

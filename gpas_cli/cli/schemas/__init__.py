@@ -31,6 +31,7 @@ DOCUMENTS: dict[str, type] = {
     "table": tables.TableJson,
     "figure": tables.FigureJson,
     "export": tables.ExportedJson,
+    "evaluate": tables.EvaluatedJson,
     "sync": upkeep.SyncedJson,
     "data prepare": upkeep.PreparedJson,
     "data status": upkeep.CachesJson,

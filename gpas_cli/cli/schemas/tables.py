@@ -165,3 +165,29 @@ class ExportedJson(DocumentJson):
     dtype: str
     measured: FoldErrorJson
     notes: list[str]
+
+
+class ScoreJson(TypedDict):
+    """One metric of one task."""
+
+    task: str
+    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..."]
+    value: Annotated[NumberJson, "accuracies are fractions"]
+    stderr: Annotated[NumberJson | None, "the standard error, null if unknown"]
+    examples: Annotated[int, "how many questions were scored"]
+    shots: Annotated[int, "answered examples before each question"]
+    task_version: str
+    harness: Annotated[str, "the program that scored the task, and its version"]
+
+
+class EvaluatedJson(DocumentJson):
+    """`gpas evaluate --json`."""
+
+    name: str
+    key: Annotated[str, "content key: 16 hex digits"]
+    directory: Annotated[str, "the run directory of the newest attempt"]
+    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
+    new: Annotated[bool, "false if every score was recorded earlier"]
+    missing: Annotated[str, "why tasks have no score, empty if all have one"]
+    scores: list[ScoreJson]
+    metrics: Annotated[dict[str, NumberJson], "accuracies in percent, averages and perplexities, as tables name them"]

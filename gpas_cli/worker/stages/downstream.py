@@ -12,7 +12,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import MissingTask, row_length, score_tasks
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
-from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Warned
+from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
 from gpas_cli.state.outputs import text_of
 from gpas_cli.state.rerun import deciding
@@ -28,31 +28,51 @@ def run(stage: StageContext) -> Outcome:
     A task whose questions are unavailable does not stop the others. The outcome is then `interrupted`, with the reason:
     the next `gpas run` scores what is missing.
     """
-    section: Downstream = stage.parameters
-    began = time.perf_counter()
     trained = stage.trained_checkpoint()
     checkpoint = "/".join(trained.parts[-5:])  # from the folder of its stage on
-    scores = dict(recorded(stage.runs, stage.attempt.key, checkpoint))
     tokenizer = _tokenizer(stage, trained)
     opened = stage.load_trained()
+    section: Downstream = stage.parameters
     scorer = Scorer(opened.network, opened.precision, max_length=row_length(section, stage.cell.model.family))
+    scores = dict(recorded(stage.runs, stage.attempt.key, checkpoint))
+    return score_section(
+        section, scorer, tokenizer, stage.root, scores, checkpoint=checkpoint, emit=stage.emit, stop=stage.stop
+    )
+
+
+def score_section(
+    section: Downstream,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    root: Path,
+    scores: dict[tuple[str, str], float],
+    *,
+    checkpoint: str,
+    emit: Emit,
+    stop: Stop,
+) -> Outcome:
+    """Score the tasks of the section that `scores` does not have yet, add them to it, and return the outcome.
+
+    `checkpoint` names the network in the events. `root`: the folder of experiments.yaml.
+    """
+    began = time.perf_counter()
     missing: list[MissingTask] = []
-    progress = _Progress(section, stage.emit)
+    progress = _Progress(section, emit)
     skip = [task for task in section.tasks if (task, measure_of(task)) in scores]
     try:
         for found in score_tasks(
-            section, scorer, tokenizer, stage.root, skip=skip, progress=progress, stop=lambda: stage.stop() is not None
+            section, scorer, tokenizer, root, skip=skip, progress=progress, stop=lambda: stop() is not None
         ):
             if isinstance(found, MissingTask):
-                stage.emit(Warned(f"{found.task} is not scored: {found.reason}"))
+                emit(Warned(f"{found.task} is not scored: {found.reason}"))
                 missing.append(found)
                 continue
             # The score that tables show comes last: the task counts as scored with it.
             for score in sorted(found, key=lambda score: score.metric == measure_of(score.task)):
-                stage.emit(Score(**vars(score), checkpoint=checkpoint))
+                emit(Score(**vars(score), checkpoint=checkpoint))
                 scores[score.task, score.metric] = score.value
     except ScoringStopped:
-        return Outcome(stage.stop() or "interrupted", _scored(section, scores))
+        return Outcome(stop() or "interrupted", _scored(section, scores))
     metrics = {
         **metrics_of(scores, section.tasks),
         "truncated": float(scorer.truncated),

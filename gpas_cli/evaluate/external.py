@@ -1,0 +1,226 @@
+"""Networks that `transformers` loads, from a folder or the Hugging Face hub, as `likelihood.Scorer` needs them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpas_cli.data.hub import first_line
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError, GpasError
+from gpas_cli.model.attention import Packing
+from gpas_cli.model.llama import Read
+from gpas_cli.train.precision import Precision, choose_device
+
+WEIGHTS = (".safetensors", ".bin")
+OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
+READ_BYTES = 1 << 24
+HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
+PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class ExternalModel:
+    """A network in a folder.
+
+    source: the folder as it was named, or the hub's name. revision: the commit on the hub, "" for a folder. weights,
+    files: digests of the weights, and of the configuration, the code and the tokenizer.
+    """
+
+    source: str
+    folder: Path
+    revision: str
+    weights: str
+    files: str
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return dict(json.loads((self.folder / "config.json").read_bytes()))
+
+    @property
+    def positions(self) -> int | None:
+        """The number of positions that the network has learned; None if they are rotary or unknown."""
+        if "rope" in json.dumps(self.config):
+            return None
+        found = self.config.get("max_position_embeddings") or self.config.get("n_positions")
+        return found if isinstance(found, int) else None
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the network consists of code in the folder."""
+        return bool(self.config.get("auto_map"))
+
+    def provenance(self) -> dict[str, str]:
+        """Return where the network comes from, and digests of its content."""
+        architecture = next(iter(self.config.get("architectures") or ()), "")
+        facts = {name: value for name, value in asdict(self).items() if name != "folder"}
+        return {**facts, "architecture": str(architecture)}
+
+
+def find_model(source: str, revision: str = "") -> ExternalModel:
+    """Return the network of a folder, or of a repository on the hub, which is downloaded if necessary.
+
+    Raises GpasError if there is none, or if the extra `export` is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise GpasError("networks are loaded with transformers, which is not installed: pip install 'gpas-cli[export]'")
+    folder = Path(source).expanduser()
+    commit = ""
+    if folder.is_dir() and revision:
+        raise GpasError(f"--revision is for a repository on the hub; {source} is a folder")
+    if not folder.is_dir():
+        folder, commit = _download(source, revision)
+    if not (folder / "config.json").is_file():
+        raise GpasError(f"{source} has no config.json: it is not a folder that transformers loads (`gpas export`)")
+    names = sorted(path for path in folder.iterdir() if path.is_file())
+    weights = [path for path in names if path.suffix in WEIGHTS]
+    if not weights:
+        raise GpasError(f"{source} has no weights (*{', *'.join(WEIGHTS)})")
+    others = [path for path in names if path.suffix in OTHERS]
+    return ExternalModel(source, folder, commit, _digest(weights), _digest(others))
+
+
+def _download(name: str, revision: str) -> tuple[Path, str]:
+    """Return the folder of a repository in the hub's cache, and its commit. Raises GpasError if it is unavailable."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [f"*{suffix}" for suffix in (*WEIGHTS, *OTHERS)]
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except Exception as error:
+        # Network, hub and disk raise many classes of exceptions here, and so does a name that cannot be one.
+        raise GpasError(
+            f"{name} is neither a folder nor a repository that the Hugging Face hub or its cache has: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error
+    return folder, folder.name
+
+
+def _digest(paths: list[Path]) -> str:
+    """Return the sha256 of the names and contents of files."""
+    whole = hashlib.sha256()
+    for path in paths:
+        one = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                one.update(block)
+        whole.update(f"{path.name}\0{one.hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A loaded network with its tokenizer. `parameters`: their number."""
+
+    network: TransformersNetwork
+    precision: Precision
+    tokenizer: Tokenizer
+    parameters: int
+
+
+def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel:
+    """Load the network on the GPU, if there is one, and its tokenizer.
+
+    Weights in bfloat16 stay so; others become float32. Raises GpasError if the folder has code and `trust_code` is
+    false, or if it cannot be loaded or scored.
+    """
+    if model.has_code and not trust_code:
+        raise GpasError(f"{model.source} contains the network's code; --trust-code runs it (read it first)")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    options: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": trust_code}
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(model.folder, **options)
+        words = AutoTokenizer.from_pretrained(model.folder, **options)
+    except Exception as error:
+        # The code of a network may raise anything.
+        raise GpasError(
+            f"transformers cannot load {model.source}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    half = next(loaded.parameters()).dtype == torch.bfloat16
+    precision = Precision("pure_bf16" if half else "fp32", choose_device())
+    network = TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return OpenedModel(network, precision, _tokenizer(words, network.vocab, model.source), parameters)
+
+
+def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:
+    """Return a tokenizer of transformers as ours. Raises GpasError if it has no counterpart."""
+    if not getattr(words, "is_fast", False):
+        raise GpasError(f"{source} has no tokenizer.json, and only those of the `tokenizers` library are read")
+    begins = words("a").input_ids[:1] == [words.bos_token_id]
+    try:
+        return Tokenizer(words.backend_tokenizer, vocab, origin=source, start=(words.bos_token_id,) if begins else ())
+    except DataError as error:
+        raise GpasError(f"the tokenizer of {error}") from error
+
+
+class TransformersNetwork(nn.Module):
+    """A causal language model of transformers with the call signature of `model.llama.Llama`.
+
+    The input of the head is caught on its way, so that logits are computed only where they are read.
+    """
+
+    def __init__(self, inner: Any, source: str):
+        """Raises GpasError if the logits are not a linear map of the head's input."""
+        super().__init__()
+        self.inner = inner
+        head = inner.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise GpasError(f"{source}: its head is not a matrix, so it cannot be scored")
+        self.vocab = head.out_features
+        self._head = head
+        self.eval()
+        self._check_head(source)
+
+    def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear) -> Tensor:
+        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`."""
+        rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
+        hidden = self._hidden(rows)
+        states = hidden if packing is None else packing.join(hidden)
+        matrix = self._head.weight
+        if self._head.bias is not None:
+            # A bias is one more column of the matrix.
+            matrix = torch.cat((matrix, self._head.bias[:, None]), 1)
+            states = torch.cat((states, states.new_ones(*states.shape[:2], 1)), 2)
+        return read(states, matrix)
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        """Return the input of the head (batch, time, hidden)."""
+        caught: list[Tensor] = []
+
+        def catch(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            caught.append(inputs[0])
+            return (inputs[0][:, :1],)
+
+        self._call(rows, catch)
+        return caught[0]
+
+    def _call(self, rows: Tensor, hook: Callable[..., Any]) -> Any:
+        handle = self._head.register_forward_pre_hook(hook)
+        try:
+            # Rows are padded on the right, where causal attention ignores it.
+            return self.inner(input_ids=rows, use_cache=False).logits
+        finally:
+            handle.remove()
+
+    @torch.no_grad()
+    def _check_head(self, source: str) -> None:
+        device = self._head.weight.device
+        rows = torch.arange(PROBE_TOKENS, device=device)[None] % self.vocab
+        expected = self._call(rows, lambda _head, inputs: None).float()
+        found = self(rows).float()
+        if not (found - expected).abs().max() <= HEAD_TOLERANCE * expected.abs().max():
+            raise GpasError(f"{source}: its logits are not its head's matrix times its last states; it is not scored")

@@ -1,0 +1,156 @@
+"""Score a network that was not trained here, and record it like a stage: with a key, a run directory and a journal.
+
+The key stands for the network's files and the settings of the scoring, not for the tasks: later attempts add tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import gpas_cli
+from gpas_cli.evaluate.external import ExternalModel, OpenedModel, open_model
+from gpas_cli.evaluate.likelihood import Scorer
+from gpas_cli.events import Emit, Event, Outcome, Score, Started
+from gpas_cli.project import Project
+from gpas_cli.spec import parse
+from gpas_cli.spec.downstream import Downstream, measure_of
+from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.stage import EXTERNAL
+from gpas_cli.state.cancellation import request_path
+from gpas_cli.store.journal import Journal, stretches
+from gpas_cli.store.records import AttemptRecord, Author
+from gpas_cli.store.rundir import attempts, create_attempt
+from gpas_cli.store.snapshot import current_code, git_facts
+from gpas_cli.worker.environment import environment
+from gpas_cli.worker.job import STOP_SIGNALS, StopFlag
+from gpas_cli.worker.stages.downstream import score_section
+
+KEY_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ExternalScores:
+    """The recorded scores of a network that was not trained here. `outcome` is None if there was nothing to score."""
+
+    name: str
+    key: str
+    directory: Path
+    scores: tuple[Score, ...]
+    outcome: Outcome | None
+
+
+def score_external(
+    project: Project, model: ExternalModel, section: Downstream, *, name: str, trust_code: bool, watch: Emit
+) -> ExternalScores:
+    """Score the tasks of the section that have no recorded score yet. `watch` gets the events as they are journalled.
+
+    SIGINT and SIGTERM end the scoring with the outcome `interrupted`. Raises GpasError if the network cannot be loaded.
+    """
+    limits = [section.max_length, *([model.positions] if model.positions else [])]
+    section = replace(section, max_length=min(limits))
+    key = _key(model, section)
+    known = _recorded(project.runs, key)
+    missing = [task for task in section.tasks if (task, measure_of(task)) not in known]
+    if not missing:
+        return ExternalScores(name, key, attempts(project.runs, key)[-1].path, _chosen(known, section.tasks), None)
+    opened = open_model(model, trust_code=trust_code)
+    whole = replace(section, tasks=tuple(dict.fromkeys([*(task for task, _ in known), *section.tasks])))
+    record = _record(project, model, whole, key, name)
+    attempt = create_attempt(project.runs, record)
+    journal = Journal(attempt.journal_path)
+
+    def emit(event: Event) -> None:
+        journal.append(event)
+        watch(event)
+
+    scorer = Scorer(opened.network, opened.precision, max_length=section.max_length)
+    values = {place: float(score.value) for place, score in known.items()}
+    try:
+        emit(_started(record, opened))
+        with _stopped_by_signals(StopFlag(request_path(attempt.path))) as stop:
+            outcome = score_section(
+                whole, scorer, opened.tokenizer, project.config.parent, values,
+                checkpoint=model.weights, emit=emit, stop=stop,
+            )  # fmt: skip
+    except Exception as error:
+        emit(Outcome("failed", cause=f"{type(error).__name__}: {error}"))
+        raise
+    else:
+        emit(outcome)
+    finally:
+        journal.close()
+    return ExternalScores(name, key, attempt.path, _chosen(_recorded(project.runs, key), section.tasks), outcome)
+
+
+@contextmanager
+def _stopped_by_signals(flag: StopFlag) -> Iterator[StopFlag]:
+    """Let signals raise the flag inside the context."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    flag.install()
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _key(model: ExternalModel, section: Downstream) -> str:
+    """Return the content key of all scores of a network under the settings of the section, whatever its tasks."""
+    settings = {name: value for name, value in parse.plain(section).items() if name != "tasks"}
+    text = json.dumps([EXTERNAL, KEY_VERSION, model.weights, model.files, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _recorded(runs: Path, key: str) -> dict[tuple[str, str], Score]:
+    """Return the newest score of each task and metric."""
+    found: dict[tuple[str, str], Score] = {}
+    for attempt in attempts(runs, key):
+        for lines, _, _ in stretches(attempt.journal_path):
+            scores = [line.event for line in lines if isinstance(line.event, Score)]
+            found |= {(score.task, score.metric): score for score in scores}
+    return found
+
+
+def _chosen(found: dict[tuple[str, str], Score], tasks: Sequence[str]) -> tuple[Score, ...]:
+    return tuple(score for task in tasks for score in found.values() if score.task == task)
+
+
+def _record(project: Project, model: ExternalModel, section: Downstream, key: str, name: str) -> AttemptRecord:
+    host = socket.gethostname()
+    return AttemptRecord(
+        stage=EXTERNAL,
+        key=key,
+        cell={"external": model.provenance(), "downstream": parse.plain(section)},
+        grid=EXTERNAL,
+        name=name,
+        axes={},
+        resources=Resources(),
+        cadence=Cadence(),
+        executor="local",
+        created=time.time(),
+        code=current_code(),
+        git=git_facts(Path(gpas_cli.__file__).parent),
+        submitter=Author(f"{host}-{os.getpid()}", host, os.getpid()),
+        devices=(),
+        cache=str(project.cache),
+        root=str(project.config.parent),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _started(attempt: AttemptRecord, opened: OpenedModel) -> Started:
+    return Started(
+        EXTERNAL, attempt.key, socket.gethostname(), os.getpid(), opened.precision.device.type, attempt.threads,
+        opened.precision.name, 1, opened.parameters, attempt.code, attempt.git, environment(),
+    )  # fmt: skip

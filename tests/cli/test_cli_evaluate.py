@@ -1,0 +1,78 @@
+"""`gpas evaluate`: a network from a folder is scored once, recorded, and restored by a rebuild."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from exporting import Room, needs_transformers
+from face import Face
+from test_cli_schema import check
+
+from gpas_cli.errors import Exit
+
+pytestmark = needs_transformers
+TASKS = ("--limit", "12", "--tasks")
+
+
+@pytest.fixture
+def exported(face: Face) -> Path:
+    """Return an exported network in the project."""
+    folder = face.folder / "elsewhere"
+    folder.mkdir()
+    room = Room(folder)
+    room.export(room.cell(norm="pre", gate="gpas"), "pre")
+    return folder / "out/pre"
+
+
+def test_scores_are_recorded_once(face: Face, exported: Path) -> None:
+    first = face("evaluate", str(exported), *TASKS, "indent", "--json").json
+    check("evaluate", first)
+    assert [(score["task"], score["examples"]) for score in first["scores"]] == [("indent", 12)] * 2
+    assert first["new"]
+    again = face("evaluate", str(exported), *TASKS, "indent,bracket", "--json").json
+    assert again["key"] == first["key"]
+    assert {score["task"] for score in again["scores"]} == {"indent", "bracket"}
+    assert again["metrics"]["accuracy/indent"] == first["metrics"]["accuracy/indent"]
+    assert "accuracy/average" in again["metrics"]
+    said = face("evaluate", str(exported), *TASKS, "bracket")
+    assert "all were recorded earlier" in said.out
+    attempts = sorted(path.name for path in Path(first["directory"]).parent.iterdir())
+    assert attempts == ["001", "002"]
+    record = json.loads((Path(first["directory"]) / "attempt.json").read_text())
+    assert record["stage"] == "external"
+    assert record["cell"]["external"] == first["origin"]
+    assert record["cell"]["external"]["source"] == str(exported)
+
+
+def test_a_rebuilt_database_has_the_scores(face: Face, exported: Path) -> None:
+    face("evaluate", str(exported), *TASKS, "indent", "--name", "theirs")
+    face("db", "rebuild", "--yes")
+    face("db", "check")
+    face("status")  # which shows cells only
+    assert "no cell" in face("why", "theirs", expect=Exit.USAGE).err
+
+
+def test_a_task_without_data_is_named_and_the_others_are_scored(
+    face: Face, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpas_cli.evaluate.harness.find_spec", lambda _: None)
+    said = face("evaluate", str(exported), *TASKS, "indent,piqa", "--json", expect=Exit.INCOMPLETE)
+    check("evaluate", said.json)
+    assert "1 of 2 tasks not scored (piqa)" in said.json["missing"]
+    assert "gpas-cli[downstream]" in said.json["missing"]
+    assert {score["task"] for score in said.json["scores"]} == {"indent"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tasks", "piqq"), "--tasks: unknown task 'piqq'; did you mean 'piqa'?"),
+        (("--shots", "-1"), "--shots: -1 is too small"),
+        (("--tasks", "indent", "--shots", "2"), "--shots: has no effect on indent"),
+    ],
+)
+def test_settings_are_checked_before_anything_is_loaded(face: Face, words: tuple[str, ...], message: str) -> None:
+    assert message in face("evaluate", "nowhere", *words, expect=Exit.USAGE).err
+    assert not face.runs.exists()

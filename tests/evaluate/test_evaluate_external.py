@@ -1,0 +1,178 @@
+"""Networks of transformers as the scorer sees them: the same likelihoods as their own logits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exporting import Room, needs_transformers
+
+from gpas_cli.data.tokenizer import train_bpe
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.external import OpenedModel, find_model, open_model
+from gpas_cli.evaluate.likelihood import Request, Scorer
+from gpas_cli.model.llama import build
+from gpas_cli.train import checkpoint
+
+pytestmark = needs_transformers
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
+
+
+def saved(folder: Path, config: Any, bos: bool = False) -> Path:
+    """Return a folder with an untrained network of transformers and a tokenizer, which begins texts with <s> or not."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    backend = train_bpe(["the cat sat on the mat </s>"] * 9, 299)
+    special = {"eos_token": "</s>", "pad_token": "<pad>"}
+    if bos:
+        backend.add_special_tokens(["<s>"])
+        start = backend.token_to_id("<s>")
+        backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+        special["bos_token"] = "<s>"
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    return folder
+
+
+def llama(**more: Any) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**SMALL, intermediate_size=24, max_position_embeddings=64, **more)
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=300, n_positions=48, bos_token_id=1, eos_token_id=1)
+
+
+def phi() -> Any:
+    from transformers import PhiConfig
+
+    return PhiConfig(**SMALL, intermediate_size=24, max_position_embeddings=64)  # its head has a bias
+
+
+def requests() -> list[Request]:
+    chooser = random.Random(3)
+
+    def ids(most: int) -> tuple[int, ...]:
+        return tuple(chooser.randrange(3, 300) for _ in range(chooser.randint(1, most)))
+
+    return [Request(ids(20), ids(5)) for _ in range(30)]
+
+
+def plain(opened: OpenedModel, request: Request) -> float:
+    row = torch.tensor([request.context + request.continuation])
+    with torch.no_grad():
+        logs = torch.log_softmax(opened.network.inner(input_ids=row[:, :-1]).logits[0].float(), -1)
+    count = len(request.continuation)
+    return float(logs[-count:].gather(1, row[0, -count:, None]).sum())
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, phi])
+def test_likelihoods_are_those_of_the_networks_own_logits(tmp_path: Path, make: Any) -> None:
+    opened = open_model(find_model(str(saved(tmp_path / "model", make()))))
+    scorer = Scorer(opened.network, opened.precision, max_length=48, tokens_at_once=90)
+    asked = requests()
+    found = scorer.score(asked)
+    assert [one.total for one in found] == pytest.approx([plain(opened, one) for one in asked], abs=1e-4)
+    assert opened.parameters > 1000
+
+
+def test_a_cell_and_its_export_have_the_same_likelihoods(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    cell = room.cell(norm="mix", gate="gpas")
+    assert room.export(cell, "own").form == "bundled"
+    network = build(cell.model)
+    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
+    found = find_model(str(tmp_path / "out/own"))
+    with pytest.raises(GpasError, match="--trust-code"):
+        open_model(found)
+    opened = open_model(found, trust_code=True)
+    asked = [Request(one.context, tuple(token % 280 for token in one.continuation)) for one in requests()]
+    asked = [Request(tuple(token % 280 for token in one.context), one.continuation) for one in asked]
+    own, theirs = (
+        [one.total for one in Scorer(module, opened.precision, max_length=64).score(asked)]
+        for module in (network, opened.network)
+    )
+    assert theirs == pytest.approx(own, abs=1e-4)
+    assert opened.tokenizer.start == ()
+    assert found.positions is None
+
+
+def test_bfloat16_weights_stay_so(tmp_path: Path) -> None:
+    opened = open_model(find_model(str(saved(tmp_path / "model", llama(dtype="bfloat16")))))
+    assert opened.precision.name in ("pure_bf16", "fp32")  # transformers 4 loads float32 unless told otherwise
+    found = Scorer(opened.network, opened.precision, max_length=48).score(requests())
+    assert [one.total for one in found] == pytest.approx([plain(opened, one) for one in requests()], abs=0.3)
+
+
+def test_a_start_token_stands_before_every_text(tmp_path: Path) -> None:
+    opened = open_model(find_model(str(saved(tmp_path / "model", llama(), bos=True))))
+    start = opened.tokenizer.backend.token_to_id("<s>")
+    ids = opened.tokenizer.encode("the cat")
+    assert opened.tokenizer.start == (start,)
+    assert Request.of_text(opened.tokenizer, "the cat", " sat").context == (start, *ids)
+    assert Request.of_text(opened.tokenizer, "", "the cat") == Request((start,), tuple(ids))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
+@pytest.mark.parametrize("bos", [False, True])
+def test_the_harness_gets_the_same_tokens_as_our_own_scoring(tmp_path: Path, bos: bool) -> None:
+    from lm_eval.api.instance import Instance
+
+    from gpas_cli.evaluate.harness_model import HarnessModel
+
+    opened = open_model(find_model(str(saved(tmp_path / "model", llama(), bos=bos))))
+    scorer = Scorer(opened.network, opened.precision, max_length=48)
+    pairs = [("the cat", " sat"), ("", "the mat"), ("the cat ", "sat")]
+    harness = HarnessModel(scorer, opened.tokenizer)
+    found = harness.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    expected = scorer.score([Request.of_text(opened.tokenizer, *pair) for pair in pairs])
+    assert [total for total, _ in found] == [one.total for one in expected]
+    (whole,) = harness.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("the mat",), 0)])
+    assert whole == pytest.approx(expected[1].total, abs=1e-5)
+
+
+def test_only_learned_positions_bound_the_context(tmp_path: Path) -> None:
+    assert find_model(str(saved(tmp_path / "gpt2", gpt2()))).positions == 48
+    assert find_model(str(saved(tmp_path / "llama", llama()))).positions is None
+
+
+def test_the_digests_change_with_the_files(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", llama())
+    before = find_model(str(folder))
+    (folder / "notes.md").write_text("nothing that is loaded")
+    assert find_model(str(folder)) == before
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    changed = find_model(str(folder))
+    assert changed.weights == before.weights
+    assert changed.files != before.files
+    assert set(before.provenance()) == {"source", "revision", "weights", "files", "architecture"}
+    assert before.provenance()["architecture"] == "LlamaForCausalLM"
+
+
+def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(GpasError, match=r"no config\.json"):
+        find_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(GpasError, match="has no weights"):
+        find_model(str(tmp_path))
+    with pytest.raises(GpasError, match="--revision is for a repository"):
+        find_model(str(tmp_path), "main")
+    with pytest.raises(GpasError, match="neither a folder nor a repository"):
+        find_model("not//a name")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(GpasError, match="transformers cannot load"):
+        open_model(find_model(str(tmp_path)))
+    monkeypatch.setattr("gpas_cli.evaluate.external.find_spec", lambda _: None)
+    with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[export\]'"):
+        find_model(str(tmp_path))
