@@ -163,7 +163,13 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     attempt = make_attempt(toy.runs, cell.key, {})
     paths = RunPaths(attempt.checkpoints, [], toy.folder / "cache", toy.folder)
     journal = Journal(attempt.journal_path)
-    train(cell, paths, journal, cadence=Cadence(checkpoint_every=10), stop=iter([None] * 10 + ["interrupted"]).__next__)
+    train(
+        cell,
+        paths,
+        journal.append,
+        cadence=Cadence(checkpoint_every=10),
+        stop=iter([None] * 10 + ["interrupted"]).__next__,
+    )
     journal.close()
     assert "apache-2.0" in toy.gpas("export", "pre-gpas-s1", "out", "--license", "my own", expect=2).stderr
     text = toy.gpas("export", "pre-gpas-s1", "out", "--license", "MIT").stdout
