@@ -10,6 +10,7 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
+from gpas_cli.spec.downstream import base_name, is_local, local_file
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.words import listed
 
@@ -46,7 +47,17 @@ class Texts:
         cells = list(cells)
         reasons = dict.fromkeys(self._reason(cell) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
-        return [*absences, *self._foreseen(cells)]
+        return [*absences, *self._absent_tasks(cells), *self._foreseen(cells)]
+
+    def _absent_tasks(self, cells: Iterable[Cell]) -> Iterator[str]:
+        """Yield the files of questions that the cells' tasks need and that are not there: the jobs leave them out."""
+        sections = [section for cell in cells if (section := cell.parameters("downstream"))]
+        names = dict.fromkeys(name for section in sections for name in section.tasks if is_local(name))
+        for name in names if self._project else ():
+            assert self._project is not None
+            if not (self._project.config.parent / local_file(name)).is_file():
+                remedy = f"`gpas data import-task FILE --task {base_name(name)}` writes it"
+                yield f"{local_file(name)} is missing, and the task is not scored without it; {remedy}"
 
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
         from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without

@@ -74,6 +74,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 AVERAGES = {"average_paper": PAPER, "average_poster": POSTER}
 AVERAGE = "average"  # of any other list of tasks
+OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # of tasks that are only in files
 AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", AVERAGE: "average"}
 
 
@@ -97,6 +98,11 @@ def is_local(task: str) -> bool:
     return "@" in task
 
 
+def local_file(task: str) -> str:
+    """Return the path of a local task's questions, relative to the folder of experiments.yaml."""
+    return f"tasks/{task}.jsonl"
+
+
 def measure_of(task: str) -> str:
     """Return the score of a task that tables show; that of local tasks is acc."""
     known = KNOWN_TASKS.get(base_name(task))
@@ -108,7 +114,7 @@ def task_title(task: str) -> str:
     if task in AVERAGE_TITLES:
         return AVERAGE_TITLES[task]
     known = KNOWN_TASKS.get(base_name(task))
-    title = known.title if known else base_name(task)
+    title = known.title if known else OTHER_TITLES.get(base_name(task), base_name(task))
     return f"{title} (local)" if known and is_local(task) else title
 
 

@@ -19,9 +19,8 @@ from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
 from gpas_cli.evaluate.tasks.forms import FORMS, OWN, PROMPT_VERSION, FormError, form_of
 from gpas_cli.files import replace_file
-from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, LOCAL_TASK, base_name, task_title
+from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, LOCAL_TASK, base_name, local_file, task_title
 
-FOLDER = "tasks"
 REPORTED = 5  # problems of one file in a message
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -71,7 +70,7 @@ def local_task(name: str, root: Path) -> LocalTask:
     """Return the local task `name`. Raises GpasError if that is not NAME@DIGEST."""
     if not LOCAL_TASK.fullmatch(name):
         raise GpasError(f"'{name}' is not NAME@DIGEST")
-    return LocalTask(name, root / FOLDER / f"{name}.jsonl")
+    return LocalTask(name, root / local_file(name))
 
 
 def digest_of(content: bytes) -> str:

@@ -1,0 +1,24 @@
+"""What the plan says about questions that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launching import entry
+
+from gpas_cli.plan.texts import Texts
+from gpas_cli.project import Project
+
+LOCAL = "arc_easy@0123456789ab"
+
+
+def test_a_missing_file_of_questions_is_a_warning_and_refuses_no_cell(tmp_path: Path) -> None:
+    project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
+    cell = entry(downstream={"tasks": [LOCAL, "piqa"]}).cell
+    texts = Texts(project, [cell])
+    (warning,) = (said for said in texts.warnings([cell]) if "tasks/" in said)
+    assert warning.startswith(f"tasks/{LOCAL}.jsonl is missing")
+    assert "gpas data import-task FILE --task arc_easy" in warning
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / f"tasks/{LOCAL}.jsonl").touch()
+    assert not any("tasks/" in said for said in texts.warnings([cell]))
