@@ -176,9 +176,6 @@ class Expansion:
 
     def entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
         resources = self.resources(grid, draft.settings)
-        if uneven := cell.optim.split_fault(resources.processes):
-            at = grid.resources.own or grid
-            self.report(Problem(("grids", grid.name, "resources"), uneven, str(at.mark)))
         entry = Entry(
             cell=cell,
             grid=grid.name,
@@ -190,7 +187,21 @@ class Expansion:
             notes=draft.notes,
             declared=Declared(grid.name, draft.settings, self.experiments.corpora),
         )
-        return replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
+        entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
+        self.check_split(grid, entry)
+        return entry
+
+    def check_split(self, grid: Grid, entry: Entry) -> None:
+        """Report trainings whose processes cannot share the rows of an update evenly."""
+        for stage in entry.cell.stages:
+            recipe = entry.cell.parameters(stage.kind) or entry.cell.optim
+            if not stage.declared.trains or not hasattr(recipe, "split_fault"):
+                continue
+            if uneven := recipe.split_fault(entry.resources_of(stage).processes):
+                of_file = self.experiments.kind_resources.by_kind
+                at = grid.resources.by_kind.get(stage.kind) or of_file.get(stage.kind) or grid.resources.own or grid
+                path = ("grids", grid.name, "resources", *([] if stage.kind == PRETRAIN else [stage.kind]))
+                self.report(Problem(path, uneven, str(at.mark)))
 
     def resources(self, grid: Grid, settings: Node) -> Resources:
         """Return the resources of a training: those of its size, then those of its grid."""

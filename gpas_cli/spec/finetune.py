@@ -103,6 +103,10 @@ class Finetune:
         if family.positions == "learned" and family.context < self.length:
             yield Problem(("length",), f"{self.length} is longer than the {family.context} positions of the network")
 
+    def split_fault(self, processes: int) -> str:
+        """Return why the rows of an update cannot be split evenly among the processes, or ""."""
+        return self.optim(1).split_fault(processes)
+
     def steps(self, rows: int) -> int:
         """Return the number of updates on data of `rows` rows."""
         return max(1, math.ceil(self.epochs * rows / self.batch))

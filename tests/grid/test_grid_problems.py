@@ -103,6 +103,11 @@ MISTAKES = {
         "7:37",
         "a job of importance has one process",
     ),
+    "ranks of a stage": (
+        BASE + "stages: [pretrain, finetune]\nresources: {finetune: {gpus: 3}}",
+        "7:27",
+        "resources.finetune: 16 rows cannot be shared evenly by 3 processes; nearest: 2",
+    ),
     "nodes": (BASE + "resources: {gpus: 4, nodes: 3}", "6:33", "4 processes cannot be spread evenly over 3 nodes"),
     "table key": (BASE + "table: {row: [norm]}", "6:13", "did you mean 'rows'?"),
     "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),
