@@ -31,6 +31,7 @@ TABLE = {
 CLIPPED = {
     "table2/1b-sandwich-gpas": (0.0, 0.01),
     "table3/sandwich-gpas": (0.0, 0.01),
+    "table3-poster/sandwich-gpas": (0.0, 0.01),
     "appendix-7b/pre": (1.0, 0.0),
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
