@@ -13,6 +13,8 @@ from gpas_cli.events import (
     Outcome,
     Phase,
     Profile,
+    Removal,
+    RemovalScore,
     Score,
     Spike,
     Started,
@@ -80,6 +82,20 @@ def _evaluation(event: Evaluation) -> str:
     return f"update {event.step}: validation loss {short(event.loss)}, perplexity {short(event.perplexity)}"
 
 
+def _network(layer: int) -> str:
+    return f"without layer {layer}" if layer else "whole network"
+
+
+def _removal(event: Removal) -> str:
+    return f"{_network(event.layer)}: validation loss {short(event.loss)}"
+
+
+def _removal_score(event: RemovalScore) -> str:
+    error = f" ± {short(event.stderr)}" if event.stderr is not None else ""
+    questions = count(event.examples, "question")
+    return f"{_network(event.layer)}: {event.task} {short(event.value)}{error} ({questions})"
+
+
 def _score(event: Score) -> str:
     error = f" ± {short(event.stderr)}" if event.stderr is not None else ""
     return f"{event.task}: {event.metric} {short(event.value)}{error} ({count(event.examples, 'question')})"
@@ -108,6 +124,8 @@ _LINES: dict[type[Event], Callable[[Any], str]] = {
     Step: _step,
     Spike: _spike,
     Evaluation: _evaluation,
+    Removal: _removal,
+    RemovalScore: _removal_score,
     Score: _score,
     Checkpoint: _checkpoint,
     Profile: _profile,

@@ -76,9 +76,7 @@ BY_LAYER = (
     Quantity("weight_norm", "weight norm", by_layer=True),
     *(Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True) for part, words in MATRICES.items()),
     Quantity("importance", "rise of the loss without the layer", NATS, by_layer=True, bars=True),
-    Quantity(
-        "importance_score", "drop of the mean accuracy without the layer", "percentage points", by_layer=True, bars=True
-    ),
+    Quantity("importance_score", "accuracy lost without the layer", "points", by_layer=True, bars=True),
     Quantity("angular_distance", "angular distance from input to output", PI, by_layer=True),
     Quantity("angular_distances", "angular distance", PI, curve="angular_distance", by_layer=True, spans=True),
 )

@@ -11,6 +11,7 @@ from report_cells import entry
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figure import COLOURS, Figure, log_ticks, readable, save
+from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.report.series import CellCurve, make_series
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
@@ -62,6 +63,10 @@ def test_the_final_norm_is_labelled_and_layers_are_whole_numbers(tmp_path: Path)
     text = drawn(figure(layers=4, x="layer"), tmp_path)
     assert re.findall(r">(\d+|final|norm|2\.5)<", text)[:6] == ["1", "2", "3", "4", "final", "norm"]
     assert "norm<" not in drawn(figure(x="layer"), tmp_path)
+
+
+def test_titles_of_y_axes_fit_the_height_of_a_figure() -> None:
+    assert {name: own.axis for name, own in QUANTITIES.items() if len(own.axis) > 52} == {}
 
 
 def importance(matrix: tuple[tuple[float, ...], ...] = (), **more: object) -> Figure:
