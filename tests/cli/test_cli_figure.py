@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded import finish, gpas, make_project
+from recorded import attempt_at, finish, gpas, make_project
+
+from gpas_cli.events import Layers, Outcome, Started
 
 GRIDS = """
   g:
@@ -40,6 +42,25 @@ def test_the_numbers_of_a_figure_as_json(project: Path) -> None:
     assert [(run["name"], run["over"]) for run in first["runs"]] == [("g/pre-s1", 1), ("g/pre-s2", 2)]
     assert document["series"][3]["points"][0]["std"] is None
     assert not list(project.glob("*.svg"))
+
+
+def test_heat_maps_have_the_means_over_seeds_of_every_distance(tmp_path: Path) -> None:
+    for entry in make_project(tmp_path, GRIDS.replace("[pre, lns]", "[pre]")):
+        seed = entry.cell.seed
+        rows = {"angular_distance": [0.1, 0.2, 0.3], "angular_distance/2": [0.4, 0.5], "angular_distance/3": [0.6]}
+        values = {name: [seed * value for value in row] for name, row in rows.items()}
+        attempt_at(tmp_path / "runs", entry, [Started(), Layers(40, values), Outcome("done", 40)])
+    document = json.loads(gpas(tmp_path, "figure", "--what", "angular_distances", "--json").stdout)
+    assert (document["x"], document["y"]) == ("first layer (at update 40)", "number of layers")
+    for series in document["series"]:
+        assert [[round(value, 9) for value in row] for row in series["matrix"]] == [
+            [0.15, 0.3, 0.45],
+            [0.6, 0.75],
+            [0.9],
+        ]
+    line = json.loads(gpas(tmp_path, "figure", "--what", "angular_distance", "--json").stdout)["series"][0]
+    assert [round(point["mean"], 9) for point in line["points"]] == [0.15, 0.3, 0.45]
+    assert line["matrix"] is None
 
 
 def test_units_are_those_of_the_axis(project: Path) -> None:
