@@ -189,6 +189,10 @@ class Expansion:
         )
         entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
+        section = cell.parameters("finetune")
+        resources = next((entry.resources_of(stage) for stage in cell.stages if stage.kind == "finetune"), resources)
+        if section is not None and (fault := section.strategy_fault(resources)):
+            self.report(Problem(("grids", grid.name, "resources"), fault, str((grid.resources.own or grid).mark)))
         return entry
 
     def check_split(self, grid: Grid, entry: Entry) -> None:

@@ -11,7 +11,7 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.optimizers import ADAM, OPTIMIZERS
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.parts import EVALUATED_PER_TRAINED, CellParts
-from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.run import Cadence, Resources
 
 COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"
@@ -106,6 +106,15 @@ class Finetune:
     def split_fault(self, processes: int) -> str:
         """Return why the rows of an update cannot be split evenly among the processes, or ""."""
         return self.optim(1).split_fault(processes)
+
+    def strategy_fault(self, resources: Resources) -> str:
+        """Return why a job with these resources cannot train the layers that are drawn, or ""."""
+        if self.method == "lisa" and resources.strategy == "fsdp" and resources.processes > 1:
+            return (
+                "finetune.method: lisa trains other layers every few updates, which sharded networks "
+                "(resources.strategy: fsdp) cannot do; set strategy: ddp, or method: full"
+            )
+        return ""
 
     def steps(self, rows: int) -> int:
         """Return the number of updates on data of `rows` rows."""

@@ -30,7 +30,7 @@ from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import record_verified
-from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, require_even_split, run_training
+from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, run_training
 
 KIND = "finetune"
 
@@ -57,8 +57,8 @@ def finetune(
     """
     spec: Finetune = cell.parameters(KIND)
     emit = emit if world.leads else silent
-    require_whole_network(spec, resources, world)
-    require_even_split(replace(cell, optim=spec.optim(1)), world)
+    if fault := spec.split_fault(world.size) or spec.strategy_fault(replace(resources, ranks=world.size)):
+        raise GpasError(fault)
     emit(Phase("tokenising"))
 
     def notify(message: str) -> None:
@@ -113,15 +113,6 @@ def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> No
         checkpoint.load(pretrained, base.trained.key, whole, None, world)
         network.load_state_dict(whole.state_dict())
     freeze_gates(network)
-
-
-def require_whole_network(spec: Finetune, resources: Resources, world: World) -> None:
-    """Raise GpasError if LISA would have to train a sharded network."""
-    if spec.method == "lisa" and resources.strategy == "fsdp" and not world.alone:
-        raise GpasError(
-            "finetune.method: lisa trains other layers every few updates, which sharded networks (resources.strategy: "
-            "fsdp) cannot do; set strategy: ddp, or method: full"
-        )
 
 
 def _require_tokenizer(text: ValidationText, trained_with: str | None) -> None:

@@ -139,6 +139,16 @@ MISTAKES = {
     "cross-field": (cells(**{"optim.warmup": "[600]"}), "6:27", "600 is not shorter than the 600 steps"),
     "override value": (BASE + "override: [{set: {optim.lr: -1}, why: x}]", "6:33", "-1.0 is too small"),
     "missing recipe": ("base: {size: 71m}", "5:18", "size 71m has no entry under 'recipes'"),
+    "rows of a finetuning": (
+        BASE.replace("}", ", finetune: {batch: 5}}") + "resources: {gpus: 2}",
+        "6:16",
+        "5 rows cannot be shared evenly by 2 processes",
+    ),
+    "lisa on shards": (
+        BASE.replace("}", ", finetune: {}}") + "resources: {gpus: 2, strategy: fsdp}",
+        "6:16",
+        "set strategy: ddp, or method: full",
+    ),
     "stage is no mapping": (BASE.replace("}", ", finetune: lisa}"), "5:58", "is not a mapping of settings"),
     "two cells of one name": (
         cells(norm="[pre, {name: 'a b', scheme: lns}, {name: 'a/b', scheme: mix}]"),
