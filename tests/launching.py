@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,6 @@ def entry(act: str = "done", seed: int = 1, **more: Any) -> Entry:
         }
     )
     return Entry(cell=cell, grid="g", name=f"{act}-{seed}", axes={"act": act, "seed": seed})
-
-
-def without_runner(cell: Entry, kind: str) -> Entry:
-    """Return the entry with a stage that this version does not run."""
-    later = tuple(
-        replace(stage, kind=replace(stage.kind, runner="")) if stage.kind.name == kind else stage
-        for stage in cell.cell.later
-    )
-    return replace(cell, cell=replace(cell.cell, later=later))
 
 
 def key(cell: Entry) -> str:

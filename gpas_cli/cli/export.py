@@ -80,10 +80,10 @@ def _checkpoint(entry: Entry) -> Path:
     found = newest_checkpoint(runs, stage.key)
     if found is not None:
         return found
-    remedy = f"`gpas run grid {entry.grid}` trains it"
-    if not stage.declared.runnable:
-        remedy = f"this version cannot run the stage {stage.kind}"
-    raise GpasError(f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; {remedy}")
+    raise GpasError(
+        f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; `gpas run grid {entry.grid}` "
+        "trains it"
+    )
 
 
 def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:

@@ -54,7 +54,7 @@ def plan(
     With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
     with --price, also the cost.
 
-    Exit code 0 if `gpas run grid` can run every cell, 2 if it would refuse to start, 3 if this version cannot run some
+    Exit code 0 if `gpas run grid` can run every cell, 2 if it would refuse to start, 3 if this machine cannot run some
     cells to the end.
 
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]

@@ -64,9 +64,8 @@ def rerun(
 
 
 def _keys(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of the stages that this version can run."""
-    stages = (stage for entry in entries for stage in entry.cell.stages)
-    return list(dict.fromkeys(stage.key for stage in stages if stage.declared.runnable))
+    """Return the keys of all stages."""
+    return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
 
 
 def _print_results(states: Sequence[CellStatus]) -> None:

@@ -14,7 +14,7 @@ from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.gpus import NamedGpus, too_large
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.sizes import SizeCost, by_size
-from gpas_cli.plan.stage_jobs import StageJob, blocked, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.stages import StageCost, by_stage
 from gpas_cli.plan.texts import Texts
 from gpas_cli.spec.stage import PRETRAIN
@@ -40,8 +40,8 @@ ACTIONS = (
 class PlanRow:
     """One cell of a plan.
 
-    `action` is one of ACTIONS: the state of the cell, "new" if it has no attempt, or "invalid" if this version or this
-    machine cannot complete it; `detail` is the reason. `will_run`: whether `gpas run` would start a job for it.
+    `action` is one of ACTIONS: the state of the cell, "new" if it has no attempt, or "invalid" if this machine
+    cannot complete it; `detail` is the reason. `will_run`: whether `gpas run` would start a job for it.
     """
 
     state: CellStatus
@@ -190,7 +190,7 @@ def _row(
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
     entry = state.entry
-    found = (_beyond(state), refusal, texts.missing(entry.cell))
+    found = (refusal, texts.missing(entry.cell))
     reasons = [reason for reason in found if reason]
     if reasons and state.state not in ("done", "diverged"):
         return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
@@ -206,11 +206,6 @@ def _refusal(entry: Entry, seen: Mapping[str, StageStatus], machine: Machine) ->
         if missing and (reason := machine.check(entry.resources_of(stage), who)):
             return reason
     return ""
-
-
-def _beyond(state: CellStatus) -> str:
-    later = blocked(state.entry)
-    return f"this version does not run {', '.join(later)}" if later else ""
 
 
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:

@@ -66,29 +66,22 @@ class StageJob:
 
 
 def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
-    """Return key -> job for every stage of the entries that this version can run, with teachers, parents first."""
+    """Return key -> job for every stage of the entries, with teachers, parents first."""
     entries = list(entries)
     named = {entry.cell.stages[0].key: entry for entry in reversed(entries)}
     jobs: dict[str, StageJob] = {}
     for entry in entries:
-        for stage, job in _chain(entry, entry.cell, named):
-            if stage.declared.runnable and all(parent in jobs for parent in job.parents):
-                jobs.setdefault(job.key, job)
+        for job in _chain(entry, entry.cell, named):
+            jobs.setdefault(job.key, job)
     return jobs
 
 
-def blocked(entry: Entry) -> tuple[str, ...]:
-    """Return the kinds of the entry's stages that this version cannot run, or whose prerequisites it cannot run."""
-    jobs = stage_jobs([entry])
-    return tuple(stage.kind for stage in entry.cell.stages if stage.key not in jobs)
-
-
-def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[tuple[Stage, StageJob]]:
+def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[StageJob]:
     teacher = cell.teacher()
     if teacher is not None:
         yield from _chain(_as_teacher(entry, teacher, named), teacher, named)
     for stage in cell.stages:
-        yield stage, _job(stage, entry, cell)
+        yield _job(stage, entry, cell)
 
 
 def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entry:

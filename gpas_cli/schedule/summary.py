@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from gpas_cli.errors import Exit
-from gpas_cli.plan.stage_jobs import StageJob, blocked
+from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.state.status import OUTCOMES, RESULTS, StageStatus
 from gpas_cli.store.rundir import AttemptDir
 
@@ -65,9 +65,7 @@ def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSum
     for entry in entries:
         chain = [endings[stage.key] for stage in entry.cell.stages if stage.key in endings]
         last = next((ending for ending in chain if ending.status.state != "done"), chain[-1])
-        beyond = blocked(entry) if last.status.state == "done" else ()
-        reason = f"this version does not run {', '.join(beyond)}" if beyond else last.reason
-        summary.add(Item(entry, reason, last.status), skipped=bool(beyond) or last.skipped)
+        summary.add(Item(entry, last.reason, last.status), skipped=last.skipped)
     return summary
 
 

@@ -155,8 +155,6 @@ def _kind_faults(name: Any, kind: Any) -> Iterator[str]:
         yield f"has the name '{kind.name}'"
     if not kind.runner:
         yield "has no runner"
-    if kind.cost is None:
-        yield "has no cost(cell, cadence, resumed)"
     if not _frozen(kind.parameters):
         yield "has no parameters, a class decorated with @dataclass(frozen=True, kw_only=True)"
     else:

@@ -63,7 +63,7 @@ class StageKind:
     trains: whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in
     one process.
     cost: (cell, cadence, resumed step) -> equivalent tokens: those to train, plus a third of those to evaluate.
-    runner: the function that runs it, or where a job finds it: "module:function". "" if this version does not run it.
+    runner: the function that runs it, or where a job finds it: "module:function".
     metrics: what it reports, as tables name it.
     title: how messages name one of them, with "{cell}" for the cell; by default "its NAME of {cell}".
     origin: set for kinds that come from a plugin.
@@ -72,8 +72,8 @@ class StageKind:
     name: str
     parameters: type | None = None
     trains: bool = False
-    cost: Cost | None = None
-    runner: str | Callable[..., Any] = ""
+    cost: Cost
+    runner: str | Callable[..., Any]
     metrics: tuple[Metric, ...] = ()
     title: str = ""
     origin: PluginOrigin | None = None
@@ -81,11 +81,6 @@ class StageKind:
     def __post_init__(self) -> None:
         own = tuple(replace(metric, stage=self.name) for metric in self.metrics)
         object.__setattr__(self, "metrics", own)
-
-    @property
-    def runnable(self) -> bool:
-        """Whether this version has a job for it."""
-        return bool(self.runner)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attempts import make_attempt
-from launching import FOUR_CORES, entry, key, without_runner
+from launching import FOUR_CORES, entry, key
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Started, Step
@@ -109,14 +109,6 @@ def test_an_interrupted_cell_is_planned_from_its_checkpoint(runs: Path) -> None:
     found = made_plan(runs, cell)
     assert found.rows[0].detail == "resumes at step 2 of 3"
     assert whole.tokens - found.estimate.tokens == 2 * cell.cell.optim.batch * cell.cell.data.length
-
-
-def test_unsupported_stages_are_named(runs: Path) -> None:
-    found = made_plan(runs, without_runner(entry(finetune={}, importance={}), "finetune"))
-    (row,) = found.rows
-    assert (row.action, row.will_run) == ("invalid", True)
-    assert row.detail == "this version does not run finetune, importance"
-    assert [job.kind for job in found.jobs] == ["pretrain"]
 
 
 def test_a_cell_this_machine_cannot_run_is_invalid(runs: Path) -> None:

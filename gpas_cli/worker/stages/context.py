@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.store.records import AttemptRecord
@@ -80,9 +79,7 @@ class StageContext:
 
 
 def runner(cell: Cell, kind: str) -> Callable[[StageContext], Outcome]:
-    """Return the function that runs the stage `kind` of `cell`. Raises GpasError if this version has none."""
-    found = next((stage.declared.runner for stage in cell.stages if stage.kind == kind), "")
-    if not found:
-        raise GpasError(f"this version does not run {kind}")
+    """Return the function that runs the stage `kind` of `cell`."""
+    found = next(stage.declared.runner for stage in cell.stages if stage.kind == kind)
     resolved = pkgutil.resolve_name(found) if isinstance(found, str) else found
     return cast("Callable[[StageContext], Outcome]", resolved)

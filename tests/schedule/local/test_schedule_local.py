@@ -25,7 +25,6 @@ from launching import (
     scheduler,
     states,
     until,
-    without_runner,
     working,
 )
 
@@ -167,14 +166,6 @@ def test_a_failed_parent_cancels_its_child(project: Project) -> None:
     summary = run(project, teacher, replace(pupil, name="pupil"))
     assert states(summary) == {"failed": ["teacher"], "cancelled": ["pupil"]}
     assert summary.cancelled[0].reason == "needs pretrain of g/teacher, which is failed"
-
-
-def test_a_stage_without_a_job_is_skipped_with_the_reason(project: Project) -> None:
-    cell = without_runner(entry("done", 1, finetune={}, importance={}), "finetune")
-    summary = run(project, cell)
-    assert summary.skipped[0].reason == "this version does not run finetune, importance"
-    assert ran(project) == ["done-1 1"]
-    assert exit_code(summary) == 3
 
 
 def test_an_unreadable_attempt_is_not_run_again(project: Project) -> None:
