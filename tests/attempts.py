@@ -12,6 +12,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, StageRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt
@@ -50,16 +51,34 @@ def make_attempt(runs: Path, key: str, facts: Mapping[str, Any] | None = None) -
     return create_attempt(runs, attempt_record(key, facts))
 
 
-def attempt_at(runs: Path, entry: Entry, events: Iterable[Event] = (), *, log: str = "", **facts: Any) -> AttemptDir:
-    """Make the next attempt at the pretraining of `entry`, with these events in its journal and `log` as its log."""
-    job = stage_jobs([entry])[entry.cell.stages[0].key]
+def attempt_at(
+    runs: Path, entry: Entry, events: Iterable[Event] = (), *, place: int = 0, log: str = "", **facts: Any
+) -> AttemptDir:
+    """Make the next attempt at a stage of `entry`, with these events in its journal and `log` as its log.
+
+    place: of the stage among those of the cell; the first is the pretraining.
+    """
+    job = stage_jobs([entry])[entry.cell.stages[place].key]
     attempt = make_attempt(runs, job.key, {**to_mapping(job.record()), "created": time.time(), **facts})
+    write_events(attempt, events)
+    attempt.log_path.write_text(log)
+    return attempt
+
+
+def external_attempt(runs: Path, key: str, facts: Mapping[str, Any], events: Iterable[Event]) -> AttemptDir:
+    """Make the next attempt at scoring a network that was not trained here, with these events in its journal."""
+    usual = {"stage": EXTERNAL, "grid": EXTERNAL, "created": time.time()}
+    attempt = make_attempt(runs, key, {**usual, **facts})
+    write_events(attempt, events)
+    return attempt
+
+
+def write_events(attempt: AttemptDir, events: Iterable[Event]) -> None:
+    """Append events to the journal of an attempt."""
     journal = Journal(attempt.journal_path)
     for event in events:
         journal.append(event)
     journal.close()
-    attempt.log_path.write_text(log)
-    return attempt
 
 
 def submission_facts(**facts: Any) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.console import AsJson, complete_from, console, json_number, print_json, project, working
+from gpas_cli.cli.scores import score_as_mapping, scores_table
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 
 if TYPE_CHECKING:
-    from gpas_cli.events import Event, Score
+    from gpas_cli.events import Event
     from gpas_cli.worker.external import ExternalScores
 
 DEFAULT_TASKS = "poster"
-SCORE_FIELDS = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
 
 
 def evaluate(
@@ -102,11 +102,6 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
 
 
 def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> dict[str, Any]:
-    scores = [
-        {name: getattr(score, name) for name in SCORE_FIELDS}
-        | {"value": json_number(score.value), "stderr": None if score.stderr is None else json_number(score.stderr)}
-        for score in done.scores
-    ]
     return {
         "name": done.name,
         "key": done.key,
@@ -114,7 +109,7 @@ def _document(done: ExternalScores, section: Downstream, origin: dict[str, str])
         "origin": origin,
         "new": done.outcome is not None,
         "missing": _reason(done),
-        "scores": scores,
+        "scores": [score_as_mapping(score) for score in done.scores],
         "metrics": {name: json_number(value) for name, value in _metrics(done, section).items()},
     }
 
@@ -131,29 +126,14 @@ def _reason(done: ExternalScores) -> str:
 
 
 def _print(done: ExternalScores, section: Downstream) -> None:
-    from rich.table import Table
-
-    drawn = Table(title=done.name, box=None, title_justify="left")
-    for title in ("task", "score"):
-        drawn.add_column(title)
-    for title in ("value", "±", "questions"):
-        drawn.add_column(title, justify="right")
-    for score in done.scores:
-        shown = (_shown(score, number) for number in (score.value, score.stderr))
-        drawn.add_row(score.task, score.metric, *shown, f"{score.examples:,}")
+    drawn = scores_table(done.scores)
+    drawn.title = done.name
     several = len(section.tasks) > 1
     for metric, percent in _metrics(done, section).items() if several else ():
         average = metric.removeprefix("accuracy/")
         if average in AVERAGE_TITLES:
-            drawn.add_row(AVERAGE_TITLES[average], "acc", f"{percent:.2f} %", "", "")
+            drawn.add_row(AVERAGE_TITLES[average], "acc", f"{percent:.2f} %")
     console().print(drawn)
     console().print(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")
     if reason := _reason(done):
         console().print(reason, style="yellow", markup=False)
-
-
-def _shown(score: Score, number: float | None) -> str:
-    """Return a score or its standard error as text: an accuracy as a percentage."""
-    if number is None:
-        return ""
-    return f"{100 * number:.2f} %" if score.metric.startswith("acc") else f"{number:.4g}"

@@ -16,6 +16,7 @@ from gpas_cli.errors import GpasError, nearest
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
     from gpas_cli.project import Project
+    from gpas_cli.report.external import ExternalNetwork
     from gpas_cli.report.result import Result
     from gpas_cli.report.table import Table
 
@@ -26,6 +27,14 @@ def table(
     names: Names = None,
     where: Where = None,
     paper: Annotated[bool, typer.Option("--paper", help="Print the published numbers beside ours.")] = False,
+    external: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--external",
+            metavar="NAME|all",
+            help="Show a network that `gpas evaluate` scored below the cells (grids with a column for each task).",
+        ),
+    ] = None,
     form: Annotated[
         str,
         typer.Option(
@@ -43,7 +52,7 @@ def table(
     form = "json" if as_json else form
     if form not in FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
-    made = [_make(name, where, paper) for name in names or [experiments().default]]
+    made = [_make(name, where, paper, external or ()) for name in names or [experiments().default]]
     if form == "json" and len(made) > 1:
         print_json(tables=[json.loads(render_as(one, form)) for one in made])
         return
@@ -51,7 +60,7 @@ def table(
         _print(one, form)
 
 
-def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
+def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str]) -> Table:
     from gpas_cli.report.table import build, stage_keys
     from gpas_cli.state.observe import statuses
 
@@ -59,11 +68,11 @@ def _make(name: str, where: Sequence[str] | None, paper: bool) -> Table:
     chosen = entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
     # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done stage.
-    results = _results(here, stage_keys(chosen))
+    results, networks = _recorded(here, stage_keys(chosen), external)
     seen = statuses(here.runs, chosen)
     # Until a stage has been run again, its earlier result counts.
     states = {key: (status.stands or status.state, status.fraction) for key, status in seen.items()}
-    return build(chosen, states, results, spec)
+    return build(chosen, states, results, spec, networks if external else None)
 
 
 def _spec(name: str) -> TableSpec:
@@ -73,17 +82,24 @@ def _spec(name: str) -> TableSpec:
     return grid.table or TableSpec(title=grid.title or name)
 
 
-def _results(here: Project, keys: Sequence[str]) -> dict[str, Result]:
-    """Ingest new events, then return results by stage key. A database that cannot be written is read as it is."""
-    from gpas_cli.report.query import results
+def _recorded(
+    here: Project, keys: Sequence[str], external: Sequence[str]
+) -> tuple[dict[str, Result], list[ExternalNetwork]]:
+    """Ingest new events, then return results by stage key, and the networks from elsewhere that `external` names.
+
+    A database that cannot be written is read as it is. Raises GpasError if a name is unknown.
+    """
+    from gpas_cli.report.external import select_networks
+    from gpas_cli.report.query import external_networks, results
     from gpas_cli.store.refresh import results_of
 
     if not here.runs.is_dir():
-        return {}
+        return {}, select_networks([], external)
     with results_of(here) as (engine, problem):
         if problem:
             print(f"gpas: {problem}", file=sys.stderr)
-        return results(engine, keys)
+        networks = external_networks(engine) if external else []
+        return results(engine, keys), select_networks(networks, external)
 
 
 def _print(made: Table, form: str) -> None:

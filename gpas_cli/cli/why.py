@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import AsJson, Cells, catalogue, console, find_cells, json_number, print_json, project
+from gpas_cli.cli.scores import score_as_mapping, scores_table
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, date_and_time, listed
 
@@ -25,6 +26,8 @@ SPIKES = 8  # spikes named in one line
 
 def why(cells: Cells, as_json: AsJson = False) -> None:
     """Show where a cell's number comes from: every attempt with its host, code, text, seed, log and checkpoint.
+
+    A stage that scores tasks has a list of its scores.
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
     """
@@ -69,6 +72,7 @@ def _not_run(entry: Entry) -> str:
 
 
 def _print(stage: Provenance) -> None:
+    from rich.padding import Padding
     from rich.text import Text
 
     say = console().print
@@ -81,6 +85,8 @@ def _print(stage: Provenance) -> None:
             say(f"    {difference.setting}: {difference.base} -> {difference.own}", markup=False)
     if stage.spikes:
         say(f"  {_spikes(stage.spikes)}", markup=False)
+    if stage.scores:
+        say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
 
@@ -181,4 +187,5 @@ def _as_mapping(stage: Provenance) -> dict[str, Any]:
     return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
             "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
             "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
-            "differences": [vars(difference) for difference in stage.differences], "attempts": tries}  # fmt: skip
+            "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
+            "scores": [score_as_mapping(score) for score in stage.scores]}  # fmt: skip

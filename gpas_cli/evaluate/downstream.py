@@ -21,7 +21,6 @@ from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
 from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
 from gpas_cli.evaluate.tasks import Task, direct_task
 from gpas_cli.spec.downstream import Downstream
-from gpas_cli.spec.family import Family
 
 # Called with the task, its place among the tasks (from 0), the requests that are done, and their total.
 TaskProgress = Callable[[str, int, int, int], None]
@@ -33,11 +32,6 @@ class MissingTask:
 
     task: str
     reason: str
-
-
-def row_length(section: Downstream, family: Family) -> int:
-    """Return the tokens that a network is given at once: no more than it has positions, if it learned them."""
-    return min(section.max_length, family.context) if family.positions == "learned" else section.max_length
 
 
 def score_tasks(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
-from gpas_cli.evaluate.downstream import row_length, score_task
+from gpas_cli.evaluate.downstream import score_task
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.removal import WHOLE, without_layer
@@ -16,7 +16,7 @@ from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.events import RemovalScore
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.downstream import Downstream, measure_of
+from gpas_cli.spec.downstream import Downstream, measure_of, row_length
 from gpas_cli.train.trained import TrainedNetwork
 
 SERIES = "importance_score"

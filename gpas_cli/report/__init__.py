@@ -4,6 +4,7 @@
     labels    what a cell is called: in row titles, and in the papers
     papers    published numbers, as data
     declared  whether the tables that grids declare can be made
+    external  networks that were not trained here, as rows below the cells
     stats     mean, spread, paired differences over seeds
     entry_status  the number that one entry contributes to a table, or why there is none
     table     entries + results -> `Table`: data, not text

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpas_cli.printable import one_line
+from gpas_cli.report.external import ExternalCell, ExternalRow
 from gpas_cli.report.notes import significant
 from gpas_cli.report.papers import load
 from gpas_cli.report.table import Column, Printed, Row, Table, TableCell
@@ -56,6 +57,14 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
     return marked + delta + status
 
 
+def external_text(cell: ExternalCell, digits: int, style: Style) -> str:
+    """Return the number of a network that was not trained here: "41.20 ± 0.97", "not scored"."""
+    if cell.value is None:
+        return style.escape(cell.status)
+    text = number(cell.value, digits, style)
+    return text if cell.stderr is None else f"{text} {style.plus_minus} {number(cell.stderr, digits, style)}"
+
+
 def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
     """Return a published number with its difference from the published base, "" if there is none."""
     if printed is None:
@@ -65,9 +74,11 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
 
 
 def grid(table: Table, style: Style) -> list[list[str]]:
-    """Return the text of all cells, headers first."""
+    """Return the text of all cells, headers first, networks that were not trained here last."""
     header = [corner(table), *(title for column in table.columns for title in titles(table, column))]
-    return [[style.escape(text) for text in header], *(_line(table, row, style) for row in table.rows)]
+    ours = [_line(table, row, style) for row in table.rows]
+    others = [_external_line(table, row, style) for row in table.externals.rows]
+    return [[style.escape(text) for text in header], *ours, *others]
 
 
 def titles(table: Table, column: Column) -> list[str]:
@@ -98,4 +109,12 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
     for column, cell in zip(table.columns, row.cells, strict=True):
         line.append(cell_text(cell, digits, style))
         line += [printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
+    return line
+
+
+def _external_line(table: Table, row: ExternalRow, style: Style) -> list[str]:
+    line = [style.escape(row.title)]
+    for column, cell in zip(table.columns, row.cells, strict=True):
+        line.append(external_text(cell, table.metric.digits, style))
+        line += [""] * len(column.sources)
     return line

@@ -24,7 +24,7 @@ PREAMBLE = (
     "% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.",
 )
 # Kinds of notes whose first word is capitalised: it is never a name.
-SENTENCES = ("seeds", "delta", "marks", "diverged", "unfinished", "pairs", "base", "gains")
+SENTENCES = ("seeds", "delta", "marks", "diverged", "unfinished", "pairs", "base", "external", "gains")
 
 _GREEK = {
     **dict(zip("αβγδεζηθ", ("alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta"), strict=True)),
@@ -103,7 +103,7 @@ def to_latex(table: Table) -> str:
         caption = title if len(layout.blocks) == 1 else f"{title} ({i} of {len(layout.blocks)})"
         sentences = _sentences(notes(table)) if i == len(layout.blocks) else []
         rows = [[line[j] for j in block] for line in lines]
-        environments.append(_environment(caption, label, rows, layout.spacing, sentences))
+        environments.append(_environment(caption, label, rows, layout.spacing, sentences, len(table.externals.rows)))
     return "\n\n".join(["\n".join(PREAMBLE), *environments]) + "\n"
 
 
@@ -148,9 +148,12 @@ def _sentences(found: Sequence[Note]) -> list[str]:
 
 
 def _environment(
-    caption: str, label: str, rows: Sequence[Sequence[str]], spacing: Spacing, sentences: Sequence[str]
+    caption: str, label: str, rows: Sequence[Sequence[str]], spacing: Spacing, sentences: Sequence[str], externals: int
 ) -> str:
+    """Return a table; a rule separates the last rows, `externals` of them, from the others."""
     header, *body = (f"    {' & '.join(row)} \\\\" for row in rows)
+    if externals:
+        body.insert(len(body) - externals, "    \\midrule")
     # Nothing outside the outer columns: their text ends where the rules do.
     columns = f"@{{}}{label}{'r' * (len(rows[0]) - 1)}@{{}}"
     lines = [

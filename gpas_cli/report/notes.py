@@ -13,7 +13,7 @@ from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
 from gpas_cli.report.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import KNOWN_TASKS, base_name, task_title
-from gpas_cli.words import abbreviated, count, listed
+from gpas_cli.words import abbreviated, count, listed, verb
 
 SIGNIFICANT = 0.05
 MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
@@ -23,8 +23,8 @@ SAME_BUDGET = 1.5  # no note if our and the published number of training tokens 
 
 @dataclass(frozen=True)
 class Note:
-    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, override, published,
-    budget or gains."""
+    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, external, origin,
+    override, published, budget or gains."""
 
     kind: str
     text: str
@@ -54,6 +54,7 @@ def notes(table: Table) -> tuple[Note, ...]:
         _bases,
         _mixtures,
         _scores,
+        _externals,
         _overrides,
         _published,
         _budgets,
@@ -241,13 +242,14 @@ def _scores(table: Table) -> Iterator[Note]:
     tasks = [str(column.label) for column in table.columns] if table.spec.columns == "task" else []
     results = [s.result for s in _statuses(table) if s.result is not None and s.value is not None]
     found = [score for result in results for score in result.scores if score.task in tasks]
+    others = [score for row in table.externals.rows for score in row.scores]
     for by in dict.fromkeys((score.harness, score.shots) for score in found):
         mine = [score for score in found if (score.harness, score.shots) == by]
         titles = ", ".join(task_title(task) for task in tasks if any(score.task == task for score in mine))
         yield Note("scores", f"{titles}: scored by {by[0]}, {by[1]}-shot")
     for task in tasks:
         for what in ("task_version", "examples"):
-            counts = Counter(getattr(score, what) for score in found if score.task == task)
+            counts = Counter(getattr(score, what) for score in [*found, *others] if score.task == task)
             if len(counts) > 1:
                 yield Note(
                     "mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {_counted(counts)}"
@@ -256,6 +258,19 @@ def _scores(table: Table) -> Iterator[Note]:
     chances = [f"{task_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
     if table.metric.name == "accuracy" and chances:
         yield Note("scores", f"guessing scores {', '.join(chances)} %")
+
+
+def _externals(table: Table) -> Iterator[Note]:
+    """Note which rows are networks that were not trained here, where they come from, and why others are missing."""
+    rows = table.externals.rows
+    if rows:
+        number = len(rows)
+        subject = "the last row is a network" if number == 1 else f"the last {number} rows are networks"
+        errors = any(cell.stderr is not None for row in rows for cell in row.cells)
+        spread = "; score ± standard error over the questions" if errors else ""
+        text = f"{subject} not trained here, {verb(number, 'which is', 'which are')} not ranked or compared{spread}"
+        yield Note("external", text)
+    yield from (Note("origin", text) for text in table.externals.notes)
 
 
 def _counted(counts: Counter[Any]) -> str:

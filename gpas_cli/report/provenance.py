@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,9 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.events import Phase
 from gpas_cli.report import query
+from gpas_cli.report.result import TaskResult
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
+from gpas_cli.spec.downstream import measure_of
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import Retry
 from gpas_cli.store.rundir import AttemptDir
@@ -70,7 +72,8 @@ class Difference:
 class Provenance:
     """The provenance of one stage's result. `decisive` is the number of the attempt that tables show.
 
-    spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts.
+    spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts. scores: those that tables show
+    and the others of the same tasks, in the order of the cell's tasks.
     """
 
     key: str
@@ -83,6 +86,7 @@ class Provenance:
     attempts: tuple[AttemptProvenance, ...]
     decisive: int | None
     spikes: tuple[tuple[int, str, float], ...] = ()
+    scores: tuple[TaskResult, ...] = ()
 
 
 def trace_number(
@@ -112,6 +116,7 @@ def trace_number(
         attempts=tuple(_attempt(runs, row) for row in tries),
         decisive=result.number if result and not result.gone else None,
         spikes=query.spikes(engine, key),
+        scores=_in_order(result.scores if result else (), own),
     )
 
 
@@ -120,6 +125,15 @@ def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Differ
     left, right = _flat(base), _flat(own)
     names = dict.fromkeys((*right, *left))
     return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
+
+
+def _in_order(scores: Sequence[TaskResult], cell: Cell) -> tuple[TaskResult, ...]:
+    """Return scores in the order of the cell's tasks, of each task the one that tables show first."""
+    section = cell.parameters("downstream")
+    places = {task: place for place, task in enumerate(section.tasks if section else ())}
+    return tuple(
+        sorted(scores, key=lambda one: (places.get(one.task, len(places)), one.metric != measure_of(one.task)))
+    )
 
 
 def _ungated(cell: Cell, catalogue: Catalogue | None) -> Cell | None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, select
 
+from gpas_cli.report.external import SETTINGS, ExternalNetwork
 from gpas_cli.report.result import PARTIAL, Result, TaskResult
-from gpas_cli.spec.downstream import metrics_of
+from gpas_cli.spec.downstream import Downstream, metrics_of
+from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.store.projection import SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
 
@@ -103,6 +105,40 @@ def layer_curve(engine: Engine, key: str, name: str) -> list[tuple[int, dict[int
                 joined[step] = (number, {})
             joined[step][1][layer] = value
     return [(step, values) for step, (_, values) in sorted(joined.items())]
+
+
+def external_networks(engine: Engine) -> list[ExternalNetwork]:
+    """Return the networks with scores that were not trained here, in the order in which they were first scored.
+
+    Each is there once for each choice of settings. Scores whose run directories are gone are left out.
+    """
+    with engine.connect() as connection:
+        rows = _rows(
+            connection,
+            select(ScoreRow.__table__, AttemptRow.__table__, StageRow.cell)
+            .join(AttemptRow, AttemptRow.id == ScoreRow.attempt_id)
+            .join(StageRow, StageRow.key == AttemptRow.stage_key)
+            .where(StageRow.kind == EXTERNAL, AttemptRow.gone.is_(None))
+            .order_by(AttemptRow.created, AttemptRow.stage_key, AttemptRow.number),
+        )
+    by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for row in rows:
+        by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
+    return [_external(key, list(scores.values())) for key, scores in by_key.items()]
+
+
+def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
+    last = max(rows, key=lambda row: row["number"])
+    recorded = last["cell"].get("downstream") or {}
+    usual = Downstream()
+    return ExternalNetwork(
+        name=last["name"],
+        key=key,
+        origin=last["cell"].get("external") or {},
+        settings={name: recorded.get(name, getattr(usual, name)) for name in SETTINGS},
+        precision=last["precision"],
+        scores=tuple(TaskResult(**{name: row[name] for name in _SCORE}) for row in rows),
+    )
 
 
 def _with_scores(connection: Connection, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:

@@ -6,12 +6,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.printable import one_line
 from gpas_cli.report.cell_text import Style, grid
+from gpas_cli.report.external import ExternalRow
 from gpas_cli.report.latex import to_latex
 from gpas_cli.report.notes import full_title, gains, notes
 from gpas_cli.report.table import Row, Table, TableCell
@@ -40,19 +41,34 @@ def _markdown(text: str) -> str:
 def to_csv(table: Table) -> str:
     """Return one line per cell, with numbers in full precision.
 
-    Text that a spreadsheet would execute as a formula gets an apostrophe in front.
+    Networks that were not trained here have no labels on the axes of the rows; two more columns name them. Text that a
+    spreadsheet would execute as a formula gets an apostrophe in front.
     """
     names = ["metric", "mean", "std", "stderr", "n", "wanted", "delta", "delta_std", "delta_n", "p", "mark", "status"]
     sources = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(_csv_cell, [*table.spec.rows, table.spec.columns, *names, *sources]))
+    origin = ["external", "weights"] if table.externals.rows else []
+    writer.writerow(map(_csv_cell, [*table.spec.rows, table.spec.columns, *names, *sources, *origin]))
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
                 labels = [*row.key, column.label, table.metric.name]
-                writer.writerow(map(_csv_cell, [*labels, *_csv_numbers(cell), *_csv_printed(table, cell)]))
+                numbers = [*_csv_numbers(cell), *_csv_printed(table, cell), *[None] * len(origin)]
+                writer.writerow(map(_csv_cell, [*labels, *numbers]))
+    for line in _csv_externals(table):
+        writer.writerow(map(_csv_cell, line))
     return out.getvalue()
+
+
+def _csv_externals(table: Table) -> Iterator[list[object]]:
+    for row in table.externals.rows:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            labels = [*[None] * len(table.spec.rows), column.label, table.metric.name]
+            n = int(cell.value is not None)
+            numbers = [cell.value, None, cell.stderr, n, 1, *[None] * 4, "", cell.status]
+            printed = [None] * 2 * len(table.published)
+            yield [*labels, *numbers, *printed, row.title, row.network.origin.get("weights")]
 
 
 def _csv_cell(value: object) -> object:
@@ -82,6 +98,7 @@ def to_json(table: Table) -> str:
         "title": table.spec.title,
         "metric": {name: getattr(table.metric, name) for name in ("name", "title", "unit", "better", "digits")},
         "rows": [_json_row(table, row) for row in table.rows],
+        "externals": [_json_external(row) for row in table.externals.rows],
         "columns": [{"label": c.label, "title": c.title, "sources": list(c.sources)} for c in table.columns],
         "gains": [vars(gain) for gain in gains(table)],
         "notes": [vars(note) for note in notes(table)],
@@ -93,6 +110,20 @@ def _json_row(table: Table, row: Row) -> dict[str, Any]:
     labels = dict(zip(table.spec.rows, row.key, strict=True))
     cells = [_json_cell(cell) for cell in row.cells]
     return {"title": full_title(table, row), "labels": labels, "cells": cells}
+
+
+def _json_external(row: ExternalRow) -> dict[str, Any]:
+    network = row.network
+    return {
+        "title": row.title,
+        "name": network.name,
+        "key": network.key,
+        "origin": dict(network.origin),
+        "settings": dict(network.settings),
+        "precision": network.precision,
+        "cells": [vars(cell) for cell in row.cells],
+        "scores": [vars(score) for score in row.scores],
+    }
 
 
 def _json_cell(cell: TableCell) -> dict[str, Any] | None:

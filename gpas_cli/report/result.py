@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpas_cli.spec.downstream import BY_TASK, averages
@@ -60,11 +60,19 @@ class Result:
 
     def stderr(self, name: str) -> float | None:
         """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
-        metric, _, label = name.partition("/")
-        tasks = averages(list(dict.fromkeys(score.task for score in self.scores))).get(label, (label,))
-        known = {score.task: score.stderr for score in self.scores if score.metric in BY_TASK.get(metric, ())}
-        errors = [known.get(task) for task in tasks]
-        squares = [error**2 for error in errors if error is not None]
-        if not squares or len(squares) < len(errors):
-            return None
-        return math.sqrt(sum(squares)) / len(errors) * (1 if metric == "task_perplexity" else 100)
+        return standard_error(self.scores, name)
+
+
+def standard_error(scores: Sequence[TaskResult], name: str) -> float | None:
+    """Return the standard error of METRIC/TASK over the questions, of an average over the tasks of `scores` too.
+
+    None if it is unknown. Accuracies are in percent.
+    """
+    metric, _, label = name.partition("/")
+    tasks = averages(list(dict.fromkeys(score.task for score in scores))).get(label, (label,))
+    known = {score.task: score.stderr for score in scores if score.metric in BY_TASK.get(metric, ())}
+    errors = [known.get(task) for task in tasks]
+    squares = [error**2 for error in errors if error is not None]
+    if not squares or len(squares) < len(errors):
+        return None
+    return math.sqrt(sum(squares)) / len(errors) * (1 if metric == "task_perplexity" else 100)

@@ -1,6 +1,7 @@
 """Build a `Table` from entries, their states and results. The table is data; `render` turns it into text.
 
 rows       one per method (the row axes); a method with a base (`against`) is below its base
+externals  networks that were not trained here, below the rows
 columns    one per label of the column axis, or one per downstream task
 a cell     mean and standard deviation over seeds, paired difference from the base, published numbers, status
 """
@@ -9,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.scalar import Label
 from gpas_cli.report import stats
 from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
+from gpas_cli.report.external import ExternalNetwork, Externals, external_rows
 from gpas_cli.report.labels import RowKey, facts, label_title, row_title, scheme_titles
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, published
-from gpas_cli.spec.downstream import BY_TASK, base_name, headline, task_title
+from gpas_cli.spec.downstream import BY_TASK, base_name, headline, row_length, task_title
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 
@@ -98,6 +100,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     published: Mapping[str, PublishedTable]
+    externals: Externals = field(default_factory=Externals)
 
 
 def stage_keys(entries: Sequence[Entry]) -> list[str]:
@@ -105,11 +108,17 @@ def stage_keys(entries: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
 
 
-def build(entries: Sequence[Entry], states: States, results: Results, spec: TableSpec) -> Table:
-    """Return the table of `entries`; `states` and `results` are by stage key.
+def build(
+    entries: Sequence[Entry],
+    states: States,
+    results: Results,
+    spec: TableSpec,
+    networks: Sequence[ExternalNetwork] | None = None,
+) -> Table:
+    """Return the table of `entries`; `states` and `results` are by stage key. `networks` are shown below the cells.
 
-    Raises GpasError for an unknown metric, axis or published table, and if two entries of one table cell differ in more
-    than the averaged axis.
+    Raises GpasError for an unknown metric, axis or published table, if two entries of one table cell differ in more
+    than the averaged axis, and for networks if the columns are not tasks.
     """
     sources = {source: published(source, name) for source, name in spec.published.items()}
     what = metric(spec.value, {stage.declared for entry in entries for stage in entry.cell.stages})
@@ -124,7 +133,8 @@ def build(entries: Sequence[Entry], states: States, results: Results, spec: Tabl
         cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, sources)
     rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), what)
     columns = tuple(_column(label, i, rows, spec, sources) for i, label in enumerate(labels))
-    return Table(spec, what, columns, tuple(rows), sources)
+    externals = Externals() if networks is None else _externals(networks, entries, columns, spec, what)
+    return Table(spec, what, columns, tuple(rows), sources, externals)
 
 
 def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Mapping[str, PublishedTable]) -> None:
@@ -142,6 +152,26 @@ def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Map
             raise GpasError(
                 f"table '{spec.title}': published {source}: {table.name} prints {table.metric}, not {what.family}"
             )
+
+
+def _externals(
+    networks: Sequence[ExternalNetwork],
+    entries: Sequence[Entry],
+    columns: Sequence[Column],
+    spec: TableSpec,
+    what: Metric,
+) -> Externals:
+    if spec.columns != "task":
+        raise GpasError(
+            f"table '{spec.title}': networks that were not trained here have scores at tasks, and its columns are "
+            f"'{spec.columns}'; --external is for grids with `table: {{columns: task}}`"
+        )
+    sections = []
+    for entry in entries:
+        section = entry.cell.parameters("downstream")
+        if section is not None:
+            sections.append(replace(section, max_length=row_length(section, entry.cell.model.family)))
+    return external_rows(networks, sections, [what.recorded_as(str(column.label)) for column in columns])
 
 
 def _group(entries: Sequence[Entry], spec: TableSpec) -> Groups:

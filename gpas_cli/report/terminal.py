@@ -33,7 +33,8 @@ class Drawn:
         yield Text(one_line(self.table.spec.title), style="italic")
         layout = fit(column_groups(self.table), _widths(lines), _wrapped_widths(lines), options.max_width, SPACINGS)
         for block in layout.blocks:
-            yield _draw([[line[i] for i in block] for line in lines], layout.spacing, options.max_width)
+            part = [[line[i] for i in block] for line in lines]
+            yield _draw(part, layout.spacing, options.max_width, len(self.table.externals.rows))
         for i, note in enumerate(notes(self.table), 1):
             yield Text(f"{i}. {one_line(note.text)}", style="dim")
 
@@ -48,8 +49,11 @@ def _wrapped_widths(lines: Sequence[Sequence[Text]]) -> list[int]:
     return _widths([[max(text.split(" "), key=lambda word: word.cell_len, default=text) for text in header], *body])
 
 
-def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int) -> RichTable:
-    """Return one block, at most `room` wide; if a single column is too wide, labels and then numbers are wrapped."""
+def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, externals: int) -> RichTable:
+    """Return one block, at most `room` wide; if a single column is too wide, labels and then numbers are wrapped.
+
+    A rule separates the last rows, `externals` of them, from the others.
+    """
     label, *widths = _wrapped_widths(lines) if spacing.wrapped else _widths(lines)
     left = room - spacing.edges - sum(spacing.gap + width for width in widths)
     # rich puts a character between two columns, besides the padding.
@@ -57,6 +61,6 @@ def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int) -> RichT
     drawn = RichTable(box=SIMPLE_HEAD, show_edge=spacing.edges > 0, pad_edge=False, padding=padding)
     for i, width in enumerate((max(min(label, left), NARROWEST_LABEL), *widths)):
         drawn.add_column(lines[0][i], justify="right" if i else "left", vertical="bottom", overflow="fold", width=width)
-    for line in lines[1:]:
-        drawn.add_row(*line)
+    for place, line in enumerate(lines[1:], 2):
+        drawn.add_row(*line, end_section=place == len(lines) - externals)
     return drawn

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from exporting import Room, needs_transformers
 from face import Face
+from scored import declare_scored
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
@@ -52,6 +53,18 @@ def test_a_rebuilt_database_has_the_scores(face: Face, exported: Path) -> None:
     face("db", "check")
     face("status")  # which shows cells only
     assert "no cell" in face("why", "theirs", expect=Exit.USAGE).err
+
+
+def test_a_table_shows_the_network_below_the_cells(face: Face, exported: Path) -> None:
+    done = face("evaluate", str(exported), *TASKS, "embedded", "--json").json
+    declare_scored(face, "{tasks: [embedded]}")
+    assert "limit 12, cells 0" in face("table", "scored", "--external", "pre").out
+    declare_scored(face, "{tasks: [embedded], limit: 12}")
+    document = face("table", "scored", "--external", "pre", "--json").json
+    check("table", document)
+    (row,) = document["externals"]
+    assert (row["key"], row["origin"]) == (done["key"], done["origin"])
+    assert [cell["value"] for cell in row["cells"]] == list(done["metrics"].values())
 
 
 def test_a_task_without_data_is_named_and_the_others_are_scored(

@@ -10,6 +10,7 @@ from gpas_cli.cli.schemas.common import (
     HoursJson,
     LabelledCellJson,
     NumberJson,
+    ScoreJson,
     SlurmJobJson,
     State,
     Time,
@@ -196,6 +197,7 @@ class OriginJson(TypedDict):
     spikes: list[SpikeJson]
     differences: list[DifferenceJson]
     attempts: list[TryJson]
+    scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
 
 
 class WhyJson(DocumentJson):

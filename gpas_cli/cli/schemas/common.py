@@ -47,3 +47,16 @@ class HoursJson(TypedDict):
 
     gpu_hours: float
     core_hours: float
+
+
+class ScoreJson(TypedDict):
+    """One metric of one task."""
+
+    task: str
+    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..."]
+    value: Annotated[NumberJson, "accuracies are fractions"]
+    stderr: Annotated[NumberJson | None, "the standard error, null if unknown"]
+    examples: Annotated[int, "how many questions were scored"]
+    shots: Annotated[int, "answered examples before each question"]
+    task_version: str
+    harness: Annotated[str, "the program that scored the task, and its version"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from gpas_cli.cli.schemas.common import DocumentJson, NumberJson
+from gpas_cli.cli.schemas.common import DocumentJson, NumberJson, ScoreJson
 
 
 class MetricJson(TypedDict):
@@ -71,6 +71,27 @@ class TableRowJson(TypedDict):
     cells: list[TableCellJson | None]
 
 
+class ExternalCellJson(TypedDict):
+    """The number of a network that was not trained here."""
+
+    value: NumberJson | None
+    stderr: Annotated[NumberJson | None, "the standard error over the questions"]
+    status: Annotated[str, "why there is no number"]
+
+
+class ExternalRowJson(TypedDict):
+    """A network that was not trained here: no rank, no difference, and scored with the settings of the cells."""
+
+    title: str
+    name: str
+    key: Annotated[str, "content key of its scores: 16 hex digits"]
+    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
+    settings: Annotated[dict[str, int], "shots, limit, max_length"]
+    precision: str | None
+    cells: list[ExternalCellJson]
+    scores: list[ScoreJson]
+
+
 class ColumnJson(TypedDict):
     """One column; `sources` are the papers whose numbers stand beside it."""
 
@@ -85,6 +106,7 @@ class TableJson(DocumentJson):
     title: str
     metric: MetricJson
     rows: list[TableRowJson]
+    externals: Annotated[list[ExternalRowJson], "the networks that --external names"]
     columns: list[ColumnJson]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
@@ -165,19 +187,6 @@ class ExportedJson(DocumentJson):
     dtype: str
     measured: FoldErrorJson
     notes: list[str]
-
-
-class ScoreJson(TypedDict):
-    """One metric of one task."""
-
-    task: str
-    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..."]
-    value: Annotated[NumberJson, "accuracies are fractions"]
-    stderr: Annotated[NumberJson | None, "the standard error, null if unknown"]
-    examples: Annotated[int, "how many questions were scored"]
-    shots: Annotated[int, "answered examples before each question"]
-    task_version: str
-    harness: Annotated[str, "the program that scored the task, and its version"]
 
 
 class EvaluatedJson(DocumentJson):

@@ -10,10 +10,10 @@ from gpas_cli import words
 from gpas_cli.data.prepare import token_cache
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.downstream import MissingTask, row_length, score_tasks
+from gpas_cli.evaluate.downstream import MissingTask, score_tasks
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
-from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
+from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of, row_length
 from gpas_cli.state.outputs import text_of
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.journal import stretches
@@ -61,7 +61,7 @@ def score_section(
     skip = [task for task in section.tasks if (task, measure_of(task)) in scores]
     try:
         for found in score_tasks(
-            section, scorer, tokenizer, root, skip=skip, progress=progress, stop=lambda: stop() is not None
+            section, scorer, tokenizer, root, skip=skip, progress=progress.report, stop=lambda: stop() is not None
         ):
             if isinstance(found, MissingTask):
                 emit(Warned(f"{found.task} is not scored: {found.reason}"))
@@ -128,11 +128,12 @@ class _Progress:
         self.section = section
         self.emit = emit
         self.task = ""
-        self.reported = 0.0
+        self.reported_at = 0.0
 
-    def __call__(self, task: str, place: int, done: int, total: int) -> None:
+    def report(self, task: str, place: int, done: int, total: int) -> None:
+        """Emit the progress of a task if it is due."""
         now = time.monotonic()
-        if task != self.task or done == total or now - self.reported >= REPORT_SECONDS:
+        if task != self.task or done == total or now - self.reported_at >= REPORT_SECONDS:
             self.task = task
-            self.reported = now
+            self.reported_at = now
             self.emit(Scoring(task, place + 1, len(self.section.tasks), done, total))
