@@ -85,9 +85,9 @@ def external_rows(
     the number of each column, METRIC/TASK.
     """
     wanted = {name: sorted({getattr(section, name) for section in sections}) for name in SETTINGS}
+    alike = [network for network in networks if all(wanted[name] == [network.settings[name]] for name in SETTINGS)]
     lists = list(dict.fromkeys(section.tasks for section in sections))
     tasks = tuple(dict.fromkeys(task for one in lists for task in one))
-    alike = [network for network in networks if _agrees(network, wanted)]
     rows = []
     notes = [] if networks else ["no network that was not trained here has scores; `gpas evaluate` scores one"]
     for network in alike:
@@ -101,18 +101,14 @@ def external_rows(
         if unscored:
             titles = listed([task_title(task) for task in unscored], NAMED)
             notes.append(f"{title}: not scored at {titles}; to score: `{_command(network, unscored, wanted)}`")
-    shown = {(network.name, network.origin.get("weights")) for network in alike}
-    others = [network for network in networks if network not in alike]
-    notes += [
-        _mismatch(network, tasks, wanted)
-        for network in others
-        if (network.name, network.origin.get("weights")) not in shown
-    ]
+    # A network with comparable scores needs no note about its other ones.
+    known = {_identity(network) for network in alike}
+    notes += [_mismatch(network, tasks, wanted) for network in networks if _identity(network) not in known]
     return Externals(tuple(rows), tuple(notes))
 
 
-def _agrees(network: ExternalNetwork, wanted: Mapping[str, Sequence[int]]) -> bool:
-    return all(wanted[name] == [network.settings[name]] for name in SETTINGS)
+def _identity(network: ExternalNetwork) -> tuple[str, str]:
+    return network.name, network.origin.get("weights", network.key)
 
 
 def _row(
@@ -125,7 +121,7 @@ def _row(
     for name in numbers:
         label = name.partition("/")[2]
         if label in AVERAGE_TITLES and not averaged:
-            cells.append(ExternalCell())
+            cells.append(ExternalCell(status="tasks differ"))
         elif name in metrics:
             cells.append(ExternalCell(metrics[name], standard_error(scores, name)))
         else:

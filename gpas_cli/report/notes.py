@@ -13,7 +13,7 @@ from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
 from gpas_cli.report.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import KNOWN_TASKS, base_name, task_title
-from gpas_cli.words import abbreviated, count, listed, verb
+from gpas_cli.words import abbreviated, count, listed
 
 SIGNIFICANT = 0.05
 MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
@@ -265,11 +265,10 @@ def _externals(table: Table) -> Iterator[Note]:
     rows = table.externals.rows
     if rows:
         number = len(rows)
-        subject = "the last row is a network" if number == 1 else f"the last {number} rows are networks"
+        subject = "last row: a network that was" if number == 1 else f"last {number} rows: networks that were"
         errors = any(cell.stderr is not None for row in rows for cell in row.cells)
         spread = "; score ± standard error over the questions" if errors else ""
-        text = f"{subject} not trained here, {verb(number, 'which is', 'which are')} not ranked or compared{spread}"
-        yield Note("external", text)
+        yield Note("external", f"{subject} not trained here, neither ranked nor compared{spread}")
     yield from (Note("origin", text) for text in table.externals.notes)
 
 

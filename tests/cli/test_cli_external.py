@@ -32,7 +32,7 @@ def test_a_network_is_below_the_cells_with_its_origin(scored: Face) -> None:
         "| theirs | 60.00 ± 1.25 | 30.00 ± 1.25 | 45.00 ± 0.88 |",
     ]
     notes = "\n".join(said)
-    assert "the last row is a network not trained here, which is not ranked or compared" in notes
+    assert "last row: a network that was not trained here, neither ranked nor compared" in notes
     assert f"theirs: /models/theirs, weights {WEIGHTS[:12]}, fp32, scored by gpas\\_cli 0.1.0, 0-shot" in notes
 
 
@@ -48,7 +48,7 @@ def test_the_terminal_and_latex_have_a_rule_before_the_networks(scored: Face) ->
     blocks = latex.split("\\begin{tabular}{")[1:]
     assert [block.count("\\midrule") for block in blocks] == [2] * len(blocks)
     assert blocks[0].split("\\midrule")[2].strip().startswith("theirs & 60.00 $\\pm$ 1.25 &")
-    assert "The last row is a network not trained here" in latex
+    assert "Last row: a network that was not trained here" in latex
 
 
 def test_json_has_the_network_with_its_scores(scored: Face) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from report_cells import entry, spec
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
+from gpas_cli.report.cell_text import PLAIN, grid
 from gpas_cli.report.external import ExternalNetwork, Externals, select_networks
 from gpas_cli.report.notes import notes
+from gpas_cli.report.render import to_csv
 from gpas_cli.report.result import TaskResult
 from gpas_cli.report.table import Table, build
 
@@ -92,7 +96,7 @@ def test_cells_with_several_lists_of_tasks_have_no_average_to_compare() -> None:
     found = table_of(cells, network(scores=(score("indent"), score("bracket"), score("piqa")))).externals
     shown = {cell.value for cell in found.rows[0].cells}
     assert shown == {50, None}
-    assert all(cell.status == "" for cell in found.rows[0].cells)
+    assert {cell.status for cell in found.rows[0].cells if cell.value is None} == {"tasks differ"}
 
 
 def test_scores_with_other_settings_are_silent_beside_comparable_ones() -> None:
@@ -128,6 +132,21 @@ def test_versions_that_differ_from_those_of_the_cells_are_noted() -> None:
     older = network("older", "b" * 16, scores=(score("indent", task_version="0"),))
     table = table_of([entry(downstream=BOTH)], network(), older)
     assert "indent: the scores mix task versions: 1 (1), 0 (1)" in [note.text for note in notes(table)]
+
+
+def test_no_published_number_is_beside_a_network() -> None:
+    published = spec(columns="task", value="accuracy", published={"gpas": "table3_accuracy"})
+    cell = entry(size="1b", downstream={"tasks": ["poster"]})
+    table = build([cell], {}, {}, published, [network(scores=(score("piqa", 0.7),))])
+    header, ours, theirs = grid(table, PLAIN)
+    place = header.index("PIQA")
+    assert header[place + 1] == "PIQA, GPAS paper"
+    assert (ours[place + 1], theirs[place], theirs[place + 1]) == ("68.72", "70.00 ± 1.00", "")
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [(line["external"], line["published_gpas"]) for line in lines if line["task"] == "piqa"] == [
+        ("", "68.72"),
+        ("theirs", ""),
+    ]
 
 
 def test_names_are_selected_or_refused() -> None:
