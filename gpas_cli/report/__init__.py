@@ -3,7 +3,7 @@
     query     the decisive result of each stage, attempts, curves, from the database
     labels    what a cell is called: in row titles, and in the papers
     papers    published numbers, as data
-    declared  whether the tables that grids declare can be made
+    table_checks  whether the tables that grids declare can be made
     external  networks that were not trained here, as rows below the cells
     stats     mean, spread, paired differences over seeds
     entry_status  the number that one entry contributes to a table, or why there is none
@@ -11,8 +11,8 @@
     notes     what a reader must know of a table: mixtures, missing seeds, what the deltas are
     render    a `Table` as Markdown, LaTeX, CSV, JSON
     terminal  a `Table` in a terminal
-    why       where one number comes from
+    provenance  where one number comes from
     figure    curves (needs the extra `figures`)
 
-Nothing here imports torch; only `query` and `why` import SQLAlchemy.
+Nothing here imports torch; only `query` and `provenance` import SQLAlchemy.
 """
