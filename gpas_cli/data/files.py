@@ -61,7 +61,7 @@ class Files(Source):
 
     @property
     def parser(self) -> Parser:
-        return TextField(self.text_field)
+        return TextField(self.text_field).document
 
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         if self.validation:
@@ -139,7 +139,7 @@ class Files(Source):
 
 @dataclass(frozen=True)
 class TextField:
-    """The parser of JSON lines that have their text under `field`. Records that are text are left unchanged.
+    """A parser of JSON lines that have their text under `field`. Records that are text are left unchanged.
 
     Blank documents are dropped unless `keep_blank`.
     """
@@ -147,7 +147,7 @@ class TextField:
     field: str
     keep_blank: bool = False
 
-    def __call__(self, record: SourceRecord) -> Document | None:
+    def document(self, record: SourceRecord) -> Document | None:
         """Return the document of a record. Raises DataError, starting with the record's place, if it has no text."""
         raw = record.raw
         if isinstance(raw, bytes):

@@ -143,7 +143,7 @@ class C4(Source):
 
     @property
     def parser(self) -> Parser:
-        return TextField("text", keep_blank=True)
+        return TextField("text", keep_blank=True).document
 
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line."""

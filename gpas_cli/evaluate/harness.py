@@ -157,17 +157,18 @@ def _overrides(task: str, files: Mapping[str, Path], shots: int) -> dict[str, An
         raise TaskUnavailable(f"{task}: solved examples for the prompts need {path.with_name(f'{task}.train.jsonl')}")
     train = "train" if shots else None
     fields = {"training_split": train, "validation_split": None, "test_split": "test", "fewshot_split": train}
-    return {**fields, "custom_dataset": _Documents(task, files)}
+    return {**fields, "custom_dataset": _Documents(task, files).datasets}
 
 
 class _Documents:
-    """The documents of local files, as the harness asks for them: called once for each task of a group."""
+    """The documents of local files."""
 
     def __init__(self, task: str, files: Mapping[str, Path]):
         self.task = task
         self.splits = {split: _read(path) for split, path in files.items()}
 
-    def __call__(self, config_source: str = "", **_rest: Any) -> Any:
+    def datasets(self, config_source: str = "", **_rest: Any) -> Any:
+        """Return the documents by split. The harness calls it once for each task of a group."""
         from datasets import Dataset
 
         part = Path(config_source).stem.removeprefix(f"{self.task}_")

@@ -23,7 +23,7 @@ TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the code. `path` goes on PYTHONPATH; `git` is {commit, dirty} of the checkout it came from, or {}."""
+    """A copy of the code. `path` is put on PYTHONPATH; `git` is {commit, dirty} of the checkout it came from, or {}."""
 
     code: str
     path: Path

@@ -21,7 +21,7 @@ import torch
 import gpas_cli
 from gpas_cli.evaluate.external import ExternalModel, OpenedModel, open_model
 from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.events import Emit, Event, Outcome, Score, Started
+from gpas_cli.events import Emit, Event, Outcome, Score, Started, Stop
 from gpas_cli.project import Project
 from gpas_cli.spec import parse
 from gpas_cli.spec.downstream import Downstream, measure_of
@@ -94,12 +94,12 @@ def score_external(
 
 
 @contextmanager
-def _stopped_by_signals(flag: StopFlag) -> Iterator[StopFlag]:
+def _stopped_by_signals(flag: StopFlag) -> Iterator[Stop]:
     """Let signals raise the flag inside the context."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     flag.install()
     try:
-        yield flag
+        yield flag.outcome
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

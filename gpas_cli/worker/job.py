@@ -56,7 +56,7 @@ class StopFlag:
     def _raise(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
 
-    def __call__(self) -> str | None:
+    def outcome(self) -> str | None:
         """Return the outcome to exit with, None to continue."""
         if self.signal is None:
             return None
@@ -172,7 +172,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
     if run.attempt.stage == TOKENISE:
         from gpas_cli.worker.tokenise import tokenise
 
-        return tokenise(run.attempt, run.emit, run.flag)
+        return tokenise(run.attempt, run.emit, run.flag.outcome)
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name
 
@@ -187,7 +187,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
         run.emit(_started(run, cell))
-        stage = StageContext(cell, run.attempt, run.directory, run.emit, run.flag, world)
+        stage = StageContext(cell, run.attempt, run.directory, run.emit, run.flag.outcome, world)
         return runner(cell, stage.kind)(stage)
 
 
