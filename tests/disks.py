@@ -14,8 +14,11 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Path]:
-    """Mount a file system of 4 MB on `folder`; skip the test if that needs root."""
-    if not mount(folder, 4):
+    """Mount a file system of 8 MB on `folder`; skip the test if that needs root.
+
+    A snapshot of the code takes 2 MB of it, and the checkpoints of two small cells as much.
+    """
+    if not mount(folder, 8):
         pytest.skip("mounting a tmpfs needs root")
     try:
         yield folder
