@@ -15,9 +15,6 @@ from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
-    from gpas_cli.project import Project
-    from gpas_cli.report.external import ExternalNetwork
-    from gpas_cli.report.result import Result
     from gpas_cli.report.table import Table
 
 FORMATS = ("rich", "markdown", "latex", "csv", "json")  # those of report.render, and rich for the terminal
@@ -61,18 +58,19 @@ def table(
 
 
 def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str]) -> Table:
-    from gpas_cli.report.table import build, stage_keys
-    from gpas_cli.state.observe import statuses
+    from gpas_cli.report.external import select_networks
+    from gpas_cli.report.query import external_networks
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.table import build
 
-    here = project()
     chosen = entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
-    # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done stage.
-    results, networks = _recorded(here, stage_keys(chosen), external)
-    seen = statuses(here.runs, chosen)
-    # Until a stage has been run again, its earlier result counts.
-    states = {key: (status.stands or status.state, status.fraction) for key, status in seen.items()}
-    return build(chosen, states, results, spec, networks if external else None)
+    with recorded(project(), chosen) as known:
+        if known.problem:
+            print(f"gpas: {known.problem}", file=sys.stderr)
+        networks = external_networks(known.engine) if external and known.engine else []
+        shown = select_networks(networks, external) if external else None
+        return build(chosen, known.states, known.results, spec, shown)
 
 
 def _spec(name: str) -> TableSpec:
@@ -80,26 +78,6 @@ def _spec(name: str) -> TableSpec:
 
     grid = experiments().grids[name]
     return grid.table or TableSpec(title=grid.title or name)
-
-
-def _recorded(
-    here: Project, keys: Sequence[str], external: Sequence[str]
-) -> tuple[dict[str, Result], list[ExternalNetwork]]:
-    """Ingest new events, then return results by stage key, and the networks from elsewhere that `external` names.
-
-    A database that cannot be written is read as it is. Raises GpasError if a name is unknown.
-    """
-    from gpas_cli.report.external import select_networks
-    from gpas_cli.report.query import external_networks, results
-    from gpas_cli.store.refresh import results_of
-
-    if not here.runs.is_dir():
-        return {}, select_networks([], external)
-    with results_of(here) as (engine, problem):
-        if problem:
-            print(f"gpas: {problem}", file=sys.stderr)
-        networks = external_networks(engine) if external else []
-        return results(engine, keys), select_networks(networks, external)
 
 
 def _print(made: Table, form: str) -> None:

@@ -103,11 +103,6 @@ class Table:
     externals: Externals = field(default_factory=Externals)
 
 
-def stage_keys(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of all stages of the entries, which `states` and `results` should cover."""
-    return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
-
-
 def build(
     entries: Sequence[Entry],
     states: States,

@@ -12,7 +12,8 @@ from report_cells import entry, quickstart, result, spec
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.notes import full_title, gains, notes
-from gpas_cli.report.table import Table, TableCell, build, stage_keys
+from gpas_cli.report.recorded import stage_keys
+from gpas_cli.report.table import Table, TableCell, build
 
 TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
 
