@@ -1,6 +1,7 @@
 """Mean, standard deviation and paired differences over seeds.
 
-The samples are small, so numpy is not used; sums are exact (`math.fsum`).
+The samples are small, so numpy is not used; sums are exact (`math.fsum`). scipy is imported where it is used, because
+its import takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -68,6 +69,34 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
         t=t,
         p=None if t is None else two_sided_p(t, s.n - 1),
     )
+
+
+def mean_interval(summary: Aggregate, level: float = 0.95) -> tuple[float, float] | None:
+    """Return the t interval of the mean: mean -+ t(n - 1) std / sqrt(n), which covers the true mean with `level`.
+
+    None without a spread to estimate: a single number, equal numbers, or numbers that are not finite. Assumes that the
+    numbers are independent and Gaussian. Raises ValueError if `level` is not between 0 and 1.
+    """
+    return _t_interval(summary.mean, summary.std, summary.n, level)
+
+
+def interval(pairs: Paired, level: float = 0.95) -> tuple[float, float] | None:
+    """Return the t interval of the mean paired difference; None with fewer than two pairs or without a spread.
+
+    The interval leaves out 0 exactly if `pairs.p` < 1 - level.
+    """
+    return _t_interval(pairs.mean, pairs.std, pairs.n, level)
+
+
+def _t_interval(mean: float, std: float | None, n: int, level: float) -> tuple[float, float] | None:
+    from scipy.special import stdtrit
+
+    if not 0 < level < 1:
+        raise ValueError("level must be between 0 and 1")
+    if not std or not math.isfinite(std) or not math.isfinite(mean):
+        return None
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * std / math.sqrt(n)
+    return mean - half, mean + half
 
 
 def two_sided_p(t: float, freedom: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpas_cli.report.stats import aggregate, paired, two_sided_p
+from gpas_cli.report.stats import aggregate, interval, mean_interval, paired, two_sided_p
 
 finite = st.floats(-1e6, 1e6)
 
@@ -85,3 +85,41 @@ def test_printed_critical_values(freedom: int, t: float) -> None:
 def test_p_is_a_probability_that_falls_with_t(t: float, freedom: int) -> None:
     assert two_sided_p(0.0, freedom) == 1
     assert 0 <= two_sided_p(t + 0.5, freedom) <= two_sided_p(t, freedom) + 1e-12 <= 1 + 1e-12
+
+
+def test_the_interval_of_darwins_maize() -> None:
+    """Heights of 15 pairs of plants (Darwin 1876); Fisher's Design of Experiments (1935), section 19, has t = 2.148."""
+    differences = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    found = paired(dict(enumerate(map(float, differences))), dict.fromkeys(range(15), 0.0))
+    assert found is not None
+    assert found.t == pytest.approx(2.148, abs=5e-4)
+    # 20.93 -+ 2.145 (the printed quantile of t with 14 degrees of freedom) * 37.74 / sqrt(15)
+    assert interval(found) == pytest.approx((0.03, 41.84), abs=0.01)
+    assert interval(found, level=0.99) == pytest.approx((20.933 - 2.977 * 9.746, 20.933 + 2.977 * 9.746), abs=0.02)
+
+
+def test_the_interval_of_two_numbers() -> None:
+    assert mean_interval(aggregate([1.0, 3.0])) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[4.0], [4.0, 4.0, 4.0], [4.0, math.inf]])
+def test_no_interval_without_a_spread(values: list[float]) -> None:
+    assert mean_interval(aggregate(values)) is None
+    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    assert found is not None
+    assert interval(found) is None
+
+
+def test_a_level_is_a_probability() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        mean_interval(aggregate([1.0, 2.0]), level=95)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=6))
+def test_the_interval_and_the_p_value_agree(values: list[float]) -> None:
+    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    assert found is not None
+    limits = interval(found)
+    if limits is None or found.p is None or abs(found.p - 0.05) < 1e-6:
+        return
+    assert (found.p < 0.05) == (limits[0] > 0 or limits[1] < 0)
