@@ -19,7 +19,10 @@ class Optim:
     of the gates. `clip_over`: whether `clip` includes the gates (`all`, as in the reference) or not (`others`, as in
     GPAS Appendix A for 7B: "0.01 on gates and 1.0 on other parameters").
     `mean_rows`: 0 weighs all tokens of an update equally; n averages the means over each n consecutive rows, as the
-    reference does with the rows of a micro-batch (256 at 71M). The number of rows on a device at once has no effect.
+    reference does with the rows of a micro-batch (256 at 71M and 130M, 128 at 250M and 350M, 32 at 1B, 4 at 7B). The
+    number of rows on a device at once has no effect.
+    `validation_rows`: the rows of a validation batch, on which only the two averages over batches depend; 0 takes those
+    of the reference for its sizes, else `batch`.
     """
 
     lr: float = setting(above=0, high=10)
@@ -36,6 +39,7 @@ class Optim:
     clip_gates: float = setting(0.0, low=0)
     clip_over: str = setting("all", choices=("all", "others"), omit_default_from_key=True)
     mean_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
+    validation_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
     optimizer: str = setting(ADAM.name, choices=OPTIMIZERS, omit_default_from_key=True)
 
     @property

@@ -36,9 +36,9 @@ def unwatched(rows: DeviceRows) -> AbstractContextManager[object]:
 
 
 def validation_rows(cell: Cell) -> int:
-    """Return the rows of a validation batch: `optim.mean_rows` if set, else the reference's for the model size, else
-    the training batch's."""
-    return cell.optim.mean_rows or REFERENCE_ROWS.get(cell.model.size, cell.optim.batch)
+    """Return the rows of a validation batch: `optim.validation_rows` if set, else the reference's for the model size,
+    else the training batch's."""
+    return cell.optim.validation_rows or REFERENCE_ROWS.get(cell.model.size, cell.optim.batch)
 
 
 def perplexity(loss: float) -> float:

@@ -27,9 +27,10 @@ GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
 KEYS = {
     "quickstart/pre-s1": "8b8754e5efdb96ac",
     "quickstart/deepnorm-gpas-s2": "96ba44e04a9bf493",
-    "table2/350m-pre-gpas": "f294de284d054185",
-    "table2/1b-sandwich-gpas": "11601f4e7720f739",
-    "table5-gate/350m-pre-predefined": "13f68590fd07c813",
+    "table2/350m-pre-gpas": "bbee7fdef0b2d65b",
+    "table2/1b-sandwich-gpas": "aae100edf10c6cac",
+    "table2-precision/71m-pre-gpas-bf16-s42": "de98f6ea2a8671ef",
+    "table5-gate/350m-pre-predefined": "2d74f81b39ad69f4",
 }
 
 
@@ -107,6 +108,22 @@ def test_the_350m_cells_of_the_ablations_are_those_of_table2(grid: str) -> None:
         assert entry.key not in {other.key for other in GRIDS["table2"]}
 
 
+def test_table2_precision_has_cells_of_table2_beside_float32_weights() -> None:
+    table2 = {entry.key for entry in GRIDS["table2"]}
+    entries = GRIDS["table2-precision"]
+    assert len(entries) == len({entry.key for entry in entries}) == 2 * 2 * 2 * 2 * 3
+    shared = [entry.axes for entry in entries if entry.key in table2]
+    assert len(shared) == 8
+    assert {(axes["precision"], axes["seed"]) for axes in shared} == {("pure_bf16", 42)}
+    assert {entry.cell.precision for entry in entries} == {"pure_bf16", "bf16"}
+
+
+def test_quickstart_precision_trains_fp32_only_once() -> None:
+    quickstart = {entry.key for entry in GRIDS["quickstart"]}
+    shared = [entry.axes["precision"] for entry in GRIDS["quickstart-precision"] if entry.key in quickstart]
+    assert (len(GRIDS["quickstart-precision"]), shared) == (24, ["fp32"] * 8)
+
+
 def test_table3_finetunes_the_1b_cells_of_table2() -> None:
     table2 = named("table2")
     assert len(GRIDS["table3"]) == 11
@@ -181,7 +198,7 @@ def test_predefined_gates_come_from_the_gpas_cell_beside_them(grid: str) -> None
 def test_names_are_unique_and_safe_and_every_grid_has_a_table(grid: str) -> None:
     names = [entry.name for entry in GRIDS[grid]]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) for name in names)
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) for name in names)
     table = EXPERIMENTS.grids[grid].table
     assert table is not None
     for entry in GRIDS[grid]:

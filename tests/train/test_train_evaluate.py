@@ -27,7 +27,13 @@ def test_batches_are_as_many_as_the_references() -> None:
 
     assert [rows(size) for size in ("71m", "130m", "250m", "350m", "1b", "7b")] == [256, 256, 256, 512, 128, 32]
     assert rows({"like": "71m", "layers": 6}) == 512
-    assert rows("71m", mean_rows=64) == 64
+    assert rows("71m", validation_rows=64) == 64
+
+
+def test_batches_do_not_depend_on_the_means_of_an_update() -> None:
+    """The reference averages over 128 rows of an update at 350M, and over 512 rows of a validation batch."""
+    values = {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 512, "mean_rows": 128}
+    assert validation_rows(cell_from({"size": "350m", "data": "c4", "optim": values})) == 512
 
 
 def test_the_three_averages(monkeypatch: pytest.MonkeyPatch) -> None:
