@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
     from gpas_cli.report.table import Table
 
-FORMATS = ("rich", "markdown", "latex", "csv", "json")  # those of report.render, and rich for the terminal
+FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # those of report.render, and rich for the terminal
 
 
 def table(
@@ -82,9 +82,10 @@ def _spec(name: str) -> TableSpec:
 
 def _print(made: Table, form: str) -> None:
     if form == "rich":
+        from gpas_cli.report.cell_text import sheet
         from gpas_cli.report.terminal import Drawn
 
-        console().print(Drawn(made))
+        console().print(Drawn(sheet(made)))
     else:
         print(render_as(made, form))
 

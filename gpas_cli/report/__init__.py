@@ -7,10 +7,11 @@
     external  networks that were not trained here, as rows below the cells
     stats     mean, spread, paired differences over seeds
     entry_status  the number that one entry contributes to a table, or why there is none
-    table     entries + results -> `Table`: data, not text
+    table     entries + results -> `Table`: data, not text; `grouping` and `ranking` are parts of this
     notes     what a reader must know of a table: mixtures, missing seeds, what the deltas are
-    render    a `Table` as Markdown, LaTeX, CSV, JSON
-    terminal  a `Table` in a terminal
+    cell_text  a `Table` -> a `Sheet`: the text of its cells
+    render    a `Table` as Markdown, LaTeX, HTML, CSV, JSON; `markdown`, `latex` and `html_table` draw a `Sheet`
+    terminal  a `Sheet` in a terminal
     provenance  where one number comes from
     figure    curves (needs the extra `figures`)
 

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.external import ExternalCell, ExternalRow
-from gpas_cli.report.notes import significant
+from gpas_cli.report.notes import notes, significant
 from gpas_cli.report.papers import load
+from gpas_cli.report.sheet import Sheet, Style
 from gpas_cli.report.table import Column, Printed, Row, Table, TableCell
-
-
-@dataclass(frozen=True)
-class Style:
-    """How an output format writes text, emphasis and signs. `escape` also makes text printable."""
-
-    escape: Callable[[str], str]
-    bold: Callable[[str], str]
-    underline: Callable[[str], str]
-    minus: str = "-"
-    plus_minus: str = "±"
-    infinity: str = "inf"
-    indent: str = "  "
-
-
-PLAIN = Style(one_line, str, str)
 
 
 def number(value: float, digits: int, style: Style, sign: str = "") -> str:
@@ -71,6 +53,13 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
         return ""
     delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
     return number(printed.value, digits, style) + delta
+
+
+def sheet(table: Table) -> Sheet:
+    """Return the table as text, networks that were not trained here last, below a rule."""
+    first = 1 + len(table.rows)
+    rules = frozenset([first]) if table.externals.rows else frozenset()
+    return Sheet(table.spec.title, lambda style: grid(table, style), column_groups(table), notes(table), rules)
 
 
 def grid(table: Table, style: Style) -> list[list[str]]:

@@ -1,4 +1,4 @@
-r"""One `Table` -> LaTeX: a `table` environment with booktabs' rules, or several where one would be too wide for a page.
+r"""One `Sheet` -> LaTeX: a `table` environment with booktabs' rules, or several where one would be too wide for a page.
 
 Column widths are estimated from those of Computer Modern's characters, so that tables fit into a text width of 345 pt,
 the default of `article` at 10 pt.
@@ -10,10 +10,9 @@ import re
 from collections.abc import Sequence
 
 from gpas_cli.printable import one_line
-from gpas_cli.report.cell_text import PLAIN, Style, column_groups, grid
 from gpas_cli.report.column_layout import Spacing, fit
-from gpas_cli.report.notes import Note, notes
-from gpas_cli.report.table import Table
+from gpas_cli.report.note import Note
+from gpas_cli.report.sheet import PLAIN, Sheet, Style
 
 TEXT_WIDTH = 345.0  # points
 SPACINGS = (Spacing(12), Spacing(6), Spacing(10, wrapped=True), Spacing(6, wrapped=True))  # points
@@ -86,14 +85,14 @@ LATEX = Style(
 )
 
 
-def to_latex(table: Table) -> str:
+def to_latex(sheet: Sheet) -> str:
     """Return one or more `table` environments below a comment on the packages they need; the last has the notes."""
-    lines = grid(table, LATEX)
-    title = latex_escape(table.spec.title)
-    widths, wrapped = _widths(table)
-    layout = fit(column_groups(table), widths, wrapped, TEXT_WIDTH, SPACINGS)
+    lines = sheet.texts(LATEX)
+    title = latex_escape(sheet.title)
+    widths, wrapped = _widths(sheet)
+    layout = fit(sheet.groups, widths, wrapped, TEXT_WIDTH, SPACINGS)
     label = "l"
-    if any(text_width(line[0]) > LONGEST_LABEL for line in grid(table, PLAIN)):
+    if any(text_width(line[0]) > LONGEST_LABEL for line in sheet.texts(PLAIN)):
         label = f"p{{{LONGEST_LABEL:g}pt}}"
         lines = [[f"\\raggedright {line[0]}", *line[1:]] for line in lines]
     if layout.spacing.wrapped:
@@ -101,9 +100,9 @@ def to_latex(table: Table) -> str:
     environments = []
     for i, block in enumerate(layout.blocks, 1):
         caption = title if len(layout.blocks) == 1 else f"{title} ({i} of {len(layout.blocks)})"
-        sentences = _sentences(notes(table)) if i == len(layout.blocks) else []
+        sentences = _sentences(sheet.notes) if i == len(layout.blocks) else []
         rows = [[line[j] for j in block] for line in lines]
-        environments.append(_environment(caption, label, rows, layout.spacing, sentences, len(table.externals.rows)))
+        environments.append(_environment(caption, label, rows, layout.spacing, sentences, sheet.rules))
     return "\n\n".join(["\n".join(PREAMBLE), *environments]) + "\n"
 
 
@@ -112,10 +111,10 @@ def text_width(text: str) -> float:
     return sum(_WIDTHS.get(character, _OTHER_WIDTH) for character in text)
 
 
-def _widths(table: Table) -> tuple[list[float], list[float]]:
+def _widths(sheet: Sheet) -> tuple[list[float], list[float]]:
     """Return the widths of all columns in points, and the widths with wrapped headers."""
-    header, *body = grid(table, PLAIN)
-    ours = {group[0] for group in column_groups(table)}
+    header, *body = sheet.texts(PLAIN)
+    ours = {group[0] for group in sheet.groups}
     widest = [
         max(text_width(text) for text in column) * (BOLD if i in ours else 1)
         for i, column in enumerate(zip(*body, strict=True))
@@ -148,15 +147,21 @@ def _sentences(found: Sequence[Note]) -> list[str]:
 
 
 def _environment(
-    caption: str, label: str, rows: Sequence[Sequence[str]], spacing: Spacing, sentences: Sequence[str], externals: int
+    caption: str,
+    label: str,
+    rows: Sequence[Sequence[str]],
+    spacing: Spacing,
+    sentences: Sequence[str],
+    rules: frozenset[int],
 ) -> str:
-    """Return a table; a rule separates the last rows, `externals` of them, from the others."""
-    header, *body = (f"    {' & '.join(row)} \\\\" for row in rows)
-    if externals:
-        body.insert(len(body) - externals, "    \\midrule")
+    """Return a table; `rules` are the rows, counted from 1 for the first after the header, with a rule above."""
+    header, *lines = (f"    {' & '.join(row)} \\\\" for row in rows)
+    body = []
+    for place, line in enumerate(lines, 1):
+        body += ["    \\midrule", line] if place in rules else [line]
     # Nothing outside the outer columns: their text ends where the rules do.
     columns = f"@{{}}{label}{'r' * (len(rows[0]) - 1)}@{{}}"
-    lines = [
+    parts = [
         "\\begin{table}",
         "  \\centering\\small",
         f"  \\setlength{{\\tabcolsep}}{{{spacing.gap / 2:g}pt}}",
@@ -166,5 +171,5 @@ def _environment(
         "  \\end{tabular}",
     ]
     if sentences:
-        lines += ["  \\par\\smallskip", "  \\parbox{\\linewidth}{\\footnotesize\\raggedright", *sentences, "  }"]
-    return "\n".join([*lines, "\\end{table}"])
+        parts += ["  \\par\\smallskip", "  \\parbox{\\linewidth}{\\footnotesize\\raggedright", *sentences, "  }"]
+    return "\n".join([*parts, "\\end{table}"])

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from gpas_cli.report.entry_status import EntryStatus
+from gpas_cli.report.note import Note
 from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
 from gpas_cli.report.table import Row, Table, TableCell
@@ -19,15 +20,6 @@ SIGNIFICANT = 0.05
 MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 NAMED = 3  # cells in one note
 SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
-
-
-@dataclass(frozen=True)
-class Note:
-    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, external, origin,
-    override, published, budget or gains."""
-
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One `Table` -> Markdown, LaTeX, CSV, JSON. The same table gives the same text on every machine."""
+"""One `Table` -> Markdown, LaTeX, HTML, CSV, JSON. The same table gives the same text on every machine."""
 
 from __future__ import annotations
 
@@ -11,31 +11,16 @@ from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.printable import one_line
-from gpas_cli.report.cell_text import Style, grid
+from gpas_cli.report.cell_text import sheet
 from gpas_cli.report.external import ExternalRow
+from gpas_cli.report.html_table import to_html
 from gpas_cli.report.latex import to_latex
+from gpas_cli.report.markdown import to_markdown
 from gpas_cli.report.notes import full_title, gains, notes
 from gpas_cli.report.table import Row, Table, TableCell
 
 SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
-
-
-def to_markdown(table: Table) -> str:
-    """Return a pipe table with the notes as a list."""
-    style = Style(_markdown, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", indent="&nbsp;&nbsp;")
-    header, *lines = grid(table, style)
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
-    listed_notes = "\n".join(f"- {_markdown(note.text)}" for note in notes(table))
-    return f"**{_markdown(table.spec.title)}**\n\n{body}\n\n{listed_notes}\n"
-
-
-def _markdown(text: str) -> str:
-    text = one_line(text)
-    for special in ("\\", "|", "*", "_", "`", "<", "["):
-        text = text.replace(special, f"\\{special}")
-    return text
 
 
 def to_csv(table: Table) -> str:
@@ -163,8 +148,9 @@ def _finite(value: Any) -> Any:
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
-    "markdown": to_markdown,
-    "latex": to_latex,
+    "markdown": lambda table: to_markdown(sheet(table)),
+    "latex": lambda table: to_latex(sheet(table)),
+    "html": lambda table: to_html(sheet(table)),
     "csv": to_csv,
     "json": to_json,
 }

@@ -8,7 +8,6 @@ a cell     mean and standard deviation over seeds, paired difference from the ba
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -18,17 +17,16 @@ from gpas_cli.grid.scalar import Label
 from gpas_cli.report import stats
 from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
 from gpas_cli.report.external import ExternalNetwork, Externals, external_rows
+from gpas_cli.report.grouping import group
 from gpas_cli.report.labels import RowKey, facts, label_title, row_title, scheme_titles
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, published
-from gpas_cli.spec.downstream import BY_TASK, base_name, headline, row_length, task_title
-from gpas_cli.spec.downstream import columns as task_columns
+from gpas_cli.report.ranking import marks
+from gpas_cli.spec.downstream import base_name, headline, row_length, task_title
 from gpas_cli.spec.stage import Metric
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry, TableSpec
-
-Groups = dict[RowKey, dict[Label, list["Entry"]]]
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def build(
     sources = {source: published(source, name) for source, name in spec.published.items()}
     what = metric(spec.value, {stage.declared for entry in entries for stage in entry.cell.stages})
     _check(entries, spec, what, sources)
-    groups = _group(entries, spec)
+    groups = group(entries, spec)
     labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
     bases = {key: other for key in groups if (other := _base_key(key, spec)) != key}
     plain = {key: _cells(columns, labels, spec, what, states, results) for key, columns in groups.items()}
@@ -167,43 +165,6 @@ def _externals(
         if section is not None:
             sections.append(replace(section, max_length=row_length(section, entry.cell.model.family)))
     return external_rows(networks, sections, [what.recorded_as(str(column.label)) for column in columns])
-
-
-def _group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
-    """Return the entries by row key and column label. With columns `task`, an entry is in the column of each task."""
-    groups: Groups = {}
-    # Grids that include one another may have the same cell twice.
-    for entry in {(entry.cell.key, *sorted(entry.axes.items())): entry for entry in entries}.values():
-        row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
-        for label in _column_labels(entry, spec):
-            row.setdefault(label, []).append(entry)
-    for columns in groups.values():
-        for group in columns.values():
-            _refuse_mixture(group, spec)
-    return groups
-
-
-def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
-    if spec.columns != "task":
-        return (entry.axes[spec.columns],) if spec.columns in entry.axes else ()
-    section = entry.cell.parameters("downstream")
-    return task_columns(section.tasks, spec.value) if section and spec.value in BY_TASK else ()
-
-
-def _refuse_mixture(group: Sequence[Entry], spec: TableSpec) -> None:
-    """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
-    first = group[0]
-    for entry in group[1:]:
-        axes = sorted(entry.axes.keys() | first.axes.keys())
-        differing = [axis for axis in axes if entry.axes.get(axis) != first.axes.get(axis) and axis != spec.over]
-        if differing:
-            raise GpasError(
-                f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
-                f"{', '.join(differing)}; add it to the rows, or select cells with --where"
-            )
-    seeds = [entry.axes.get(spec.over) for entry in group]
-    if len(set(seeds)) < len(seeds):
-        raise GpasError(f"table '{spec.title}': {first.id} occurs twice; a cell counts once for each {spec.over}")
 
 
 def _cells(
@@ -290,31 +251,14 @@ def _order(
 
 
 def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:
-    """Return the rows with the best and second best cell of each column marked.
-
-    Unfinished cells are not ranked. Numbers equal in the displayed digits tie; after a tie for best there is no second.
-    """
+    """Return the rows with the best and second best cell of each column marked. Unfinished cells are not ranked."""
     ranked = [list(row.cells) for row in rows]
     for column in range(len(ranked[0])):
-        marks = _marks([row[column] for row in ranked], what)
-        for row, mark in zip(ranked, marks, strict=True):
+        cells = [row[column] for row in ranked]
+        numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
+        for row, mark in zip(ranked, marks(numbers, what), strict=True):
             row[column] = replace(row[column], mark=mark)
     return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
-
-
-def _marks(column: Sequence[TableCell], what: Metric) -> list[str]:
-    shown = [_shown(cell, what) for cell in column]
-    numbers = sorted((n for n in shown if n is not None), reverse=what.better == "higher")
-    if len(numbers) < 2:
-        return [""] * len(shown)
-    names = {numbers[1]: "second", numbers[0]: "best"}  # if both are the same number, it is the best
-    return ["" if n is None else names.get(n, "") for n in shown]
-
-
-def _shown(cell: TableCell, what: Metric) -> float | None:
-    if cell.summary is None or not cell.complete or math.isnan(cell.summary.mean):
-        return None
-    return round(cell.summary.mean, what.digits)
 
 
 def _column(

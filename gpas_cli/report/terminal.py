@@ -1,4 +1,4 @@
-"""A `Table` as a rich renderable, for a terminal of any width."""
+"""A `Sheet` as a rich renderable, for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gpas_cli.printable import one_line
-from gpas_cli.report.cell_text import Style, column_groups, grid
 from gpas_cli.report.column_layout import Spacing, fit
-from gpas_cli.report.notes import notes
-from gpas_cli.report.table import Table
+from gpas_cli.report.sheet import Sheet, Style
 
 # Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.
 STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
@@ -26,16 +24,17 @@ NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number 
 class Drawn:
     """A table with its title above and its notes below. Columns that do not fit the width go into further blocks."""
 
-    table: Table
+    sheet: Sheet
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        lines = [[Text.from_ansi(text) for text in line] for line in grid(self.table, STYLE)]
-        yield Text(one_line(self.table.spec.title), style="italic")
-        layout = fit(column_groups(self.table), _widths(lines), _wrapped_widths(lines), options.max_width, SPACINGS)
+        sheet = self.sheet
+        lines = [[Text.from_ansi(text) for text in line] for line in sheet.texts(STYLE)]
+        yield Text(one_line(sheet.title), style="italic")
+        layout = fit(sheet.groups, _widths(lines), _wrapped_widths(lines), options.max_width, SPACINGS)
         for block in layout.blocks:
             part = [[line[i] for i in block] for line in lines]
-            yield _draw(part, layout.spacing, options.max_width, len(self.table.externals.rows))
-        for i, note in enumerate(notes(self.table), 1):
+            yield _draw(part, layout.spacing, options.max_width, sheet.rules)
+        for i, note in enumerate(sheet.notes, 1):
             yield Text(f"{i}. {one_line(note.text)}", style="dim")
 
 
@@ -49,10 +48,10 @@ def _wrapped_widths(lines: Sequence[Sequence[Text]]) -> list[int]:
     return _widths([[max(text.split(" "), key=lambda word: word.cell_len, default=text) for text in header], *body])
 
 
-def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, externals: int) -> RichTable:
+def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, rules: frozenset[int]) -> RichTable:
     """Return one block, at most `room` wide; if a single column is too wide, labels and then numbers are wrapped.
 
-    A rule separates the last rows, `externals` of them, from the others.
+    rules: the lines, counted from 1 for the first after the header, that have a rule above.
     """
     label, *widths = _wrapped_widths(lines) if spacing.wrapped else _widths(lines)
     left = room - spacing.edges - sum(spacing.gap + width for width in widths)
@@ -61,6 +60,6 @@ def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, external
     drawn = RichTable(box=SIMPLE_HEAD, show_edge=spacing.edges > 0, pad_edge=False, padding=padding)
     for i, width in enumerate((max(min(label, left), NARROWEST_LABEL), *widths)):
         drawn.add_column(lines[0][i], justify="right" if i else "left", vertical="bottom", overflow="fold", width=width)
-    for place, line in enumerate(lines[1:], 2):
-        drawn.add_row(*line, end_section=place == len(lines) - externals)
+    for place, line in enumerate(lines[1:], 1):
+        drawn.add_row(*line, end_section=place + 1 in rules)
     return drawn

@@ -11,11 +11,12 @@ from report_cells import entry, spec
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
-from gpas_cli.report.cell_text import PLAIN, grid
+from gpas_cli.report.cell_text import grid
 from gpas_cli.report.external import ExternalNetwork, Externals, select_networks
 from gpas_cli.report.notes import notes
 from gpas_cli.report.render import to_csv
 from gpas_cli.report.result import TaskResult
+from gpas_cli.report.sheet import PLAIN
 from gpas_cli.report.table import Table, build
 
 BOTH = {"tasks": ["indent", "bracket"]}

@@ -16,7 +16,7 @@ from gpas_cli.errors import UnknownCell
 from gpas_cli.report import query
 from gpas_cli.report.provenance import differences, trace_number
 from gpas_cli.report.recorded import stage_keys
-from gpas_cli.report.render import to_markdown
+from gpas_cli.report.render import render
 from gpas_cli.report.table import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, StageRow
@@ -122,7 +122,7 @@ def test_a_table_straight_from_the_database(engine: Engine) -> None:
     table = build(
         entries, {}, query.results(engine, stage_keys(entries)), spec(published={"gpas": "table2_perplexity"})
     )
-    text = to_markdown(table)
+    text = render(table, "markdown")
     assert "| Pre-LN | <u>34.30 ± 0.14</u> | 34.23 |" in text
     assert "| &nbsp;&nbsp;+ GPAS | **33.55 ± 0.07** (-0.75) | 33.49 (-0.74) |" in text
 

@@ -15,10 +15,11 @@ from report_cells import entry, quickstart, result, spec
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.cell_text import PLAIN, number
+from gpas_cli.report.cell_text import number, sheet
 from gpas_cli.report.latex import latex_escape, to_latex
 from gpas_cli.report.render import FORMATS, render, to_csv, to_json
 from gpas_cli.report.result import Result
+from gpas_cli.report.sheet import PLAIN
 from gpas_cli.report.table import Table, build
 from gpas_cli.report.terminal import Drawn
 
@@ -101,10 +102,41 @@ def test_latex(table: Table) -> None:
     assert text.endswith("median -1.31 here, -1.25 there.\n  }\n\\end{table}\n")
 
 
+HTML = """\
+<table>
+<caption>Demo</caption>
+<thead>
+<tr><th scope="col">validation perplexity</th><th scope="col" class="ours">71m</th>\
+<th scope="col" class="published">71m, GPAS paper</th></tr>
+</thead>
+<tbody>
+<tr><th scope="row">Pre-LN</th><td class="ours"><u>34.20 ± 0.10</u></td><td class="published">34.23</td></tr>
+<tr><th scope="row">&emsp;+ GPAS</th><td class="ours"><strong>33.48 ± 0.11</strong> (&minus;0.72*)</td>\
+<td class="published">33.49 (&minus;0.74)</td></tr>
+"""
+
+
+def test_html_is_a_fragment(table: Table) -> None:
+    text = render(table, "html")
+    assert text.startswith(HTML)
+    assert '</table>\n<ul class="notes">\n<li>mean ± sample standard deviation over 3 seeds</li>\n' in text
+    assert text.endswith("</li>\n</ul>\n")
+    assert "style" not in text
+
+
+def test_html_has_no_markup_of_labels() -> None:
+    table = build([entry(axes={"norm": "<script>a&b</script>\x1b"})], {}, {}, spec(title="<b>"))
+    text = render(table, "html")
+    assert "&lt;script&gt;a&amp;b&lt;/script&gt;" in text
+    assert "<caption>&lt;b&gt;</caption>" in text
+    assert "<script" not in text
+    assert "\x1b" not in text
+
+
 def test_rich(table: Table) -> None:
     console = Console(width=160, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(Drawn(table))
+        console.print(Drawn(sheet(table)))
     text = "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()) + "\n"
     assert text.startswith(RICH)
 
@@ -121,7 +153,7 @@ def wide() -> Table:
 def drawn(table: Table, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(Drawn(table))
+        console.print(Drawn(sheet(table)))
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
 
@@ -180,7 +212,8 @@ def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str,
         results |= result(one, 1404.98 + 10 * i + (i % 5) * 17.77, fingerprint=f"{i:016x}")
     sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
     table = build(entries, {}, results, spec(title=label, published=sources))
-    source = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{to_latex(table)}\\end{{document}}"
+    text = to_latex(sheet(table))
+    source = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
     (tmp_path / "t.tex").write_text(source)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
@@ -191,7 +224,7 @@ def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str,
 def test_rich_marks_are_styles(table: Table) -> None:
     console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
     with console.capture() as capture:
-        console.print(Drawn(table))
+        console.print(Drawn(sheet(table)))
     assert "\x1b[1m33.48 ± 0.11\x1b[0m" in capture.get()
     assert "\x1b[4m34.20 ± 0.10\x1b[0m" in capture.get()
 
@@ -291,7 +324,7 @@ def test_special_characters_are_text_in_every_format() -> None:
     ) in render(table, "latex")
     console = Console(width=120, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
-        console.print(Drawn(table))
+        console.print(Drawn(sheet(table)))
     assert label in capture.get()
     assert "x|y [bold]z" in capture.get()
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label

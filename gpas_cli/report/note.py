@@ -1,0 +1,14 @@
+"""A note below a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Note:
+    """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, external, origin,
+    override, published, budget or gains."""
+
+    kind: str
+    text: str
