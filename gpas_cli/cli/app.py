@@ -23,6 +23,7 @@ from gpas_cli.cli import (
     init,
     logs,
     plan,
+    report,
     rerun,
     retry,
     run,
@@ -136,6 +137,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     RESULTS: {
         "table": table.table,
         "figure": figure.figure,
+        "report": report.report,
         "why": why.why,
         "export": export.export,
         "evaluate": evaluate.evaluate,

@@ -1,0 +1,95 @@
+"""The cells of the page as plain data: one row per cell, and the details that are shown when it is opened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.report import query
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.state.status import CellStatus
+
+LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
+
+# Columns of an attempt that the page shows; `environment` is shown apart.
+_FACTS = (
+    *("number", "outcome", "cause", "host", "device", "gpu", "threads", "precision", "executor", "code"),
+    *("git_commit", "git_dirty", "started", "ended", "resumed_from", "last_step", "parameters"),
+    *("fingerprint", "validation_fingerprint", "directory"),
+)
+
+
+@dataclass(frozen=True)
+class DetailLimits:
+    """How much of the cells' details fits on a page. A log is cut to its last lines."""
+
+    cells: int = 2000
+    log_lines: int = 40
+    log_characters: int = 200  # of a line
+    log_bytes: int = 4_000_000  # of all logs
+
+
+def row(state: CellStatus) -> dict[str, Any]:
+    """Return one line of the list of cells. `since`: the unix time of the newest evidence."""
+    entry, progress = state.entry, state.progress
+    return {
+        "id": entry.id,
+        "grid": entry.grid,
+        "key": entry.key,
+        "axes": dict(entry.axes),
+        "state": state.state,
+        "stage": state.stage,
+        "evidence": state.evidence,
+        "cause": state.cause,
+        "since": None if state.age is None else round(time.time() - state.age),
+        "attempt": state.attempt,
+        "fraction": state.fraction,
+        "step": progress.step if progress else None,
+        "steps": progress.steps if progress else None,
+        "eta": progress.eta if progress and state.state == "running" else None,
+        "perplexity": state.metrics.get("perplexity", state.metrics.get("finetuned_perplexity")),
+    }
+
+
+def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dict[str, Any]:
+    """Return what is shown when a cell is opened."""
+    entry = state.entry
+    stages = [(stage.kind, stage.key) for stage in entry.cell.stages]
+    return {
+        "stages": stages,
+        "settings": dict(flat(entry.cell.to_mapping())),
+        "notes": entry.notes,
+        "metrics": dict(state.metrics),
+        "attempts": [_attempt(kind, found) for kind, key in stages for found in _attempts(engine, key)],
+        "log": list(log),
+    }
+
+
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return a nested mapping as (dotted name, value) pairs, in order."""
+    found: list[tuple[str, Any]] = []
+    for name, value in mapping.items():
+        found += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return found
+
+
+def _attempts(engine: Engine | None, key: str) -> list[dict[str, Any]]:
+    return query.attempts(engine, key) if engine else []
+
+
+def _attempt(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {name: found[name] for name in _FACTS if found[name] not in (None, "")}
+    gone = found["gone"] is not None
+    return {
+        "stage": kind,
+        **facts,
+        "gone": gone,
+        "environment": found["environment"] or {},
+        "metrics": found["metrics"],
+    }
