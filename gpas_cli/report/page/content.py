@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
 from gpas_cli.report.page.cells import DetailLimits, LogTail, details, row
-from gpas_cli.report.page.table_html import to_html
+from gpas_cli.report.render import render
 from gpas_cli.report.table import build
 from gpas_cli.words import count
 
@@ -94,7 +94,7 @@ def _section(name: str, grid: Grid | None, known: Recorded, states: Sequence[Cel
         made = build([state.entry for state in own], known.states, known.results, spec)
     except GpasError as error:
         return GridSection(name, title, _counts(own), problem=str(error))
-    return GridSection(name, title, _counts(own), to_html(made))
+    return GridSection(name, title, _counts(own), render(made, "html"))
 
 
 def _details(
