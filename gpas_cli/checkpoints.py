@@ -26,6 +26,11 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
     return [path for _, path in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
+def short_name(checkpoint: Path) -> str:
+    """Return the path of a checkpoint from the folder of its stage on: it names it on any machine and holds no home."""
+    return "/".join(checkpoint.parts[-5:])
+
+
 def outdated(folder: Path) -> list[Path]:
     """Return the checkpoints that may be deleted: all but the newest KEPT_CHECKPOINTS."""
     return [path for path in newest_first([folder]) if not path.suffix][KEPT_CHECKPOINTS:]

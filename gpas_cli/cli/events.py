@@ -22,6 +22,7 @@ from gpas_cli.events import (
     TextFacts,
     Warned,
 )  # fmt: skip
+from gpas_cli.spec.stage import main_result
 from gpas_cli.state.progress import Progress
 from gpas_cli.words import count
 
@@ -111,8 +112,9 @@ def _profile(event: Profile) -> str:
 
 
 def _outcome(event: Outcome) -> str:
-    perplexity = event.metrics.get("perplexity")
-    result = f": perplexity {short(perplexity)}" if perplexity is not None else ""
+    numbers = {name: value for name, value in event.metrics.items() if value is not None}
+    found = main_result(numbers)
+    result = f": {found[0].words} {short(found[1])}" if found else ""
     cause = f": {event.cause}" if event.cause else ""
     return f"{event.outcome} at update {event.step}{result}{cause}"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gpas_cli.spec.stage import main_result
 from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
@@ -138,12 +139,10 @@ def progress_text(status: StageStatus) -> str:
 
 def result(status: StageStatus) -> str:
     """Return how a job ended, as a suffix to its name and state."""
-    perplexity = status.metrics.get("perplexity", status.metrics.get("finetuned_perplexity"))
-    if perplexity is not None:
-        return f": perplexity {float(perplexity):.2f}"
-    scores = [float(value) for name, value in status.metrics.items() if name.startswith("accuracy/average")]
-    if status.state == "done" and scores:
-        return f": accuracy {scores[-1]:.2f} %"
+    found = main_result(status.metrics) if status.state in ("done", "diverged") else None
+    if found:
+        metric, value = found
+        return f": {metric.words} {metric.shown(value)}"
     if status.state == "interrupted" and status.outcome and status.progress and not status.cause:
         saved = status.progress.saved
         return ": nothing to save yet" if saved is None else f": saved at update {saved}"

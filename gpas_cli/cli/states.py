@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.cli.columns import Columns
 from gpas_cli.cli.console import json_number
 from gpas_cli.cli.progress_view import spike_mark
+from gpas_cli.spec.stage import Metric, main_result
 from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
 }  # fmt: skip
-DROPPABLE = ("evidence", "key", "perplexity")  # columns left out on a narrow terminal, in this order
+DROPPABLE = ("evidence", "key")  # columns left out on a narrow terminal, in this order, then the result
 
 
 def once(states: Iterable[CellStatus]) -> list[CellStatus]:
@@ -60,14 +61,24 @@ def cell_table(
 
     Cells are named with their grid, unless `title` is the grid's name.
     """
-    headers = ("cell", "key", "state", "perplexity", *(["doing"] if meter else []), "evidence")
-    rows = [_row(state, meter, named=bool(title)) for state in states]
-    return Columns(headers, rows, title, frozenset({"perplexity"}), DROPPABLE if meter else (), wrapped)
+    results = [main_result(state.metrics) for state in states]
+    names = {metric.words for metric, _ in filter(None, results)}
+    # Cells at different stages have different results, which then carry their names.
+    header = "result" if len(names) > 1 else next(iter(names), "perplexity")
+    headers = ("cell", "key", "state", header, *(["doing"] if meter else []), "evidence")
+    shown = [_result(found, named=len(names) > 1) for found in results]
+    rows = [_row(state, text, meter, named=bool(title)) for state, text in zip(states, shown, strict=True)]
+    return Columns(headers, rows, title, frozenset({header}), (*DROPPABLE, header) if meter else (), wrapped)
 
 
-def _row(state: CellStatus, meter: UsageMeter | None, *, named: bool) -> tuple[Cell, ...]:
-    perplexity = state.metrics.get("perplexity")
-    shown = f"{float(perplexity):.2f}" if perplexity is not None else ""
+def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
+    if found is None:
+        return ""
+    metric, value = found
+    return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
+
+
+def _row(state: CellStatus, shown: str, meter: UsageMeter | None, *, named: bool) -> tuple[Cell, ...]:
     doing = [_doing(state, meter)] if meter else []
     name = state.entry.name if named else state.entry.id
     return (name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,

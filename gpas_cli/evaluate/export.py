@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpas_cli import __version__
+from gpas_cli.checkpoints import short_name
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
@@ -254,6 +255,6 @@ def _tokens(cell: Cell, corpus: Corpus | None) -> tuple[dict[str, int | None], d
 def _origin(cell: Cell, written: ExportReport) -> str:
     """Return gpas.json: the origin of the network and the error of folding."""
     # Only the path below `runs`: the folder may be published.
-    facts = {**asdict(written), "checkpoint": "/".join(written.checkpoint.parts[-5:])}
+    facts = {**asdict(written), "checkpoint": short_name(written.checkpoint)}
     whole = {"gpas_cli": __version__, "stage": cell.trained.key, **facts, "cell": cell.to_mapping()}
     return json.dumps(plain(whole), indent=2, allow_nan=False) + "\n"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli import words
+from gpas_cli.checkpoints import short_name
+from gpas_cli.data.prepare import Corpus
 from gpas_cli.evaluate import angular, removal_scores
 from gpas_cli.evaluate.likelihood import ScoringStopped, never
 from gpas_cli.evaluate.removal import WHOLE, RemovalLosses
@@ -17,14 +19,14 @@ from gpas_cli.evaluate.removal_scores import RemovalScores
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.run import prepare_text, record_verified
+from gpas_cli.train.run import record_verified
 from gpas_cli.train.trained import load_trained
 
 
 def measure(
     cell: Cell,
     trained: Path,
-    cache: Path,
+    corpus: Corpus,
     root: Path,
     emit: Emit,
     stop: Stop,
@@ -33,15 +35,15 @@ def measure(
 ) -> Outcome:
     """Measure the trained network whole and without each layer, and report the differences by layer. Collective.
 
-    `trained` is a checkpoint of the cell's last training stage. `earlier`: the measurements of earlier attempts; those
-    of this checkpoint and text are not repeated. Raises DamagedCheckpoint if the checkpoint is damaged.
+    `trained` is a checkpoint of the cell's last training stage, `corpus` the text that it was trained on, `earlier` the
+    measurements of earlier attempts; those of this checkpoint and text are not repeated. Raises DamagedCheckpoint if
+    the checkpoint is damaged.
     """
     emit = emit if world.leads else silent
     began = time.perf_counter()
     known = world.broadcast(list(earlier))
-    corpus = prepare_text(cell, cache, root, notify=lambda _: None)
     loaded = load_trained(cell, trained, world)
-    checkpoint = "/".join(trained.parts[-5:])  # from the folder of its stage on
+    checkpoint = short_name(trained)
     losses = RemovalLosses.prepare(
         cell, loaded, corpus, world, checkpoint, (one for one in known if isinstance(one, Removal))
     )

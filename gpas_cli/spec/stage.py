@@ -42,6 +42,15 @@ class Metric:
     by_task: bool = False
 
     @property
+    def words(self) -> str:
+        """The name in a sentence."""
+        return self.name.replace("_", " ")
+
+    def shown(self, value: float) -> str:
+        """Return a value with the metric's digits and unit: "51.20 %"."""
+        return f"{value:.{self.digits}f}{f' {self.unit}' if self.unit else ''}"
+
+    @property
     def family(self) -> str:
         """The metric that published tables are compared by."""
         return self.kind or self.name
@@ -225,3 +234,16 @@ STAGE_KINDS: dict[str, StageKind] = {
         ),
     )
 }
+
+
+def main_result(metrics: Mapping[str, float]) -> tuple[Metric, float] | None:
+    """Return the number that stands for the result of a stage: the first metric of its kind, and its value.
+
+    Of a metric by task, the last value: an average, if there is one. None if no kind's first metric is reported.
+    """
+    for kind in STAGE_KINDS.values():
+        first = kind.metrics[0]
+        values = [value for name, value in metrics.items() if name.partition("/")[0] == first.name]
+        if values:
+            return first, float(values[-1])
+    return None

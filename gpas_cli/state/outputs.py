@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import GpasError
-from gpas_cli.events import TextFacts
+from gpas_cli.events import KINDS, Event, TextFacts
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import final_step
-from gpas_cli.store.journal import read
+from gpas_cli.store.journal import read, stretches
 from gpas_cli.store.rundir import AttemptDir, checkpoints_of, stage_dir
+
+E = TypeVar("E", bound=Event)
+
+
+def recorded_events(runs: Path, key: str, *classes: type[E]) -> Iterator[E]:
+    """Yield the events of these classes in the journals of the attempts that decide the state of a stage, oldest first.
+
+    Raises OSError if a journal cannot be read.
+    """
+    kinds = {kind for kind, event_class in KINDS.items() if event_class in classes}
+    for attempt in rerun.deciding(runs, key):
+        for lines, _, _ in stretches(attempt.journal_path):
+            events = (line.event for line in lines if line.kind in kinds)
+            yield from (event for event in events if isinstance(event, classes))
 
 
 def newest_checkpoint(runs: Path, key: str) -> Path | None:

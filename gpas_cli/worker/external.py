@@ -28,7 +28,8 @@ from gpas_cli.spec.downstream import Downstream, measure_of
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.state.cancellation import request_path
-from gpas_cli.store.journal import Journal, stretches
+from gpas_cli.state.outputs import recorded_events
+from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, Author
 from gpas_cli.store.rundir import attempts, create_attempt
 from gpas_cli.store.snapshot import current_code, git_facts
@@ -114,12 +115,7 @@ def _key(model: ExternalModel, section: Downstream) -> str:
 
 def _recorded(runs: Path, key: str) -> dict[tuple[str, str], Score]:
     """Return the newest score of each task and metric."""
-    found: dict[tuple[str, str], Score] = {}
-    for attempt in attempts(runs, key):
-        for lines, _, _ in stretches(attempt.journal_path):
-            scores = [line.event for line in lines if isinstance(line.event, Score)]
-            found |= {(score.task, score.metric): score for score in scores}
-    return found
+    return {(score.task, score.metric): score for score in recorded_events(runs, key, Score)}
 
 
 def _chosen(found: dict[tuple[str, str], Score], tasks: Sequence[str]) -> tuple[Score, ...]:

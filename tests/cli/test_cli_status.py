@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from face import START, Face, step
 from rich.console import Console, Group
+from scored import finish_cells
 
 from gpas_cli.cli import console as shared
 from gpas_cli.cli.cell_filter import CellFilter
@@ -106,3 +108,15 @@ def test_the_watched_view_fits_the_screen(cells: Face, height: int, brief: bool)
     assert len(lines) < height
     assert "small/post-s2" in "".join(lines)  # what runs is shown on however small a screen
     assert brief or height == 40 or any(line.startswith("and ") and "missing" in line for line in lines)
+
+
+def test_cells_at_different_stages_name_their_results(face: Face) -> None:
+    face.ended("pre-s1", "done", 8.0)
+    finish_cells(face)
+    one = face("status", "scored").out
+    assert re.search(r"cell +key +state +accuracy", one)
+    assert re.search(r"pre-gpas +\w+ +done +46\.00 %", one)
+    several = face("status", "scored", "small", "--sort", "name").out
+    assert re.search(r"cell +key +state +result", several)
+    assert re.search(r"scored/pre-gpas +\w+ +done +accuracy 46\.00 %", several)
+    assert re.search(r"done +perplexity \d", several)

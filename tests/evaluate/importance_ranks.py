@@ -22,6 +22,7 @@ from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World, joined
 from gpas_cli.train.precision import make_deterministic
+from gpas_cli.train.run import prepare_text
 
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
@@ -84,7 +85,15 @@ def main(rank: int, room: Path, path: Path, layout: str, output: Path) -> None:
     cell = cell_of(norm="post", gate="gpas", layout=layout)
     recorder = Recorder()
     with joined(World(rank, 2, rank), f"file://{output}.meeting") as world:
-        outcome = measure(cell, path, room / "cache", room, recorder, lambda: None, world)
+        outcome = measure(
+            cell,
+            path,
+            prepare_text(cell, room / "cache", room, notify=lambda _: None),
+            room,
+            recorder,
+            lambda: None,
+            world,
+        )
     if rank == 0:
         (event,) = recorder.of("layers")
         output.write_text(json.dumps({"values": event["values"], "loss": outcome.metrics["loss"]}))

@@ -51,7 +51,15 @@ def go(
     room: Path, cell: Cell, path: Path, earlier: Iterable[Removal] = (), stop: Callable[[], str | None] = never
 ) -> tuple[Outcome, Recorder]:
     recorder = Recorder()
-    outcome = measure(cell, path, room / "cache", room, recorder, stop, earlier=earlier)
+    outcome = measure(
+        cell,
+        path,
+        prepare_text(cell, room / "cache", room, notify=lambda _: None),
+        room,
+        recorder,
+        stop,
+        earlier=earlier,
+    )
     return outcome, recorder
 
 

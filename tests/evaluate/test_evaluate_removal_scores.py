@@ -68,7 +68,15 @@ def go(
 ) -> tuple[Outcome, list[Event]]:
     events: list[Event] = []
     known = [one for one in earlier if isinstance(one, Removal | RemovalScore)]
-    return measure(cell, path, room / "cache", room, events.append, stop, earlier=known), events
+    return measure(
+        cell,
+        path,
+        prepare_text(cell, room / "cache", room, notify=lambda _: None),
+        room,
+        events.append,
+        stop,
+        earlier=known,
+    ), events
 
 
 def scored(events: Iterable[Event]) -> list[tuple[int, str]]:

@@ -12,14 +12,16 @@ import pytest
 from attempts import make_attempt
 from importance_ranks import TEXTS, cell_of, save_network
 
-from gpas_cli.events import Outcome
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Event, Outcome, Removal, TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state import rerun
+from gpas_cli.state.outputs import recorded_events
 from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.importance import recorded, run
+from gpas_cli.worker.stages.importance import run
 
 CELL = cell_of(norm="pre", gate="gpas")
 LAYERS = CELL.model.size.layers
@@ -32,7 +34,7 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text)
     trained = make_attempt(tmp_path / "runs", CELL.trained.key, facts_of(tmp_path, CELL, "pretrain"))
     save_network(CELL, trained.checkpoints)
-    with_outcome(trained, Outcome("done", CELL.optim.steps))
+    end_with(trained, Outcome("done", CELL.optim.steps))
     return tmp_path
 
 
@@ -40,9 +42,10 @@ def facts_of(project: Path, cell: Cell, stage: str) -> dict[str, Any]:
     return {"stage": stage, "cell": cell.to_mapping(), "cache": str(project / "cache"), "root": str(project)}
 
 
-def with_outcome(attempt: AttemptDir, outcome: Outcome) -> None:
+def end_with(attempt: AttemptDir, *events: Event) -> None:
     journal = Journal(attempt.journal_path)
-    journal.append(outcome)
+    for event in events:
+        journal.append(event)
     journal.close()
 
 
@@ -55,7 +58,7 @@ def go(project: Path, attempt: AttemptDir, most: int = 100) -> Outcome:
     journal = Journal(attempt.journal_path)
     outcome = run(StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stopping(most), ALONE))
     journal.close()
-    with_outcome(attempt, outcome)
+    end_with(attempt, outcome)
     return outcome
 
 
@@ -93,8 +96,14 @@ def test_attempts_and_requeues_continue_where_the_last_one_stopped(project: Path
 def test_a_loss_that_is_not_finite_is_read_as_a_number(project: Path) -> None:
     attempt = new_attempt(project)
     go(project, attempt)
-    whole = next(recorded(project / "runs", CELL.key))
-    journal = Journal(attempt.journal_path)
-    journal.append(replace(whole, loss=math.inf))
-    journal.close()
-    assert list(recorded(project / "runs", CELL.key))[-1].loss == math.inf
+    whole = next(recorded_events(project / "runs", CELL.key, Removal))
+    end_with(attempt, replace(whole, loss=math.inf))
+    assert list(recorded_events(project / "runs", CELL.key, Removal))[-1].loss == math.inf
+
+
+def test_another_tokenizer_than_that_of_the_training_is_refused(project: Path) -> None:
+    trained = make_attempt(project / "runs", CELL.trained.key, facts_of(project, CELL, "pretrain"))
+    save_network(CELL, trained.checkpoints)
+    end_with(trained, TextFacts(tokenizer="0" * 64), Outcome("done", CELL.optim.steps))
+    with pytest.raises(GpasError, match=r"has changed since .* was trained"):
+        go(project, new_attempt(project))

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
-from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.state.outputs import last_checkpoint, text_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
+    from gpas_cli.data.tokenizer import Tokenizer
     from gpas_cli.events import Emit, Outcome, Stop
     from gpas_cli.train.parallel import World
     from gpas_cli.train.trained import TrainedNetwork
@@ -67,6 +69,16 @@ class StageContext:
     def trained_checkpoint(self) -> Path:
         """Return the final checkpoint of the last training before this stage. Raises GpasError if there is none."""
         return last_checkpoint(self.runs, self.base.trained.key)
+
+    def require_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise GpasError unless the last training before this stage used this tokenizer."""
+        trained = self.trained_checkpoint()
+        before = text_of(trained).tokenizer or tokenizer.identity
+        if tokenizer.identity != before:
+            raise GpasError(
+                f"the tokenizer of data.tokenizer: {self.cell.data.tokenizer} has changed since {trained} was trained "
+                f"(from {before[:12]} to {tokenizer.identity[:12]}); restore the text that it was made from"
+            )
 
     def load_trained(self) -> TrainedNetwork:
         """Return the network of the last training before this stage, whole in every process.

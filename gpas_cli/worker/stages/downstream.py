@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpas_cli import words
+from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import token_cache
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of, row_length
-from gpas_cli.state.outputs import text_of
-from gpas_cli.state.rerun import deciding
-from gpas_cli.store.journal import stretches
+from gpas_cli.state.outputs import recorded_events
 from gpas_cli.worker.stages.context import StageContext
 
 REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -29,12 +27,14 @@ def run(stage: StageContext) -> Outcome:
     the next `gpas run` scores what is missing.
     """
     trained = stage.trained_checkpoint()
-    checkpoint = "/".join(trained.parts[-5:])  # from the folder of its stage on
-    tokenizer = _tokenizer(stage, trained)
+    checkpoint = short_name(trained)
+    tokenizer = _tokenizer(stage)
+    stage.require_tokenizer(tokenizer)
     opened = stage.load_trained()
     section: Downstream = stage.parameters
     scorer = Scorer(opened.network, opened.precision, max_length=row_length(section, stage.cell.model.family))
-    scores = dict(recorded(stage.runs, stage.attempt.key, checkpoint))
+    known = recorded_events(stage.runs, stage.attempt.key, Score)
+    scores = {(score.task, score.metric): score.value for score in known if score.checkpoint == checkpoint}
     return score_section(
         section, scorer, tokenizer, stage.root, scores, checkpoint=checkpoint, emit=stage.emit, stop=stage.stop
     )
@@ -82,17 +82,8 @@ def score_section(
     return Outcome(state, _scored(section, scores), cause, metrics=metrics)
 
 
-def recorded(runs: Path, key: str, checkpoint: str) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield (task, metric) and value of each score of `checkpoint` in the journals of the stage, oldest first."""
-    for attempt in deciding(runs, key):
-        for lines, _, _ in stretches(attempt.journal_path):
-            for line in lines:
-                if isinstance(line.event, Score) and line.event.checkpoint == checkpoint:
-                    yield (line.event.task, line.event.metric), line.event.value
-
-
-def _tokenizer(stage: StageContext, trained: Path) -> Tokenizer:
-    """Return the tokenizer that the network was trained with. Raises GpasError if it is another one now."""
+def _tokenizer(stage: StageContext) -> Tokenizer:
+    """Return the tokenizer of the cell's text."""
     cell = stage.cell
     tokens = token_cache(
         cell.data,
@@ -101,12 +92,6 @@ def _tokenizer(stage: StageContext, trained: Path) -> Tokenizer:
         root=stage.root,
         notify=lambda name: stage.emit(Phase(name)),
     )
-    before = text_of(trained).tokenizer or tokens.tokenizer.identity
-    if tokens.tokenizer.identity != before:
-        raise GpasError(
-            f"the tokenizer of data.tokenizer: {cell.data.tokenizer} has changed since {trained} was trained "
-            f"(from {before[:12]} to {tokens.tokenizer.identity[:12]}); restore the text that it was made from"
-        )
     return tokens.tokenizer
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 from gpas_cli.evaluate.importance import measure
 from gpas_cli.events import Outcome, Removal, RemovalScore
-from gpas_cli.state.rerun import deciding
-from gpas_cli.store.journal import stretches
+from gpas_cli.state.outputs import recorded_events
+from gpas_cli.train.run import prepare_text
 from gpas_cli.worker.stages.context import StageContext
 
 
@@ -19,13 +18,9 @@ def run(stage: StageContext) -> Outcome:
     missing. Collective.
     """
     trained = stage.trained_checkpoint()
-    earlier = recorded(stage.runs, stage.attempt.key) if stage.world.leads else ()
-    return measure(stage.cell, trained, stage.cache, stage.root, stage.emit, stage.stop, stage.world, earlier)
-
-
-def recorded(runs: Path, key: str) -> Iterator[Removal | RemovalScore]:
-    """Yield the measurements in the journals of the attempts that decide the state of the stage, oldest first."""
-    for attempt in deciding(runs, key):
-        for lines, _, _ in stretches(attempt.journal_path):
-            events = (line.event for line in lines if line.kind in ("removal", "removal_score"))
-            yield from (event for event in events if isinstance(event, Removal | RemovalScore))
+    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
+    stage.require_tokenizer(corpus.tokenizer)
+    earlier: Iterable[Removal | RemovalScore] = ()
+    if stage.world.leads:
+        earlier = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
+    return measure(stage.cell, trained, corpus, stage.root, stage.emit, stage.stop, stage.world, earlier)
