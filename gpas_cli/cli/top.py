@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.cli.columns import Cell
-    from gpas_cli.plan.usage import Activity, GridUsage, Running, Usage
+    from gpas_cli.plan.usage import Activity, GridUsage, Running
     from gpas_cli.state.status import CellStatus
+    from gpas_cli.state.usage import Usage
 
 REFRESH_SECONDS = 2.0
 BAR_WIDTH = 12  # characters

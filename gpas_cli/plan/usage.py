@@ -11,30 +11,9 @@ from pathlib import Path
 
 from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
-from gpas_cli.store.journal import tail
+from gpas_cli.state.usage import NOTHING, Usage, end_of, usage_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts
-
-LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The usage of attempts: wall-clock seconds, and GPU-hours, or core-hours of attempts without a GPU."""
-
-    seconds: float = 0.0
-    gpu_hours: float = 0.0
-    core_hours: float = 0.0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(self.seconds + other.seconds, self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours)
-
-    def times(self, factor: float) -> Usage:
-        """Return the usage multiplied by `factor`."""
-        return Usage(self.seconds * factor, self.gpu_hours * factor, self.core_hours * factor)
-
-
-NOTHING = Usage()
 
 
 @dataclass(frozen=True)
@@ -118,8 +97,8 @@ class UsageMeter:
             return self._ended[attempt.path]
         try:
             asked = attempt.read_attempt()
-            seconds = max(0.0, (time.time() if running else _end(attempt)) - asked.created)
-            found = _spent(seconds, asked.devices), asked
+            seconds = max(0.0, (time.time() if running else end_of(attempt)) - asked.created)
+            found = usage_of(seconds, asked.devices), asked
         except UNREADABLE:
             return NOTHING, None  # the cost of a damaged attempt is unknown
         if not running and attempt.exit_path.exists():
@@ -135,22 +114,6 @@ def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
 def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
     """Return the state of each cell once, even if several grids declare it."""
     return iter({state.entry.cell.key: state for state in states}.values())
-
-
-def _end(attempt: AttemptDir) -> float:
-    """Return the unix time at which an attempt ended: that of exit.json, or else of its last event."""
-    if attempt.exit_path.exists():
-        ended = attempt.read_exit().t
-        if ended is not None:
-            return ended
-    lines = tail(attempt.journal_path, LAST_EVENT_BYTES)
-    return lines[-1].t if lines else attempt.attempt_path.stat().st_mtime
-
-
-def _spent(seconds: float, devices: Sequence[str]) -> Usage:
-    hours = seconds * len(devices) / 3600
-    on_gpus = any(device.startswith("gpu") for device in devices)
-    return Usage(seconds, hours if on_gpus else 0.0, 0.0 if on_gpus else hours)
 
 
 def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> GridUsage:
