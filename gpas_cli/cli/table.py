@@ -74,10 +74,7 @@ def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequenc
 
 
 def _spec(name: str) -> TableSpec:
-    from gpas_cli.grid.declared import TableSpec
-
-    grid = experiments().grids[name]
-    return grid.table or TableSpec(title=grid.title or name)
+    return experiments().grids[name].table_spec
 
 
 def _print(made: Table, form: str) -> None:

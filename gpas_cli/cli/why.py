@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from gpas_cli.cli.console import AsJson, Cells, catalogue, console, find_cells, json_number, print_json, project
+import typer
+
+from gpas_cli.cli.console import (
+    AsJson,
+    catalogue,
+    complete_cell,
+    console,
+    entries,
+    experiments,
+    find_cells,
+    json_number,
+    print_json,
+    project,
+)
+from gpas_cli.cli.number_view import hours_name, hours_text, number_mapping, print_number, spent_mapping
 from gpas_cli.cli.scores import score_as_mapping, scores_table
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, date_and_time, listed
@@ -16,7 +30,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.number import NumberOrigin
     from gpas_cli.report.provenance import AttemptProvenance, Provenance
+    from gpas_cli.report.table_place import PlaceName
     from gpas_cli.state.status import StageStatus
 
 
@@ -24,30 +40,80 @@ GONE = "its run directory is gone"
 SPIKES = 8  # spikes named in one line
 
 
-def why(cells: Cells, as_json: AsJson = False) -> None:
-    """Show where a cell's number comes from: every attempt with its host, code, text, seed, log and checkpoint.
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CELL|GRID[ROW,COLUMN]...",
+        help="Cells (grid/name, a unique name, or the start of a key), or cells of tables: 'table2[pre+gpas,71m]'.",
+        autocompletion=complete_cell,
+    ),
+]
 
-    A stage that scores tasks has a list of its scores.
+
+def why(names: Names, as_json: AsJson = False) -> None:
+    """Show where a number comes from.
+
+    For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a table, named by its
+    row and column: each seed's run, the difference from the base, published numbers, code, environment, the hours that
+    it took, and the command that makes it again.
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
+
+    Example: [bold]gpas why 'table2[pre+gpas,71m]'[/bold]
     """
+    from gpas_cli.report.table_place import place_name
+
+    places = [place for name in names if (place := place_name(name))]
+    found = find_cells([name for name in names if not place_name(name)])
+    if places and any("=" in name for name in names if not place_name(name)):
+        raise GpasError("settings vary cells, not numbers of a table; name the cell")
+    numbers, problems = _numbers(places)
+    stages, problem = _stages(found) if found else ([], "")
+    problems = list(dict.fromkeys(filter(None, [*problems, problem])))
+    if as_json:
+        print_json(
+            numbers=[number_mapping(number) for number in numbers],
+            stages=[_as_mapping(stage) for stage in stages],
+            problem="; ".join(problems) or None,
+        )
+        return
+    for problem in problems:
+        console().print(problem, style="yellow", markup=False)
+    for number in numbers:
+        print_number(number)
+    for stage in stages:
+        _print(stage)
+
+
+def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
+    """Return the origins of the numbers of tables, and why results are not up to date."""
+    from gpas_cli.report.number import trace_cell
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.table import build
+    from gpas_cli.report.table_place import find_place
+
+    numbers, problems = [], []
+    for name in names:
+        chosen = entries([name.grid])
+        spec = experiments().grids[name.grid].table_spec
+        with recorded(project(), chosen) as known:
+            place = find_place(build(chosen, known.states, known.results, spec), name)
+            numbers.append(trace_cell(place, name.grid, known, project().runs))
+            problems.append(known.problem)
+    return numbers, problems
+
+
+def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
+    """Return the provenance of the stages of cells, and why results are not up to date."""
     from gpas_cli.report.provenance import trace_number
     from gpas_cli.store.refresh import results_of
 
     here = project()
-    found = find_cells(cells)
     if not here.runs.is_dir():
         raise GpasError(_not_run(found[0]))
     with results_of(here) as (engine, problem):
         keys = _tried(engine, found)
-        stages = [trace_number(engine, here.runs, key, catalogue=catalogue()) for key in keys]
-    if as_json:
-        print_json(stages=[_as_mapping(stage) for stage in stages], problem=problem or None)
-        return
-    if problem:
-        console().print(problem, style="yellow", markup=False)
-    for stage in stages:
-        _print(stage)
+        return [trace_number(engine, here.runs, key, catalogue=catalogue()) for key in keys], problem
 
 
 def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
@@ -87,6 +153,7 @@ def _print(stage: Provenance) -> None:
         say(f"  {_spikes(stage.spikes)}", markup=False)
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
+    say(f"  {hours_name(stage.spent)}: {hours_text(stage.spent)}", markup=False)
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
 
@@ -184,8 +251,10 @@ def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
 
 def _as_mapping(stage: Provenance) -> dict[str, Any]:
     tries = [_try_as_mapping(attempt) for attempt in stage.attempts]
-    return {"key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
-            "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
-            "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
-            "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
-            "scores": [score_as_mapping(score) for score in stage.scores]}  # fmt: skip
+    return {
+        "key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
+        "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
+        "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
+        "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
+        "hours": spent_mapping(stage.spent), "scores": [score_as_mapping(score) for score in stage.scores],
+    }  # fmt: skip

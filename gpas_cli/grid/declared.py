@@ -118,6 +118,11 @@ class Grid:
         return (*self.axes, *(axis for when in self.when for axis in when.axes))
 
     @property
+    def table_spec(self) -> TableSpec:
+        """The declared table, or one with the usual rows and columns."""
+        return self.table or TableSpec(title=self.title or self.name)
+
+    @property
     def has_own_cells(self) -> bool:
         """False if the grid only includes other grids."""
         return bool(self.all_axes or self.base.value)

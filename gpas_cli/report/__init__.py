@@ -12,8 +12,10 @@
     cell_text  a `Table` -> a `Sheet`: the text of its cells
     render    a `Table` as Markdown, LaTeX, HTML, CSV, JSON; `markdown`, `latex` and `html_table` draw a `Sheet`
     terminal  a `Sheet` in a terminal
-    provenance  where one number comes from
+    provenance  the attempts at one stage, and how its cell differs from its base
+    table_place  a cell of a table, by the words that name it
+    number    where a number of a table comes from
     figure    curves (needs the extra `figures`)
 
-Nothing here imports torch; only `query` and `provenance` import SQLAlchemy.
+Nothing here imports torch; only `query`, `provenance` and `number` import SQLAlchemy.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from gpas_cli.report import query
 from gpas_cli.report.result import TaskResult
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.downstream import measure_of
+from gpas_cli.state.spent import Spent, spent_on
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import Retry
 from gpas_cli.store.rundir import AttemptDir
@@ -70,7 +71,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance of one stage's result. `decisive` is the number of the attempt that tables show.
+    """The provenance of one stage's result. `decisive` is the number of the attempt that tables show, `spent` the
+    usage of all attempts.
 
     spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts. scores: those that tables show
     and the others of the same tasks, in the order of the cell's tasks.
@@ -85,6 +87,7 @@ class Provenance:
     differences: tuple[Difference, ...]
     attempts: tuple[AttemptProvenance, ...]
     decisive: int | None
+    spent: Spent = field(default_factory=Spent)
     spikes: tuple[tuple[int, str, float], ...] = ()
     scores: tuple[TaskResult, ...] = ()
 
@@ -115,6 +118,7 @@ def trace_number(
         differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
         attempts=tuple(_attempt(runs, row) for row in tries),
         decisive=result.number if result and not result.gone else None,
+        spent=spent_on(runs, [key]),
         spikes=query.spikes(engine, key),
         scores=_in_order(result.scores if result else (), own),
     )

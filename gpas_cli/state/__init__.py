@@ -15,6 +15,8 @@ locks        flock as evidence of a living process
 cancellation requests to cancel
 rerun        requests to run a stage again that has a result
 outputs      the checkpoints of a training stage
+usage        the seconds and device hours of an attempt
+spent        the hours of a stage: in its result, repeated after interruptions, or without a result
 describe     the grid, name and kind of a stage, from its newest attempt or its claim
 
 This package never queries the database, and writes nothing to run directories except claims and requests.

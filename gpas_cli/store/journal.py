@@ -16,9 +16,10 @@ import errno
 import json
 import math
 import os
+import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +45,7 @@ PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a
 EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
+_KIND = re.compile(rb'[0-9a-f]{8} \{"n":\d+,"t":[^,]+,"kind":"(\w+)"')
 # Rare; fsync shows them on other hosts at once.
 SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
 
@@ -223,6 +225,29 @@ def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = No
     if start:
         data = data[data.find(b"\n") + 1 :] if b"\n" in data else b""
     return _decode_lines(data, newest or {})[0]
+
+
+def lines_of(path: Path, kinds: Collection[str]) -> Iterator[Line]:
+    """Yield the lines of these kinds, and the last line of the journal whatever its kind; no other line is decoded.
+
+    A line before one of the kind "start" is yielded too: it is the last one of an earlier process. A missing file has
+    no lines. Raises OSError if it cannot be read.
+    """
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return
+    before = b""
+    with file:
+        for line in file:
+            found = _KIND.match(line)
+            kind = found[1].decode() if found else ""
+            if before and kind == "start":
+                yield from _decode_lines(before)[0]
+            before = b"" if kind in kinds else line
+            if kind in kinds:
+                yield from _decode_lines(line)[0]
+    yield from _decode_lines(before)[0]
 
 
 def encode(values: Mapping[str, Any]) -> bytes:

@@ -38,12 +38,17 @@ def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
     package = package or Path(gpas_cli.__file__).parent
     files = read_files(package)
     code = digest(files)
-    target = runs / ".code" / code
+    target = snapshot_path(runs, code)
     if not target.is_dir():
         _create(target, files)
     if digest(read_files(target / PACKAGE)) != code:
         raise GpasError(f"{target} has been changed, so jobs would not run the code it is named after; delete it")
     return Snapshot(code, target, git_facts(package))
+
+
+def snapshot_path(runs: Path, code: str) -> Path:
+    """Return the folder of the copy with the version `code`, whether it exists or not."""
+    return runs / ".code" / code
 
 
 def current_code(package: Path | None = None) -> str:

@@ -33,7 +33,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
     "top": [(("top",), Exit.DONE)],
     "cancel": [(("cancel", "post-s1"), Exit.INCOMPLETE)],
-    "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE)],
+    "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
     "explain": [(("explain", "pre-gpas-s1", "post-s1"), Exit.DONE)],
     "table": [(("table", "small"), Exit.DONE), (("table", "shares"), Exit.DONE)],
     "sync": [(("sync",), Exit.DONE)],

@@ -1,4 +1,4 @@
-"""`gpas why`: how each attempt ended and why it was made."""
+"""`gpas why`: how each attempt ended and why it was made, and what a number of a table was computed from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from face import TRAINED, Face, end
 from scored import finish_cells
 from test_cli_schema import check
 
+from gpas_cli.errors import Exit
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.store.rundir import read_json, write_json
 
@@ -47,3 +48,34 @@ def test_the_scores_of_a_downstream_stage_are_listed(face: Face) -> None:
     }
     (line,) = (line for line in face("why", "scored/pre-gpas").out.splitlines() if line.startswith("  indent   acc  "))
     assert line.split() == ["indent", "acc", "41.00", "%", "1.25", "%", "1,200", "0", "1", "gpas_cli", "0.1.0"]
+
+
+def test_a_cell_of_a_table_is_traced_to_its_runs(face: Face) -> None:
+    for name, perplexity in {"pre-s1": 5.0, "pre-s2": 6.0, "pre-gpas-s1": 4.0, "pre-gpas-s2": 5.5}.items():
+        face.ended(name, "done", perplexity)
+    said = face("why", "small[pre+gpas]").out
+    assert "4.75 ± 1.06 (-0.75): mean ± sample standard deviation over 2 seeds; lower is better" in said
+    assert "-0.75 over 2 pairs" in said
+    assert "code          c0de, commit aaaaaaaaaaaa, its copy is gone" in said
+    assert "torch 2.9" in said
+    assert "gpas run grid small --where norm=pre --where gate=gpas " in said
+    assert "gpas rerun small/pre-gpas-s1 small/pre-gpas-s2 " in said
+    document = face("why", "small[pre+gpas]", "pre-s1", "--json").json
+    check("why", document)
+    (number,) = document["numbers"]
+    assert [(seed["value"], seed["base"]) for seed in number["seeds"]] == [(4.0, 5.0), (5.5, 6.0)]
+    assert number["command"][4:] == ["--where", "norm=pre", "--where", "gate=gpas"]
+    assert [stage["name"] for stage in document["stages"]] == ["small/pre-s1"]
+
+
+def test_the_command_runs_the_cells_of_the_number_and_no_others(face: Face) -> None:
+    number = face("why", "small[post]", "--json").json["numbers"][0]
+    words = number["command"][1:]
+    planned = face(words[0], *words[1:], "--dry-run", "--json").json
+    assert [cell["name"] for cell in planned["cells"]] == ["post-s1", "post-s2"]
+    assert (number["mean"], number["status"], number["other_cells"]) == (None, "missing", 0)
+
+
+def test_a_name_that_fits_no_cell_of_the_table_gets_the_choices(face: Face) -> None:
+    assert "did you mean 'gpas'?" in face("why", "small[pre+gpaz]", expect=Exit.USAGE).err
+    assert "did you mean 'small'?" in face("why", "smal[pre]", expect=Exit.USAGE).err

@@ -1,0 +1,214 @@
+"""The origin of a number of a table, as text for the terminal and for JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import console, json_number
+from gpas_cli.words import count, date_and_time, listed
+
+if TYPE_CHECKING:
+    from gpas_cli.report.number import Code, NumberOrigin, SeedOrigin
+    from gpas_cli.state.spent import Spent
+    from gpas_cli.state.usage import Usage
+
+NAMED = 6  # seeds in one line
+PARTS = ("trained", "lost", "failed", "superseded")
+
+
+def print_number(origin: NumberOrigin) -> None:
+    """Print the origin of a number of a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpas_cli.report.notes import full_title
+
+    place = origin.place
+    table = place.table
+    title = f"{full_title(table, place.row)}, {table.columns[place.column].title}"
+    console().print(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
+    facts = Table.grid(padding=(0, 1))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in _lines(origin):
+        facts.add_row(Text(f"  {name}"), Text(text))
+    console().print(facts)
+    console().print(_seed_rows(origin))
+
+
+def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
+    """Yield what is printed of the number, as (name, text)."""
+    from gpas_cli.report.number import environments
+
+    yield origin.place.table.metric.name, _number(origin)
+    if origin.place.base is not None:
+        yield "from base", _difference(origin)
+    for published in origin.published:
+        delta = f" ({published.delta:+g})" if published.delta is not None else ""
+        yield "published", f"{published.value:g}{delta}: {published.short}, {published.table}: {published.what}"
+    for code in origin.codes:
+        yield "code", _code(code, len(origin.seeds))
+    same, differing = environments(origin.seeds)
+    if same:
+        yield "environment", ", ".join(f"{name} {value}" for name, value in same.items())
+    for name, values in differing.items():
+        yield "", f"{name} differs: {listed([str(value) for value in values], NAMED)}"
+    yield from _texts(origin.seeds)
+    yield hours_name(origin.spent), hours_text(origin.spent)
+    yield from _again(origin)
+
+
+def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
+    """Yield the commands that make the number again, and how to run them with the code that made it."""
+    also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
+    yield "make again", f"{origin.command_line}   (in an empty project{also})"
+    if any(seed.result for seed in origin.seeds):
+        yield "", f"{shlex.join(['gpas', 'rerun', *(seed.entry.id for seed in origin.seeds)])}   (here)"
+    for code in origin.codes:
+        ways = [f"PYTHONPATH={shlex.quote(str(code.snapshot))} before the command"] if code.snapshot else []
+        ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []
+        if ways:
+            yield "with its code", " or ".join(ways)
+
+
+def _number(origin: NumberOrigin) -> str:
+    from gpas_cli.report.cell_text import PLAIN, cell_text
+
+    cell, metric = origin.place.cell, origin.place.table.metric
+    over = origin.place.table.spec.over
+    text = cell_text(cell, metric.digits, PLAIN)
+    if cell.summary is None:
+        return f"no number: {text}"
+    of = f"the number of one {over}"
+    if cell.summary.n > 1:
+        of = f"mean ± sample standard deviation over {count(cell.summary.n, over)}"
+    return f"{text}: {of}; {metric.better} is better"
+
+
+def _difference(origin: NumberOrigin) -> str:
+    from gpas_cli.report.cell_text import PLAIN, cell_text
+
+    place = origin.place
+    base, delta = place.base, place.cell.delta
+    assert base is not None  # asked for by the caller
+    theirs = f"{base.row.title} ({base.words}): {cell_text(base.cell, place.table.metric.digits, PLAIN)}"
+    if delta is None:
+        return f"no {place.table.spec.over} has both numbers; {theirs}"
+    p = "" if delta.p is None else f", p = {delta.p:.2g} (paired t test)"
+    return f"{delta.mean:+.{place.table.metric.digits}f} over {count(delta.n, 'pair')}{p}; {theirs}"
+
+
+def _code(code: Code, seeds: int) -> str:
+    commit = f"commit {code.commit[:12]}{' with local changes' if code.dirty else ''}" if code.commit else "no git"
+    copy = f"copy in {code.snapshot}" if code.snapshot else "its copy is gone"
+    of = f" (seed {listed([str(label) for label in code.seeds], NAMED)})" if len(code.seeds) < seeds else ""
+    return f"{code.code or 'not recorded'}, {commit}, {copy}{of}"
+
+
+def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
+    results = [seed.result for seed in seeds if seed.result]
+    for name, found in (
+        ("train text", [result.fingerprint for result in results]),
+        ("validation", [result.validation_fingerprint for result in results]),
+    ):
+        if known := list(dict.fromkeys(text for text in found if text)):
+            yield name, listed(known, NAMED)
+
+
+def _seed_rows(origin: NumberOrigin) -> Any:
+    from gpas_cli.cli.columns import Columns
+
+    table = origin.place.table
+    digits = table.metric.digits + 2
+    headers = [table.spec.over, table.metric.name, "from base", "cell", "attempt", "where", "ended", "run directory"]
+    rows = []
+    for seed in origin.seeds:
+        result = seed.result
+        both = seed.value is not None and seed.base is not None
+        rows.append([
+            str(seed.seed),
+            seed.state if seed.value is None else f"{seed.value:.{digits}f}",
+            f"{seed.value - seed.base:+.{digits}f}" if both else "",
+            seed.entry.id,
+            str(result.number) if result else "",
+            ", ".join(part for part in (result.host, result.gpu or result.device) if part) if result else "",
+            date_and_time(result.ended) if result and result.ended else "",
+            result.directory if result else "",
+        ])  # fmt: skip
+    right = frozenset((table.spec.over, table.metric.name, "from base", "attempt"))
+    return Columns(headers, rows, right=right, droppable=("ended", "where", "from base"))
+
+
+def hours_name(spent: Spent) -> str:
+    """Return the unit of the usage: GPU-hours, or core-hours if no GPU was used."""
+    return "GPU-hours" if spent.total.gpu_hours else "core-hours"
+
+
+def hours_text(spent: Spent) -> str:
+    """Return the usage and its parts: "0.84: 0.61 trained, 0.20 lost, 0.03 failed"."""
+    unit = hours_name(spent)
+    parts = [(name, getattr(spent, name)) for name in PARTS]
+    shown = [f"{_hours(part, unit)} {name}" for name, part in parts if part.seconds or name != "superseded"]
+    return f"{_hours(spent.total, unit)}: {', '.join(shown)}"
+
+
+def _hours(usage: Usage, unit: str) -> str:
+    hours = usage.gpu_hours if unit == "GPU-hours" else usage.core_hours
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}" if 0 < hours < 0.1 else f"{hours:.2f}"
+
+
+def spent_mapping(spent: Spent) -> dict[str, Any]:
+    """Return the usage for JSON."""
+    parts = {name: getattr(spent, name) for name in PARTS}
+    return {name: {"gpu_hours": part.gpu_hours, "core_hours": part.core_hours} for name, part in parts.items()}
+
+
+def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
+    """Return the origin of a number for JSON."""
+    place = origin.place
+    summary, delta = place.cell.summary, place.cell.delta
+    return {
+        "grid": origin.grid,
+        "cell": place.words,
+        "row": dict(zip(place.table.spec.rows, place.row.key, strict=True)),
+        "column": {place.table.spec.columns: place.table.columns[place.column].label},
+        "metric": place.table.metric.name,
+        "mean": None if summary is None else json_number(summary.mean),
+        "std": _optional(summary.std if summary else None),
+        "n": summary.n if summary else 0,
+        "status": place.cell.status,
+        "delta": None if delta is None else {"mean": json_number(delta.mean), "n": delta.n, "p": _optional(delta.p)},
+        "base": place.base.words if place.base else None,
+        "published": [vars(published) for published in origin.published],
+        "seeds": list(_seed_mappings(origin.seeds)),
+        "code": [{**vars(code), "snapshot": str(code.snapshot or "") or None, "seeds": list(code.seeds)}
+                 for code in origin.codes],
+        "hours": spent_mapping(origin.spent),
+        "command": list(origin.command),
+        "other_cells": origin.others,
+    }  # fmt: skip
+
+
+def _seed_mappings(seeds: Iterable[SeedOrigin]) -> Iterator[dict[str, Any]]:
+    for seed in seeds:
+        result = seed.result
+        yield {
+            "seed": seed.seed,
+            "cell": seed.entry.id,
+            "key": seed.key,
+            "state": seed.state,
+            "value": _optional(seed.value),
+            "base": _optional(seed.base),
+            "attempt": result.number if result else None,
+            "directory": result.directory if result else None,
+            "host": result.host if result else None,
+            "device": (result.gpu or result.device) if result else None,
+            "ended": result.ended if result else None,
+            "environment": dict(seed.environment),
+        }
+
+
+def _optional(value: float | None) -> Any:
+    return None if value is None else json_number(value)

@@ -1,0 +1,182 @@
+"""The origin of one number of a table: its seeds and their runs, its cost, and the command that makes it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.grid.select import select
+from gpas_cli.report import query
+from gpas_cli.report.papers import load
+from gpas_cli.report.result import Result
+from gpas_cli.report.table_place import Place
+from gpas_cli.state.spent import Spent, spent_on
+from gpas_cli.store.snapshot import snapshot_path
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.entry_status import EntryStatus
+    from gpas_cli.report.recorded import Recorded
+
+
+@dataclass(frozen=True)
+class SeedOrigin:
+    """One entry of a table cell. `value` is None if it has no number yet; `state` says why.
+
+    base: the number of the same seed in the row that differences refer to. environment: the versions and the machine
+    that the attempt recorded.
+    """
+
+    entry: Entry
+    seed: Label | None
+    state: str
+    key: str
+    value: float | None
+    base: float | None
+    result: Result | None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PublishedNumber:
+    """A number that a source prints for the cell, and its difference from the published base."""
+
+    source: str
+    short: str
+    table: str
+    what: str
+    value: float
+    delta: float | None
+
+
+@dataclass(frozen=True)
+class Code:
+    """A version of the code. `snapshot` is the folder with its copy, None if that is not there."""
+
+    code: str
+    commit: str
+    dirty: bool
+    snapshot: Path | None
+    seeds: tuple[Label | None, ...]
+
+
+@dataclass(frozen=True)
+class NumberOrigin:
+    """What a table cell was computed from. `command` are the words of the command that computes it in an empty project.
+
+    others: how many further cells the command runs, because no condition separates them.
+    """
+
+    place: Place
+    grid: str
+    seeds: tuple[SeedOrigin, ...]
+    published: tuple[PublishedNumber, ...]
+    codes: tuple[Code, ...]
+    spent: Spent
+    command: tuple[str, ...]
+    others: int = 0
+
+    @property
+    def command_line(self) -> str:
+        """The command as a line for a shell."""
+        return shlex.join(self.command)
+
+
+def trace_cell(place: Place, grid: str, known: Recorded, runs: Path) -> NumberOrigin:
+    """Return the origin of the number at `place` in the table of `grid`; `known` is of all cells of the grid."""
+    seeds = tuple(_seed(status, place, known.engine) for status in place.cell.statuses)
+    keys = [stage.key for seed in seeds for stage in seed.entry.cell.stages]
+    command, others = _command(grid, place, known.entries)
+    return NumberOrigin(
+        place=place,
+        grid=grid,
+        seeds=seeds,
+        published=_published(place),
+        codes=_codes(seeds, runs),
+        spent=spent_on(runs, keys),
+        command=command,
+        others=others,
+    )
+
+
+def environments(seeds: Sequence[SeedOrigin]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return what the recorded environments of the seeds have in common, and the values of the other facts."""
+    recorded = [seed.environment for seed in seeds if seed.environment]
+    names = list(dict.fromkeys(name for each in recorded for name in each))
+    values = {name: list(dict.fromkeys(each.get(name) for each in recorded)) for name in names}
+    same = {name: found[0] for name, found in values.items() if len(found) == 1 and found[0] not in ("", None)}
+    return same, {name: found for name, found in values.items() if len(found) > 1}
+
+
+def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigin:
+    base = place.base
+    result = status.result
+    environment: Mapping[str, Any] = {}
+    if result is not None and engine is not None:
+        rows = {row["number"]: row for row in query.attempts(engine, result.key)}
+        environment = rows[result.number]["environment"] or {}
+    return SeedOrigin(
+        entry=status.entry,
+        seed=status.seed,
+        state=status.state,
+        key=status.key,
+        value=status.value,
+        base=base.cell.values.get(status.seed) if base else None,
+        result=result,
+        environment=environment,
+    )
+
+
+def _published(place: Place) -> tuple[PublishedNumber, ...]:
+    found = []
+    for source, printed in (place.cell.printed or {}).items():
+        table = place.table.published[source]
+        short = str(load(source)["short"])
+        found.append(PublishedNumber(source, short, table.name, table.what, printed.value, printed.delta))
+    return tuple(found)
+
+
+def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> tuple[Code, ...]:
+    by_version: dict[tuple[str, str, bool], list[Label | None]] = {}
+    for seed in seeds:
+        if seed.result is not None:
+            version = (seed.result.code or "", seed.result.git_commit or "", bool(seed.result.git_dirty))
+            by_version.setdefault(version, []).append(seed.seed)
+    found = []
+    for (code, commit, dirty), labels in by_version.items():
+        copy = snapshot_path(runs, code)
+        found.append(Code(code, commit, dirty, copy if code and copy.is_dir() else None, tuple(labels)))
+    return tuple(found)
+
+
+def _command(grid: str, place: Place, entries: Sequence[Entry]) -> tuple[tuple[str, ...], int]:
+    """Return the words of a command that runs the cells at `place`, and how many other cells it runs too."""
+    wanted = [status.entry for status in place.cell.statuses]
+    conditions: list[str] = []
+    left = list(entries)
+    for axis in _axes(place, wanted):
+        labels = list(dict.fromkeys(spelled(entry.axes[axis]) for entry in wanted))
+        tried = [*conditions, f"{axis}={','.join(labels)}"]
+        try:
+            matching = select(entries, tried)
+        except GpasError:  # a label that --where cannot express, such as one with a comma
+            continue
+        if len(matching) < len(left) and {entry.id for entry in wanted} <= {entry.id for entry in matching}:
+            conditions, left = tried, matching
+    words = [word for condition in conditions for word in ("--where", condition)]
+    return ("gpas", "run", "grid", grid, *words), len({entry.key for entry in left} - {entry.key for entry in wanted})
+
+
+def _axes(place: Place, wanted: Sequence[Entry]) -> list[str]:
+    """Return the axes that all wanted entries have: those of the row and the column first."""
+    spec = place.table.spec
+    first = [*spec.rows, spec.columns]
+    axes = [axis for axis in wanted[0].axes if all(axis in entry.axes for entry in wanted)]
+    return sorted(axes, key=lambda axis: (axis not in first, first.index(axis) if axis in first else 0))
