@@ -74,7 +74,8 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 
 
 def _number(origin: NumberOrigin) -> str:
-    from gpas_cli.report.cell_text import PLAIN, cell_text
+    from gpas_cli.report.cell_text import cell_text
+    from gpas_cli.report.sheet import PLAIN
 
     cell, metric = origin.place.cell, origin.place.table.metric
     over = origin.place.table.spec.over
@@ -88,7 +89,9 @@ def _number(origin: NumberOrigin) -> str:
 
 
 def _difference(origin: NumberOrigin) -> str:
-    from gpas_cli.report.cell_text import PLAIN, cell_text
+    from gpas_cli.report.cell_text import cell_text
+    from gpas_cli.report.sheet import PLAIN
+    from gpas_cli.report.stats import interval
 
     place = origin.place
     base, delta = place.base, place.cell.delta
@@ -96,8 +99,11 @@ def _difference(origin: NumberOrigin) -> str:
     theirs = f"{base.row.title} ({base.words}): {cell_text(base.cell, place.table.metric.digits, PLAIN)}"
     if delta is None:
         return f"no {place.table.spec.over} has both numbers; {theirs}"
-    p = "" if delta.p is None else f", p = {delta.p:.2g} (paired t test)"
-    return f"{delta.mean:+.{place.table.metric.digits}f} over {count(delta.n, 'pair')}{p}; {theirs}"
+    digits = place.table.metric.digits
+    test = f", p = {delta.p:.2g} (paired t test)" if delta.p is not None else ""
+    if bounds := interval(delta):
+        test = f", 95 % interval {bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f}{test}"
+    return f"{delta.mean:+.{digits}f} over {count(delta.n, 'pair')}{test}; {theirs}"
 
 
 def _code(code: Code, seeds: int) -> str:
@@ -126,11 +132,11 @@ def _seed_rows(origin: NumberOrigin) -> Any:
     rows = []
     for seed in origin.seeds:
         result = seed.result
-        both = seed.value is not None and seed.base is not None
+        difference = "" if seed.value is None or seed.base is None else f"{seed.value - seed.base:+.{digits}f}"
         rows.append([
             str(seed.seed),
             seed.state if seed.value is None else f"{seed.value:.{digits}f}",
-            f"{seed.value - seed.base:+.{digits}f}" if both else "",
+            difference,
             seed.entry.id,
             str(result.number) if result else "",
             ", ".join(part for part in (result.host, result.gpu or result.device) if part) if result else "",
