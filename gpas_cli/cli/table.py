@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
+from gpas_cli.cli.published import print_published, printed_tables
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -24,6 +25,17 @@ def table(
     names: Names = None,
     where: Where = None,
     paper: Annotated[bool, typer.Option("--paper", help="Print the published numbers beside ours.")] = False,
+    published_only: Annotated[
+        bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            help="The paper whose tables to print: gpas, poster, curse, spike, raptr.",
+            autocompletion=complete_from(("gpas", "poster", "curse", "spike", "raptr")),
+        ),
+    ] = None,
     external: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,6 +61,9 @@ def table(
     form = "json" if as_json else form
     if form not in FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
+    if published_only:
+        print_published(printed_tables(names or [], source), form)
+        return
     made = [_make(name, where, paper, external or ()) for name in names or [experiments().default]]
     if form == "json" and len(made) > 1:
         print_json(tables=[json.loads(render_as(one, form)) for one in made])

@@ -41,7 +41,11 @@ _SIGNS = {
     "≥": "ge",
     "≈": "approx",
     "∞": "infty",
+    "↓": "downarrow",
+    "↑": "uparrow",
+    "✓": "surd",
 }
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
 _ESCAPED = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -54,6 +58,7 @@ _ESCAPED = {
     **{character: f"{{{character}}}" for character in "[]`"},
     "\N{MINUS SIGN}": "$-$",
     **{character: f"$\\{name}$" for character, name in (_GREEK | _SIGNS).items()},
+    **{character: f"$^{{{digit}}}$" for character, digit in _RAISED.items()},
 }
 # Points that a character takes in \small (9 pt), rounded up; all others take 7.3.
 _WIDTHS = {

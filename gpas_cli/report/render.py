@@ -34,15 +34,15 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     origin = ["external", "weights"] if table.externals.rows else []
-    writer.writerow(map(_csv_cell, [*table.spec.rows, table.spec.columns, *names, *sources, *origin]))
+    writer.writerow(map(csv_cell, [*table.spec.rows, table.spec.columns, *names, *sources, *origin]))
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
                 labels = [*row.key, column.label, table.metric.name]
                 numbers = [*_csv_numbers(cell), *_csv_printed(table, cell), *[None] * len(origin)]
-                writer.writerow(map(_csv_cell, [*labels, *numbers]))
+                writer.writerow(map(csv_cell, [*labels, *numbers]))
     for line in _csv_externals(table):
-        writer.writerow(map(_csv_cell, line))
+        writer.writerow(map(csv_cell, line))
     return out.getvalue()
 
 
@@ -56,7 +56,7 @@ def _csv_externals(table: Table) -> Iterator[list[object]]:
             yield [*labels, *numbers, *printed, row.title, row.network.origin.get("weights")]
 
 
-def _csv_cell(value: object) -> object:
+def csv_cell(value: object) -> object:
     """Return a number unchanged, and text printable and never a formula."""
     if not isinstance(value, str):
         return value

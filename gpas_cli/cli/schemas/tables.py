@@ -100,8 +100,47 @@ class ColumnJson(TypedDict):
     sources: list[str]
 
 
+class PrintedCellJson(TypedDict):
+    """A cell of a published table: the text as printed, and its numbers."""
+
+    text: str
+    value: float | None
+    delta: Annotated[float | None, "the printed difference from the base"]
+    mark: Annotated[str, "underlined, or empty"]
+
+
+class PrintedRowJson(TypedDict):
+    """A row; `band` is the heading above the rows that it belongs to."""
+
+    band: str
+    title: str
+    cells: list[PrintedCellJson]
+
+
+class PrintedPartJson(TypedDict):
+    """One of the tables under a caption."""
+
+    corner: Annotated[str, "the heading of the titles of the rows"]
+    columns: list[str]
+    rows: list[PrintedRowJson]
+
+
+class PrintedTableJson(TypedDict):
+    """A table as its paper prints it."""
+
+    name: Annotated[str, "SOURCE:NUMBER"]
+    title: str
+    parts: list[PrintedPartJson]
+
+
+class PrintedTablesJson(DocumentJson):
+    """`gpas table --published-only --json`."""
+
+    published: list[PrintedTableJson]
+
+
 class TableJson(DocumentJson):
-    """`gpas table --json`; of several grids, an object with the fields `schema` and `tables`, a list of these."""
+    """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
     title: str
     metric: MetricJson

@@ -1,0 +1,218 @@
+"""The tables of a source as it prints them: its order of rows and columns, its headings and its digits.
+
+The key `layouts` of a source's file has a layout for each table, by the number that the source gives it:
+
+    caption, label   the caption, and the name if it is not "Table NUMBER"
+    parts            tables beside each other under one caption; usually one
+
+A part has
+    corner, headings   the heading of the row titles, and those of the columns
+    columns            the published tables that have the numbers: TABLE for all of its columns, or TABLE@LABEL for one
+    rows               titles of the rows, in the order of the published tables; or `bands`, each with a `title` above
+                       its rows and with `first`, the published row that they start at
+    transposed         true: the published columns are the rows
+    digits             after the point, for all columns or one for each; g: as many as the number has
+    absent             what stands where a number is missing
+    suffix             by row or column: what stands behind numbers without a printed standard deviation
+    as_printed         by row and column: text that follows no rule
+    underlined         by row: columns of underlined numbers
+    texts              by row: the texts of all columns, in place of `columns` and `rows`
+    quantities         with texts: the settings in the columns (gpas_cli.report.recipe_table)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.report.papers import SOURCES, PublishedRow, PublishedTable, load, published
+
+SEPARATOR = ":"  # in the name of a printed table: gpas:2
+ALIASES = {"curse": "curse_of_depth", "spike": "spike_no_more"}  # short names of sources on the command line
+USUAL = "gpas"
+PLACES = ("Left", "Right")  # of two tables under one caption
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """One cell as printed. `mark` is "second" where the text is underlined.
+
+    table, row, column: the published table that has its number, and where; None for a setting.
+    """
+
+    text: str
+    mark: str = ""
+    table: PublishedTable | None = None
+    row: int = 0
+    column: int = 0
+
+    @property
+    def value(self) -> float | None:
+        """The number, None if there is none."""
+        return self.table.rows[self.row].values[self.column] if self.table else None
+
+    @property
+    def delta(self) -> float | None:
+        """The printed difference from the base."""
+        return _at(self.table.rows[self.row].deltas, self.column) if self.table else None
+
+
+@dataclass(frozen=True)
+class PrintedLine:
+    """One row. `band` is the heading above the rows that it belongs to, "" if there is none."""
+
+    title: str
+    cells: tuple[PrintedCell, ...]
+    band: str = ""
+
+
+@dataclass(frozen=True)
+class PrintedPart:
+    """One of the tables under a caption. `quantities`: the settings in its columns, for a table of settings."""
+
+    title: str
+    corner: str
+    headings: tuple[str, ...]
+    lines: tuple[PrintedLine, ...]
+    quantities: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> tuple[PublishedTable, ...]:
+        """The published tables that the part shows."""
+        named = {cell.table.name: cell.table for line in self.lines for cell in line.cells if cell.table}
+        return tuple(named.values())
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """One table of a source, `number` as printed."""
+
+    source: str
+    number: str
+    title: str
+    parts: tuple[PrintedPart, ...]
+
+    @property
+    def name(self) -> str:
+        """The name on the command line: gpas:2."""
+        return f"{self.source}{SEPARATOR}{self.number}"
+
+
+def source_named(name: str) -> str:
+    """Return the source called `name` or by its short name. Raises GpasError with the nearest name."""
+    if name in ALIASES or name in SOURCES:
+        return ALIASES.get(name, name)
+    raise GpasError(f"unknown source '{name}'; {nearest(name, (*SOURCES, *ALIASES))}")
+
+
+def numbers(source: str) -> tuple[str, ...]:
+    """Return the numbers of the source's tables."""
+    return tuple(load(source).get("layouts", {}))
+
+
+def is_printed_name(name: str) -> bool:
+    """Return whether `name` is that of a printed table, SOURCE:NUMBER, and not of a grid."""
+    return SEPARATOR in name
+
+
+def printed_named(name: str, source: str = USUAL) -> PrintedTable:
+    """Return the table called SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
+    before, separator, number = name.rpartition(SEPARATOR)
+    source = source_named(before) if separator else source
+    known = numbers(source)
+    if number not in known:
+        raise GpasError(f"{load(source)['short']} has no table '{number}'; {nearest(number, known)}")
+    return printed(source, number)
+
+
+@cache
+def printed(source: str, number: str) -> PrintedTable:
+    """Return the table `number` of `source`, which must exist."""
+    data = load(source)["layouts"][number]
+    title = f"{load(source)['short']}, {data.get('label', f'Table {number}')}: {data['caption']}"
+    parts = data["parts"]
+    titles = [title]
+    if len(parts) > 1:
+        titles = [f"{title} {place}: {part['corner']}." for place, part in zip(PLACES, parts, strict=True)]
+    return PrintedTable(
+        source, number, title, tuple(_part(source, own, part) for own, part in zip(titles, parts, strict=True))
+    )
+
+
+def _part(source: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
+    headings = tuple(data["headings"])
+    if "texts" in data:
+        lines = [PrintedLine(title, tuple(map(PrintedCell, texts))) for title, texts in data["texts"].items()]
+        return PrintedPart(title, data["corner"], headings, tuple(lines), tuple(data.get("quantities", ())))
+    bands = data.get("bands") or [data]
+    return PrintedPart(
+        title, data["corner"], headings, tuple(line for band in bands for line in _lines(source, data, band))
+    )
+
+
+def _lines(source: str, part: Mapping[str, Any], band: Mapping[str, Any]) -> Iterator[PrintedLine]:
+    columns = [column for name in band.get("columns") or part["columns"] for column in _columns(source, name, part)]
+    title = band["title"] if "bands" in part and "title" in band else ""
+    for place, row in enumerate(band["rows"], band.get("first", 0)):
+        cells = [
+            _cell(part, band, row, index, *_address(table, column, place, part))
+            for index, (table, column) in enumerate(columns)
+        ]
+        yield PrintedLine(row, tuple(cells), title)
+
+
+def _columns(source: str, name: str, part: Mapping[str, Any]) -> Iterator[tuple[PublishedTable, int]]:
+    """Yield the published table and the position of each column that `name` stands for."""
+    name, at, label = name.partition("@")
+    table = published(source, name)
+    every = range(len(table.rows)) if part.get("transposed") else range(len(table.columns) or 1)
+    yield from ((table, i) for i in every if not at or str(table.columns[i]) == label)
+
+
+def _address(table: PublishedTable, column: int, row: int, part: Mapping[str, Any]) -> tuple[PublishedTable, int, int]:
+    """Return the table, and the published row and column of a printed cell."""
+    return (table, column, row) if part.get("transposed") else (table, row, column)
+
+
+def _cell(
+    part: Mapping[str, Any],
+    band: Mapping[str, Any],
+    title: str,
+    index: int,
+    table: PublishedTable,
+    row: int,
+    column: int,
+) -> PrintedCell:
+    heading = part["headings"][index]
+    own = table.rows[row]
+    exceptions = {**part.get("as_printed", {}), **band.get("as_printed", {})}
+    text = exceptions.get(title, {}).get(heading)
+    if text is None:
+        text = _text(own, column, _digits(part, index)) or part.get("absent", "")
+        if own.values[column] is not None and not _at(own.stds, column):
+            suffixes = part.get("suffix", {})
+            text += suffixes.get(title, suffixes.get(heading, ""))
+    marked = heading in part.get("underlined", {}).get(title, ())
+    return PrintedCell(text, "second" if marked else "", table, row, column)
+
+
+def _digits(part: Mapping[str, Any], index: int) -> int | str:
+    digits: int | str | Sequence[int | str] = part.get("digits", 2)
+    return digits if isinstance(digits, int | str) else digits[index]
+
+
+def _text(row: PublishedRow, column: int, digits: int | str) -> str:
+    """Return a number with its difference or its standard deviation in parentheses, "" if there is none."""
+    value, delta, std = row.values[column], _at(row.deltas, column), _at(row.stds, column)
+    if value is None:
+        return ""
+    form = digits if isinstance(digits, str) else f".{digits}f"
+    beside = f" ({delta:+{form}})" if delta is not None else f" ({std:{form}})" if std is not None else ""
+    return f"{value:{form}}{beside}"
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return values[index] if values else None

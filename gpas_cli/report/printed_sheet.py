@@ -1,0 +1,99 @@
+"""The tables of a source as printed, without any result -> text in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gpas_cli.report.html_table import to_html
+from gpas_cli.report.latex import to_latex
+from gpas_cli.report.markdown import to_markdown
+from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart, PrintedTable
+from gpas_cli.report.render import csv_cell
+from gpas_cli.report.sheet import Sheet, Style
+
+FORMATS = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
+CSV_HEADER = ("table", "part", "band", "row", "column", "text", "value", "delta")
+
+
+def sheets(table: PrintedTable) -> list[Sheet]:
+    """Return each part of the table as text, digit by digit as printed."""
+    return [_sheet(part) for part in table.parts]
+
+
+def _sheet(part: PrintedPart) -> Sheet:
+    bands = [line.band for line in part.lines]
+    # A band's heading takes a line of its own.
+    rules, place = set(), 1
+    for i, band in enumerate(bands):
+        if i and band != bands[i - 1]:
+            rules.add(place)
+        place += 1 + bool(band and (not i or band != bands[i - 1]))
+    groups = [[i] for i in range(1, 1 + len(part.headings))]
+    return Sheet(part.title, lambda style: _texts(part, style), groups, rules=frozenset(rules))
+
+
+def _texts(part: PrintedPart, style: Style) -> list[list[str]]:
+    lines = [[style.escape(text) for text in (part.corner, *part.headings)]]
+    above = ""
+    for line in part.lines:
+        if line.band and line.band != above:
+            lines.append([style.escape(line.band), *[""] * len(part.headings)])
+        above = line.band
+        lines.append([style.escape(line.title), *(printed_text(cell, style) for cell in line.cells)])
+    return lines
+
+
+def printed_text(cell: PrintedCell, style: Style) -> str:
+    """Return a cell as printed, underlined if it is."""
+    text = re.sub(r"-(?=\d)", lambda _: style.minus, style.escape(cell.text))
+    if cell.mark != "second":
+        return text
+    number, space, rest = text.partition(" (")
+    return style.underline(number) + space + rest
+
+
+def to_csv(table: PrintedTable) -> str:
+    """Return one line per cell: the text as printed, and its numbers."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for line in _csv_lines(table):
+        writer.writerow(map(csv_cell, line))
+    return out.getvalue()
+
+
+def _csv_lines(table: PrintedTable) -> Iterator[list[object]]:
+    for part in table.parts:
+        for line in part.lines:
+            for heading, cell in zip(part.headings, line.cells, strict=True):
+                where = [table.name, part.corner, line.band, line.title, heading]
+                yield [*where, cell.text, cell.value, cell.delta]
+
+
+def to_mapping(table: PrintedTable) -> dict[str, Any]:
+    """Return the table as the document `PrintedTable` without its schema number."""
+    return {
+        "name": table.name,
+        "title": table.title,
+        "parts": [
+            {"corner": part.corner, "columns": list(part.headings), "rows": [_row(line) for line in part.lines]}
+            for part in table.parts
+        ],
+    }
+
+
+def _row(line: PrintedLine) -> dict[str, Any]:
+    cells = [
+        {"text": cell.text, "value": cell.value, "delta": cell.delta, "mark": "underlined" if cell.mark else ""}
+        for cell in line.cells
+    ]
+    return {"band": line.band, "title": line.title, "cells": cells}
+
+
+def render(table: PrintedTable, form: str) -> str:
+    """Return the table as text in one of FORMATS, or as CSV."""
+    return to_csv(table) if form == "csv" else "\n".join(map(FORMATS[form], sheets(table)))
