@@ -20,6 +20,7 @@ from gpas_cli.cli import (
     explain,
     export,
     figure,
+    forget,
     init,
     logs,
     plan,
@@ -132,6 +133,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "cancel": cancel.cancel,
         "retry": retry.retry,
         "rerun": rerun.rerun,
+        "forget": forget.forget,
     },
     INSPECT: {"status": status.status, "top": top.top, "logs": logs.logs, "explain": explain.explain},
     RESULTS: {

@@ -13,7 +13,7 @@ A stage never counts as ended for lack of evidence: its state is then `unknown`,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from gpas_cli.state.status import (
     StageStatus,
 )
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import AttemptDir, look_in
+from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, look_in
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -90,7 +90,7 @@ def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
         after = rerun.superseded(runs, key)
         result = _newest_result([t for t in tries if t.number <= after])
         tries = [t for t in tries if t.number > after]
-    last = conclude_or_unknown(tries[-1]) if tries else StageStatus(state="missing", evidence="no attempt")
+    last = conclude_or_unknown(tries[-1]) if tries else StageStatus(state="missing", evidence=_none(files))
     if not tries and rerun.FILE in files:
         last = _asked_again(runs, key, result)
     if last.state not in RESULTS:
@@ -105,6 +105,11 @@ def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
     if claim:
         last = alive.state_of(key, last, claim)
     return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
+
+
+def _none(files: Collection[str]) -> str:
+    """Return why a stage has no attempt."""
+    return "its result was forgotten" if any(name.startswith(FORGOTTEN) for name in files) else "no attempt"
 
 
 def _newest_result(tries: Sequence[AttemptDir]) -> StageStatus | None:

@@ -218,15 +218,30 @@ def _seal(connection: Connection, attempt: AttemptDir, row: Mapping[str, Any], m
 
 
 def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
-    """Mark the attempts of `rest` whose directories are certainly gone; return how many."""
+    """Mark the attempts of `rest` whose directories are certainly gone; return how many.
+
+    The rows of forgotten attempts are deleted, as a rebuilt database would not have them.
+    """
     if not runs.is_dir():  # for example not mounted: nothing is known about any attempt
         return 0
-    gone = [known.id for known in rest if known.gone is None and rundir.is_gone(runs / known.directory)]
+    missing = [known for known in rest if rundir.is_gone(runs / known.directory)]
+    forgotten = [known.id for known in missing if _is_forgotten(runs, known)]
+    gone = [known.id for known in missing if known.gone is None and known.id not in forgotten]
+    if forgotten:
+        with writer.begin() as connection:
+            session.lock(connection)
+            for attempt in forgotten:
+                _forget(connection, attempt)
     if gone:
         with writer.begin() as connection:
             session.lock(connection)
             connection.execute(_UPDATE, [{"attempt": attempt, "gone": time.time()} for attempt in gone])
     return len(gone)
+
+
+def _is_forgotten(runs: Path, known: _Known) -> bool:
+    directory = runs / known.directory
+    return (directory.parent / f"{rundir.FORGOTTEN}{directory.name}").is_dir()
 
 
 def _read(attempt: AttemptDir, offset: int, limit: int | None = None) -> tuple[list[journal.Line], int, int]:

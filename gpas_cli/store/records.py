@@ -242,6 +242,19 @@ class RerunRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forgetting(Record):
+    """forgotten.json in a forgotten attempt: when its result was retired, by which user, and why.
+
+    `others` are the stages that build on this one and were forgotten with it.
+    """
+
+    t: float
+    user: str
+    why: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimRecord(Record):
     """claim.json: the submitter that will run a stage. The other fields are those of `state.claims.Claim`.
 

@@ -5,6 +5,8 @@ journal.jsonl  the events of the attempt (`store.journal`)
 log.txt        the output of the job
 exit.json      how the process ended, if that was observed
 checkpoints/   one folder per checkpoint (`gpas_cli.checkpoints`)
+
+`gpas forget` renames NNN to .forgotten-NNN: no reader sees the attempt any more, and its number is not used again.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ R = TypeVar("R", bound=Record)
 _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 _NUMBER = re.compile(r"[0-9]{3,9}")  # fits the 32-bit column of the database
+FORGOTTEN = ".forgotten-"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class AttemptDir:
 
     @property
     def number(self) -> int:
-        return int(self.path.name)
+        return int(self.path.name.removeprefix(FORGOTTEN))
 
     @property
     def key(self) -> str:
@@ -95,8 +98,19 @@ def attempts(runs: Path, key: str) -> list[AttemptDir]:
     return look_in(runs, key)[0]
 
 
+def forgotten_attempts(runs: Path, key: str) -> list[AttemptDir]:
+    """Return the attempts at a stage that have been forgotten, oldest first."""
+    stage = stage_dir(runs, key)
+    names = (name.removeprefix(FORGOTTEN) for name in look_in(runs, key)[1] if name.startswith(FORGOTTEN))
+    numbers = sorted((name for name in names if _NUMBER.fullmatch(name)), key=int)
+    return [AttemptDir(stage / f"{FORGOTTEN}{name}") for name in numbers]
+
+
 def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
-    """Return the attempts at a stage and the names of the files beside them, from one listing of its folder."""
+    """Return the attempts at a stage and the names of what else is there, from one listing of its folder.
+
+    The others are files and the folders of forgotten attempts.
+    """
     stage = stage_dir(runs, key)
     try:
         with os.scandir(stage) as entries:
@@ -104,7 +118,8 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
     except (FileNotFoundError, NotADirectoryError):
         return [], frozenset()
     numbers = sorted((name for name, is_dir in folders.items() if is_dir and _NUMBER.fullmatch(name)), key=int)
-    return [AttemptDir(stage / name) for name in numbers], frozenset(n for n, is_dir in folders.items() if not is_dir)
+    others = frozenset(n for n, is_dir in folders.items() if not is_dir or n.startswith(FORGOTTEN))
+    return [AttemptDir(stage / name) for name in numbers], others
 
 
 def checkpoints_of(runs: Path, key: str) -> list[Path]:
@@ -154,7 +169,8 @@ def create_attempt(runs: Path, asked: AttemptRecord) -> AttemptDir:
     aside.mkdir()
     try:
         while True:
-            number = 1 + max((existing.number for existing in attempts(runs, asked.key)), default=0)
+            taken = (*attempts(runs, asked.key), *forgotten_attempts(runs, asked.key))
+            number = 1 + max((existing.number for existing in taken), default=0)
             write_record(aside / "attempt.json", replace(asked, number=number))
             target = stage / f"{number:03d}"
             if _rename(aside, target):

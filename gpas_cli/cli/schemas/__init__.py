@@ -41,5 +41,6 @@ DOCUMENTS: dict[str, type] = {
     "db rebuild": upkeep.RebuiltJson,
     "db backup": upkeep.BackedUpJson,
     "db upgrade": upkeep.BackedUpJson,
+    "forget": upkeep.ForgottenJson,
     "doctor": upkeep.DiagnosisJson,
 }

@@ -112,3 +112,16 @@ class DiagnosisJson(DocumentJson):
     """`gpas doctor --json`."""
 
     findings: list[FindingJson]
+
+
+class ForgottenStageJson(TypedDict):
+    """A stage whose attempts were forgotten, or restored."""
+
+    key: str
+    directories: Annotated[list[str], "the folders of its attempts, under their new names"]
+
+
+class ForgottenJson(DocumentJson):
+    """`gpas forget --json`."""
+
+    stages: list[ForgottenStageJson]
