@@ -1,10 +1,10 @@
-"""`gpas figure`: plot curves of a grid."""
+"""`gpas figure`: plot curves of a grid, or draw the figures of the papers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,79 +14,223 @@ from gpas_cli.cli.console import (
     Where,
     cells_or_grids,
     complete_from,
+    complete_grid,
     console,
     entries,
     experiments,
     print_json,
     project,
 )
+from gpas_cli.errors import GpasError
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.curves import Selection
     from gpas_cli.report.figure import Figure
-    from gpas_cli.report.quantities import Quantity
-    from gpas_cli.report.series import CellCurve, Series
+    from gpas_cli.report.series import CellCurve
 
 DEFAULT = Path("figure")
 WHAT = (
     f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
     f"or by layer, at the last recorded update ({', '.join(one.name for one in BY_LAYER)})."
 )
+FROM_DATA = "Curves"
+FROM_PAPERS = "Figures of the papers"
 Out = Annotated[
     list[Path] | None,
     typer.Option(
         "--out",
         "-o",
         help="The file to write, in the format of its suffix (.pdf, .svg, .png); without a suffix, SVG and PNG. "
-        "Repeat for more files. By default figure.svg and figure.png.",
+        "Repeat for more files. By default figure.svg and figure.png. With --paper, the folder to write to, by default "
+        "figures, or the file of a single figure.",
+    ),
+]
+What = Annotated[
+    str,
+    typer.Option("--what", help=WHAT, autocompletion=complete_from(QUANTITIES), rich_help_panel=FROM_DATA),
+]
+At = Annotated[
+    str,
+    typer.Option("--at", metavar="UPDATE,...", help="Draw layers at these updates.", rich_help_panel=FROM_DATA),
+]
+Layers = Annotated[
+    str,
+    typer.Option(
+        "--layers", metavar="LAYER,...|all", help="Draw these layers over updates.", rich_help_panel=FROM_DATA
+    ),
+]
+Map = Annotated[bool, typer.Option("--map", help="Draw layers over updates as a heat map.", rich_help_panel=FROM_DATA)]
+Start = Annotated[
+    float, typer.Option("--from", metavar="UPDATE", help="The first update to draw.", min=0, rich_help_panel=FROM_DATA)
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--against",
+        metavar="AXIS=LABEL",
+        help="Draw ratios to the cells with this label that are otherwise equal: gate=none. Repeat for more axes.",
+        rich_help_panel=FROM_DATA,
     ),
 ]
 EveryRun = Annotated[
     bool,
-    typer.Option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
+    typer.Option(
+        "--every-run",
+        help="Draw a line per run instead of the mean and standard deviation over seeds.",
+        rich_help_panel=FROM_DATA,
+    ),
 ]
-Title = Annotated[str | None, typer.Option("--title", help="Title of the plot; by default the grid's title.")]
-Size = Annotated[tuple[float, float], typer.Option("--size", help="Width and height in inches.", min=1)]
+Paper = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--paper",
+        metavar="NAME|all",
+        help="Draw a figure of a paper: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
+        rich_help_panel=FROM_PAPERS,
+    ),
+]
+GridOption = Annotated[
+    str,
+    typer.Option(
+        "--grid",
+        help="Draw it from the cells of this grid instead of the paper's.",
+        autocompletion=complete_grid,
+        rich_help_panel=FROM_PAPERS,
+    ),
+]
+Toy = Annotated[
+    bool,
+    typer.Option("--toy", help="Draw each from its grid at quickstart size.", rich_help_panel=FROM_PAPERS),
+]
+Title = Annotated[
+    str | None, typer.Option("--title", help="Title above the plot; by default the grid's title. '' for none.")
+]
+Size = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        "--size",
+        help="Width and height in inches. By default 6.4 x 4.0, for few lines a column (3.3 x 2.3), for several panels "
+        "two columns (6.8 x 2.4); a long legend adds to it.",
+        min=1,
+    ),
+]
 
 
 def figure(
     names: CellsOrGrids = None,
     where: Where = None,
-    what: Annotated[str, typer.Option("--what", help=WHAT, autocompletion=complete_from(QUANTITIES))] = "loss",
-    out: Out = None,
+    what: What = "loss",
+    at: At = "",
+    layers: Layers = "",
+    heat_map: Map = False,
+    start: Start = 0.0,
+    against: Against = None,
     every_run: EveryRun = False,
+    paper: Paper = None,
+    grid: GridOption = "",
+    toy: Toy = False,
+    out: Out = None,
     title: Title = None,
-    size: Size = (6.4, 4.0),
+    size: Size = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plot curves of a grid's cells: the mean over seeds with a band of one standard deviation.
+    """Plot curves of a grid's cells, or figures of the papers: means over seeds with bands of one standard deviation.
 
     Colours distinguish schemes, line styles gates. Triangles mark spikes of the loss and the gradient norm. Importance
     is drawn as bars if there are at most four series, angular_distances as a heat map for each. With --json, prints
     the numbers and writes a file only if -o is given.
 
     Example: [bold]gpas figure quickstart --what activation_variance -o variance.pdf[/bold]
-    """
-    from gpas_cli.report.figure import check_formats, save
 
-    drawn = quantity(what)
-    paths = [path for asked in out or ([] if as_json else [DEFAULT]) for path in _files(asked)]
+    [bold]gpas figure quickstart --what activation_variance --layers 1,6,12 --where norm=pre[/bold]
+
+    [bold]gpas figure --paper gpas-4 --toy[/bold]
+    """
+    if paper:
+        from gpas_cli.cli.paper_figures import draw_figures
+
+        if names or where or at or layers or against or heat_map:
+            raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
+        draw_figures(paper, grid, toy=toy, out=out, title=title, size=size, as_json=as_json)
+        return
+    if grid or toy:
+        raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
+    selection = _selection(what, at, layers, start, heat_map)
+    _plot(names, where, selection, _labels(against), out, every_run, title, size, as_json)
+
+
+def _plot(
+    names: Sequence[str] | None,
+    where: Sequence[str] | None,
+    selection: Selection,
+    against: dict[str, str],
+    out: Sequence[Path] | None,
+    every_run: bool,
+    title: str | None,
+    size: tuple[float, float] | None,
+    as_json: bool,
+) -> None:
+    from gpas_cli.report.figure import as_mapping, make_figure
+    from gpas_cli.report.plot import Sheet, check_formats, save
+
+    paths = [path for asked in out or ([] if as_json else [DEFAULT]) for path in files_of(asked)]
     check_formats(paths)
     chosen = cells_or_grids(names, where) if names else entries(names, where)
-    runs = _runs(chosen, drawn)
-    made = _make(runs, drawn, title if title is not None else _title(chosen), every_run)
+    runs = _runs(chosen, selection, against)
+    divisor = ", ".join(f"{axis} {label}" for axis, label in against.items())
+    made = make_figure(
+        runs, selection, title if title is not None else _title(chosen), every_run=every_run, ratio_to=divisor
+    )
     if paths:
-        save(made, paths, size)
+        save(Sheet((made,)), paths, size)
         console().print(_conclusion(made, paths, chosen, runs), soft_wrap=True)
     if as_json:
-        print_json(what=what, files=[str(path) for path in paths], **_as_mapping(made, chosen, runs))
+        recorded = {run.entry.id: None for run in runs}
+        missing = [entry.id for entry in chosen if entry.id not in recorded]
+        print_json(
+            what=selection.quantity.name,
+            files=[str(path) for path in paths],
+            **as_mapping(made),
+            cells=list(recorded),
+            missing=missing,
+        )
 
 
-def _files(asked: Path) -> list[Path]:
+def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
+    from gpas_cli.report.curves import Selection
+
+    if sum(map(bool, (at, layers, heat_map))) > 1:
+        raise GpasError("--at, --layers and --map exclude each other")
+    return Selection(
+        quantity(what),
+        at=tuple(int(update) for update in _numbers("--at", at)),
+        layers=(() if layers == "all" else _numbers("--layers", layers)) if layers else None,
+        start=max(start, 1.0) if start else 0.0,
+        map=heat_map,
+    )
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """Return the numbers of a list such as "1,6,12". Raises GpasError for any other word."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    for word in words:
+        if not word.replace(".", "", 1).isdigit():
+            raise GpasError(f"{option} {text}: '{word}' is not a number; write {option} 1,6,12")
+    return tuple(float(word) for word in words)
+
+
+def _labels(against: Sequence[str] | None) -> dict[str, str]:
+    """Return the labels of --against by axis. Raises GpasError for a word that is not AXIS=LABEL."""
+    for word in against or ():
+        if not all(word.partition("=")):
+            raise GpasError(f"--against {word} is not AXIS=LABEL, such as gate=none")
+    return {axis: label for axis, _, label in (word.partition("=") for word in against or ())}
+
+
+def files_of(asked: Path) -> list[Path]:
     """Return the files that one --out names."""
     return [asked] if asked.suffix else [asked.with_name(asked.name + suffix) for suffix in (".svg", ".png")]
 
@@ -98,108 +242,28 @@ def _title(chosen: Sequence[Entry]) -> str:
     return "; ".join(dict.fromkeys(titles))
 
 
-def _runs(chosen: Sequence[Entry], drawn: Quantity) -> list[CellCurve]:
-    """Return the curves of the cells that have recorded one."""
-    from gpas_cli.store.refresh import results_of
+def _runs(chosen: Sequence[Entry], selection: Selection, against: dict[str, str]) -> list[CellCurve]:
+    """Return the curves of the cells that have recorded one, or their ratios."""
+    from gpas_cli.report.curves import curves, ratios
+    from gpas_cli.report.recorded import recorded
 
-    with results_of(project()) as (engine, problem):
-        if problem:
-            console().print(problem, style="yellow")
-        found = [_run(engine, entry, drawn) for entry in chosen]
-    return [run for run in found if run.points or run.matrix]
+    with recorded(project(), chosen) as known:
+        if known.problem:
+            console().print(known.problem, style="yellow")
+        found = curves(known.engine, chosen, selection, _averaged)
+    return ratios(found, against) if against else found
 
 
-def _run(engine: Engine, entry: Entry, drawn: Quantity) -> CellCurve:
-    """Return the curve of the cell's last stage that recorded one; without points if none did."""
-    from gpas_cli.report import query
-    from gpas_cli.report.series import CellCurve, by_layer, over_updates
-
+def _averaged(entry: Entry) -> str:
+    """Return the axis that the table of the entry's grid averages."""
     grid = experiments().grids.get(entry.grid)
-    table = grid.table if grid else None
-    made = CellCurve(entry, table.over if table else "seed", ())
-    for key in (stage.key for stage in entry.cell.stages):
-        if drawn.by_layer or drawn.per_layer:
-            layers = query.layer_curve(engine, key, drawn.recorded_as)
-            if layers and drawn.spans:
-                made = CellCurve(entry, made.over, (), step=layers[-1][0], matrix=_matrix(engine, entry, key, drawn))
-            elif layers and drawn.by_layer:
-                step, values = layers[-1]
-                points, final = by_layer(entry, values)
-                made = CellCurve(entry, made.over, points, final_norm=final, step=step)
-            elif layers:
-                made = CellCurve(entry, made.over, over_updates(((step, at[0]) for step, at in layers), drawn.scale))
-        elif points := over_updates(query.curve(engine, key, drawn.recorded_as), drawn.scale):
-            marks = query.curve(engine, key, drawn.spikes) if drawn.spikes else []
-            made = CellCurve(entry, made.over, points, over_updates(marks, drawn.scale))
-    return made
-
-
-def _matrix(engine: Engine, entry: Entry, key: str, drawn: Quantity) -> tuple[tuple[float, ...], ...]:
-    """Return the last recorded values of a heat map over n = 1, 2, ... layers, by layer."""
-    from gpas_cli.report import query
-
-    rows = []
-    for n in range(1, entry.cell.model.size.layers + 1):
-        layers = query.layer_curve(engine, key, drawn.recorded_over(n))
-        rows.append(tuple(value for _, value in sorted(layers[-1][1].items())) if layers else ())
-    return tuple(rows)
-
-
-def _make(runs: Sequence[CellCurve], drawn: Quantity, title: str, every_run: bool) -> Figure:
-    from gpas_cli.printable import one_line
-    from gpas_cli.report.figure import Figure
-    from gpas_cli.report.series import make_series
-
-    layers = max((run.entry.cell.model.size.layers for run in runs), default=0) if drawn.by_layer else 0
-    steps = {run.step for run in runs if run.step is not None}
-    when = f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
-    x = f"layer ({when})" if drawn.by_layer else "update"
-    series = make_series(runs)
-    if drawn.spans:
-        return Figure(one_line(title), f"first {x}", "number of layers", series, heat_map=drawn.axis)
-    return Figure(one_line(title), x, drawn.axis, series, drawn.log, layers, every_run, drawn.bars)
+    return grid.table.over if grid and grid.table else "seed"
 
 
 def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> str:
     """Return what was drawn, and how many cells have no such curve."""
     drawn = count(len(made.series), "map" if made.heat_map else "line")
-    words = f"Wrote {' and '.join(str(path) for path in paths)}: {drawn} from {count(len(runs), 'run')}"
-    missing = len(chosen) - len(runs)
+    cells = len({run.entry.id for run in runs})
+    words = f"Wrote {' and '.join(str(path) for path in paths)}: {drawn} from {count(cells, 'run')}"
+    missing = len(chosen) - cells
     return f"{words}; {missing} of {len(chosen)} cells have no such curve yet." if missing else f"{words}."
-
-
-def _as_mapping(made: Figure, chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> dict[str, Any]:
-    """Return the numbers of a figure for `--json`. `over` is the averaged axis; `std` is null for a single run."""
-    recorded = {run.entry.id for run in runs}
-    return {
-        "title": made.title,
-        "x": made.x,
-        "y": made.y,
-        "log": made.log,
-        "series": [_series_as_mapping(series) for series in made.series],
-        "cells": [run.entry.id for run in runs],
-        "missing": [entry.id for entry in chosen if entry.id not in recorded],
-    }
-
-
-def _series_as_mapping(series: Series) -> dict[str, Any]:
-    final = series.final_norm()
-    return {
-        "title": series.title,
-        "labels": dict(series.labels),
-        "over": series.runs[0].over,
-        "points": [{"x": x, **vars(summary)} for x, summary in series.mean()],
-        "final_norm": vars(final) if final else None,
-        "matrix": series.matrix() or None,
-        "runs": [
-            {
-                "name": run.entry.id,
-                "key": run.entry.cell.key,
-                "over": run.entry.axes.get(run.over),
-                "points": run.points,
-                "spikes": run.marks,
-                "final_norm": run.final_norm,
-            }
-            for run in series.runs
-        ],
-    }

@@ -46,6 +46,20 @@ def select(entries: Sequence[Entry], where: Sequence[str]) -> list[Entry]:
     return chosen
 
 
+def conditions(chosen: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
+    """Return conditions by which `select` finds the chosen ones of `entries`, as few as labels of axes allow.
+
+    They may select further entries if the chosen ones are no combination of labels.
+    """
+    found = []
+    for axis in dict.fromkeys(axis for entry in entries for axis in entry.axes):
+        wanted = list(dict.fromkeys(spelled(entry.axes[axis]) for entry in chosen if axis in entry.axes))
+        others = {spelled(entry.axes[axis]) for entry in entries if axis in entry.axes} - set(wanted)
+        if wanted and others and all(axis in entry.axes for entry in chosen):
+            found.append(f"{axis}={','.join(wanted)}")
+    return found
+
+
 def find(entries: Sequence[Entry], query: str) -> Entry:
     """Return the entry with the id `grid/name`, the name, or a stage key that begins with `query` (at least 4 digits).
 

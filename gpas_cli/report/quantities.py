@@ -15,6 +15,8 @@ class Quantity:
     series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
     bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
     are recorded as NAME, NAME/2, ...
+    outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
+    of the network, which distinguishes the quantities of one plot.
     """
 
     name: str
@@ -28,6 +30,8 @@ class Quantity:
     spikes: str = ""
     bars: bool = False
     spans: bool = False
+    outputs: bool = False
+    part: str = ""
 
     @property
     def recorded_as(self) -> str:
@@ -71,10 +75,17 @@ OVER_UPDATES = (
 )
 BY_LAYER = (
     Quantity("gate", "gate value act(\N{GREEK SMALL LETTER ALPHA})", by_layer=True),
+    Quantity("alpha", "gate parameter \N{GREEK SMALL LETTER ALPHA}", by_layer=True),
     Quantity("activation_variance", "activation variance at the input", by_layer=True, log=True),
+    Quantity(
+        "output_variance", "variance of the output", curve="activation_variance", by_layer=True, log=True, outputs=True
+    ),
     Quantity("grad_norm", "gradient norm", by_layer=True, log=True),
     Quantity("weight_norm", "weight norm", by_layer=True),
-    *(Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True) for part, words in MATRICES.items()),
+    *(
+        Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True, part=words)
+        for part, words in MATRICES.items()
+    ),
     Quantity("importance", "rise of the loss without the layer", NATS, by_layer=True, bars=True),
     Quantity("importance_score", "accuracy lost without the layer", "points", by_layer=True, bars=True),
     Quantity("angular_distance", "angular distance from input to output", PI, by_layer=True),

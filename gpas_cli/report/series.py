@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ Points = tuple[tuple[float, float], ...]
 
 STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
 METHOD = ("norm", "gate")  # axes that form the first part of a title
+NAMED_METHOD = "method"  # the label of curves whose method has a title of its own
+PART = "part"  # the label of curves of a part of the network: W_q
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class CellCurve:
     """The curve of one cell: finite points (x, y) in order of x, points marked as spikes, and the final norm's value.
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
-    matrix: for a heat map, the values over n = 1, 2, ... layers, by the layer where these begin.
+    matrix: the rows of a heat map, from the lowest. columns: the x of its columns, by default 1, 2, ...
+    method: the title of the cell's method, "" to derive it from the cell's labels. variant: labels that distinguish
+    several curves of one cell: (("layer", 3),).
     """
 
     entry: Entry
@@ -43,6 +47,15 @@ class CellCurve:
     final_norm: float | None = None
     step: int | None = None
     matrix: tuple[tuple[float, ...], ...] = ()
+    columns: tuple[float, ...] = ()
+    method: str = ""
+    variant: tuple[tuple[str, Label], ...] = ()
+
+    @property
+    def labels(self) -> dict[str, Label]:
+        """The labels that distinguish this curve's method from others."""
+        own = {axis: label for axis, label in self.entry.axes.items() if axis != self.over}
+        return {**({NAMED_METHOD: self.method} if self.method else own), **dict(self.variant)}
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,11 @@ class Series:
         rows = zip(*(run.matrix for run in self.runs), strict=False)
         return [[fmean(values) for values in zip(*same, strict=False)] for same in rows]
 
+    def columns(self) -> tuple[float, ...]:
+        """Return the x of the matrix's columns."""
+        rows = self.matrix()
+        return self.runs[0].columns[: len(rows[0])] or tuple(float(i + 1) for i in range(len(rows[0])))
+
     def tails(self) -> list[Points]:
         """Return the parts of runs beyond the last x of the mean, where some run has not got that far."""
         common = self.mean()
@@ -88,13 +106,16 @@ def over_updates(curve: Iterable[tuple[float, float]], scale: float = 1.0) -> Po
     return tuple((x, y * scale) for x, y in curve if math.isfinite(y))
 
 
-def by_layer(entry: Entry, values: Mapping[int, float]) -> tuple[Points, float | None]:
+def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False) -> tuple[Points, float | None]:
     """Return points over layers, counted from 1, and the value of the final norm if there is one, from values by index.
 
     The value after the last layer's is the final norm's. If a layer has several values, such as the gates of its two
-    sub-layers, the later ones are placed between it and the next layer.
+    sub-layers, the later ones are placed between it and the next layer. outputs: values at the input of a layer are
+    drawn as those at the output of the layer before it.
     """
     layers = entry.cell.model.size.layers
+    if outputs:
+        return tuple((n, value) for n, value in sorted(values.items()) if n > 0 and math.isfinite(value)), None
     count = max(values, default=-1) + 1
     each = max(1, count // layers)
     inside = {index: value for index, value in values.items() if index < each * layers and math.isfinite(value)}
@@ -109,20 +130,18 @@ def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     A cell that several grids share counts once.
     """
     # Reversed twice, so that the first of equal cells is kept.
-    distinct = list({run.entry.cell.key: run for run in reversed(runs)}.values())[::-1]
+    distinct = list({(run.entry.cell.key, run.variant): run for run in reversed(runs)}.values())[::-1]
     groups: dict[tuple[str, frozenset[tuple[str, Label]]], list[CellCurve]] = {}
     for run in distinct:
-        groups.setdefault((run.entry.grid, frozenset(_labels(run).items())), []).append(run)
+        groups.setdefault((run.entry.grid, frozenset(run.labels.items())), []).append(run)
     titles = scheme_titles([run.entry for run in distinct])
-    varying = _varying([_labels(group[0]) for group in groups.values()])
+    varying = _varying([group[0].labels for group in groups.values()])
+    variants = {axis for run in distinct for axis, _ in run.variant}
     found = [
-        Series(_title(_labels(group[0]), varying, titles), _labels(group[0]), tuple(group)) for group in groups.values()
+        Series(_title(group[0].labels, varying, variants, titles), group[0].labels, tuple(group))
+        for group in groups.values()
     ]
     return _coloured(_with_grids(found), varying)
-
-
-def _labels(run: CellCurve) -> dict[str, Label]:
-    return {axis: label for axis, label in run.entry.axes.items() if axis != run.over}
 
 
 def _varying(labels: Sequence[Mapping[str, Label]]) -> list[str]:
@@ -131,12 +150,25 @@ def _varying(labels: Sequence[Mapping[str, Label]]) -> list[str]:
     return [axis for axis in axes if len({mapping.get(axis) for mapping in labels}) > 1]
 
 
-def _title(labels: Mapping[str, Label], varying: Sequence[str], titles: Mapping[Label, str]) -> str:
-    """Return the method and the labels of other varying axes: "Pre-LN + GPAS, optim.lr 0.001"."""
+def _title(
+    labels: Mapping[str, Label], varying: Sequence[str], variants: Collection[str], titles: Mapping[Label, str]
+) -> str:
+    """Return the method and the labels of other varying axes: "Pre-LN + GPAS, optim.lr 0.001".
+
+    If the curves differ only by variants, the method is left out: "layer 3".
+    """
     method = [axis for axis in METHOD if axis in labels]
-    words = [row_title(method, tuple(labels[axis] for axis in method), titles)] if method else []
-    words += [label_title(axis, labels.get(axis), titles) or f"no {axis}" for axis in varying if axis not in METHOD]
+    others = [axis for axis in varying if axis not in (*METHOD, NAMED_METHOD)]
+    words = [str(labels[NAMED_METHOD])] if NAMED_METHOD in labels else []
+    words += [row_title(method, tuple(labels[axis] for axis in method), titles)] if method else []
+    if others and set(varying) <= set(variants):
+        words = []
+    words += [_label(axis, labels.get(axis), titles) for axis in others]
     return one_line(", ".join(words))
+
+
+def _label(axis: str, label: Label | None, titles: Mapping[Label, str]) -> str:
+    return str(label) if axis == PART else label_title(axis, label, titles) or f"no {axis}"
 
 
 def _with_grids(found: Sequence[Series]) -> list[Series]:
@@ -151,17 +183,16 @@ def _with_grids(found: Sequence[Series]) -> list[Series]:
 def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, ...]:
     styles = _styles([series.labels.get("gate", "none") for series in found])
     hued = [axis for axis in varying if axis != "gate" or len(styles) > STYLES]
-    keys = [(*(series.labels.get(axis) for axis in hued), _grid(series, found)) for series in found]
-    colours = _colours(keys, hued)
-    shades = _shades([key[0] for key in keys]) if len(hued) == 1 and hued[0] not in METHOD else {}
+    numbers = [series.labels.get(hued[0]) for series in found] if len(hued) == 1 and hued[0] not in METHOD else []
+    shades = _shades(numbers)
     return tuple(
         replace(
             series,
-            colour=colours[key],
+            colour=colour,
             style=styles[series.labels.get("gate", "none")] if len(styles) <= STYLES else 0,
-            shade=shades.get(key[0]),
+            shade=shades.get(series.labels.get(hued[0])) if shades else None,
         )
-        for series, key in zip(found, keys, strict=True)
+        for series, colour in zip(found, _colours(found, hued), strict=True)
     )
 
 
@@ -179,12 +210,16 @@ def _styles(gates: Sequence[Label]) -> dict[Label, int]:
     return {gate: index for index, gate in enumerate(order)}
 
 
-def _colours(keys: Sequence[tuple[object, ...]], hued: Sequence[str]) -> dict[tuple[object, ...], int]:
-    """Return a colour for each key. A scheme has the same colour in every figure coloured by schemes alone."""
+def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
+    """Return a colour for each series. A scheme has the same colour in every figure coloured by schemes alone."""
+    schemes = [str(series.labels.get("norm")) for series in found]
+    keys = [(*(series.labels.get(axis) for axis in hued), _grid(series, found)) for series in found]
+    if set(hued) <= {"norm"} and all(
+        scheme in SCHEMES and not key[-1] for scheme, key in zip(schemes, keys, strict=True)
+    ):
+        return [list(SCHEMES).index(scheme) for scheme in schemes]
     distinct = list(dict.fromkeys(keys))
-    if list(hued) == ["norm"] and all(key[0] in SCHEMES and not key[1] for key in distinct):
-        return {key: list(SCHEMES).index(str(key[0])) for key in distinct}
-    return {key: index for index, key in enumerate(distinct)}
+    return [distinct.index(key) for key in keys]
 
 
 def _shades(labels: Sequence[object]) -> dict[object, float]:

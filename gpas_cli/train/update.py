@@ -61,12 +61,17 @@ class Update:
 
 def measure_layers(network: Llama, variance: Sequence[Tensor]) -> LayerStatistics:
     """Return l2 norms of gradients and weights: of every layer, in total and by module, of the embedding, the final
-    norm and the head; the gates' values; and `variance`, the activation variances of this process's first micro-batch.
+    norm and the head; the gates' values act(alpha) and their alpha; and `variance`, the activation variances of this
+    process's first micro-batch.
 
     Call it when the gradients are complete and not yet clipped. Collective if the network is sharded.
     """
     norms = list(_norms(network))
-    rest = [*_values("gate", (gate.value() for gate in network.gates())), *_values("activation_variance", variance)]
+    rest = [
+        *_values("gate", (gate.value() for gate in network.gates())),
+        *_values("alpha", (gate.alpha for gate in network.gates())),
+        *_values("activation_variance", variance),
+    ]
     parts = [number.detach().reshape(()).float() for _, number in rest]
     indices = tuple(index for index, _ in (*norms, *rest))
     return LayerStatistics(indices, torch.stack([*_l2_norms([tensor for _, tensor in norms]), *parts]))

@@ -118,6 +118,14 @@ def test_a_figure_is_as_declared(made: Face) -> None:
     assert said.json["series"][0]["points"]
 
 
+def test_figures_of_papers_are_as_declared(made: Face) -> None:
+    said = made("figure", "--paper", "gpas-2", "--grid", "small", "--json")
+    check("figure paper", said.json)
+    (figure,) = said.json["figures"]
+    assert (figure["name"], figure["number"], figure["grid"]) == ("gpas-2", "2", "small")
+    assert figure["panels"][0]["series"]
+
+
 def test_a_measurement_is_as_declared(face: Face) -> None:
     check("bench", face("bench", "small", *ONE, "--seconds", "0.1", "--json").json)
 
@@ -142,7 +150,8 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
     speaking = {path for path, command in COMMANDS if has(command)}
     assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
-    assert speaking == {f"gpas {name}" for name in DOCUMENTS}
+    # `gpas figure --paper` prints a document of its own.
+    assert speaking == {f"gpas {name}" for name in DOCUMENTS} - {"gpas figure paper"}
 
 
 def test_the_schema_of_a_command_is_printed(face: Face) -> None:

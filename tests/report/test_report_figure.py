@@ -10,9 +10,12 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figure import COLOURS, Figure, log_ticks, readable, save
+from gpas_cli.report.figure import Figure
+from gpas_cli.report.plot import STYLE, Sheet, draw, save
+from gpas_cli.report.plot_lines import COLOURS
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.report.series import CellCurve, make_series
+from gpas_cli.report.ticks import log_ticks, readable
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
 HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
@@ -35,15 +38,19 @@ def figure(label: str = "gpas", layers: int = 0, **more: object) -> Figure:
     return Figure(series=make_series(runs), **(usual | more))  # type: ignore[arg-type]
 
 
+def sheet(**more: object) -> Sheet:
+    return Sheet((figure(**more),))  # type: ignore[arg-type]
+
+
 def drawn(made: Figure, folder: Path) -> str:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    save(made, [folder / "x.svg"])
+    save(Sheet((made,)), [folder / "x.svg"])
     return (folder / "x.svg").read_text()
 
 
 def test_the_legend_names_methods_and_says_what_the_bands_are(tmp_path: Path) -> None:
     text = drawn(figure(), tmp_path)
-    for words in ("Pre-LN + GPAS", "Sandwich-LN", "loss (nats per token)", "mean ± standard deviation", "over 2 seeds"):
+    for words in ("Pre-LN + GPAS", "Sandwich-LN", "loss (nats per token)", "mean ± standard deviation over 2 seeds"):
         assert f">{words}<" in text
     assert "demo-" not in text
     for colour in COLOURS[:6]:
@@ -106,14 +113,13 @@ def test_heat_maps_have_a_panel_for_each_series_and_common_colours(tmp_path: Pat
 
 @pytest.mark.parametrize("size", [(6.4, 4.0), (3.3, 2.4), (10.0, 3.0)])
 def test_everything_is_inside_the_canvas(tmp_path: Path, size: tuple[float, float]) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    matplotlib = pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     from matplotlib.figure import Figure as Canvas
 
-    from gpas_cli.report import figure as module
-
     made = figure(HOSTILE, title=HOSTILE * 3)
-    canvas = Canvas(figsize=module._canvas_size(made, size), layout="constrained")
-    module._draw(canvas, made)
+    canvas = Canvas(layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        draw(canvas, Sheet((made,)), size)
     canvas.draw_without_rendering()
     inside = canvas.bbox
     (axes,), (legend,) = canvas.axes, canvas.legends
@@ -136,30 +142,30 @@ def test_user_text_is_neither_formula_nor_hidden(tmp_path: Path) -> None:
 def test_the_suffix_names_the_format_and_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     paths = [tmp_path / "new" / f"x{suffix}" for suffix in (".pdf", ".svg", ".PNG")]
-    save(figure(layers=4, log=True), paths)
+    save(sheet(layers=4, log=True), paths)
     first = [path.read_bytes() for path in paths]
     assert [content[:5] for content in first] == [b"%PDF-", b"<?xml", b"\x89PNG\r"]
     assert b"/Type3" not in first[0]
-    save(figure(layers=4, log=True), paths)
+    save(sheet(layers=4, log=True), paths)
     assert [path.read_bytes() for path in paths] == first
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x.PNG", "x.pdf", "x.svg"]
 
 
 def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(GpasError, match=r"unknown format '.pgn'; did you mean '.png'"):
-        save(figure(), [tmp_path / "x.svg", tmp_path / "x.pgn"])
+        save(sheet(), [tmp_path / "x.svg", tmp_path / "x.pgn"])
     assert not list(tmp_path.iterdir())
 
 
 def test_a_figure_without_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GpasError, match="Title: no such curve has been recorded"):
-        save(Figure("Title", "x", "y", ()), [tmp_path / "x.svg"])
+        save(Sheet((Figure("Title", "x", "y", ()),)), [tmp_path / "x.svg"])
 
 
 def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[figures\]'"):
-        save(figure(), [tmp_path / "x.svg"])
+        save(sheet(), [tmp_path / "x.svg"])
 
 
 @pytest.mark.parametrize(

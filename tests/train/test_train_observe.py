@@ -65,6 +65,7 @@ def test_norms_are_those_of_the_layers(scheme: str) -> None:
     assert series["weight_norm_head"] == [pytest.approx(joint([network.lm_head.weight]), rel=1e-5)]
     assert series["grad_norm_embedding"] == [pytest.approx(joint([network.model.embed_tokens.weight.grad]), rel=1e-5)]
     assert series["gate"] == pytest.approx([gate.value().item() for gate in network.gates()])
+    assert series["alpha"] == pytest.approx([gate.alpha.item() for gate in network.gates()])
     assert series["activation_variance"] == [2.0, 3.0]
 
 
@@ -72,6 +73,7 @@ def test_gpt_and_a_network_without_gates() -> None:
     network = trained(gate=None, family="gpt")
     series = measured(network)
     assert "gate" not in series
+    assert "alpha" not in series
     assert "weight_norm_head" not in series  # tied
     assert "weight_norm_ffn_gate" not in series
     layer = network.model.layers[1]

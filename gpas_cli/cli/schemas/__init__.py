@@ -30,6 +30,7 @@ DOCUMENTS: dict[str, type] = {
     "bench": cells.MeasuredJson,
     "table": tables.TableJson,
     "figure": tables.FigureJson,
+    "figure paper": tables.PaperFiguresJson,
     "export": tables.ExportedJson,
     "evaluate": tables.EvaluatedJson,
     "sync": upkeep.SyncedJson,

@@ -182,22 +182,75 @@ class SeriesJson(TypedDict):
     title: str
     labels: dict[str, Any]
     over: Annotated[str, "the averaged axis"]
+    colour: Annotated[int, "hue: that of the scheme, or a number from 0"]
+    style: Annotated[int, "line style: 0 with a gate, 1 without one"]
+    shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
     points: list[PointJson]
     final_norm: Annotated[MeanJson | None, "the value at the final norm, which is no layer"]
-    matrix: Annotated[list[list[float]] | None, "means of a heat map: over n = 1, 2, ... layers, by first layer"]
+    matrix: Annotated[list[list[float]] | None, "means of a heat map, a list for each row from the lowest"]
+    columns: Annotated[list[float] | None, "x of the heat map's columns"]
     runs: list[DrawnRunJson]
 
 
-class FigureJson(DocumentJson):
-    """`gpas figure --json`; a picture is drawn only if --out names a file."""
+class LineJson(TypedDict):
+    """A line that no run has recorded: a bound, published numbers, a fitted law."""
 
-    what: str
-    files: Annotated[list[str], "the pictures written"]
+    title: str
+    points: Annotated[list[list[float]], "pairs of x and y"]
+    band: Annotated[list[list[float]], "x, low and high"]
+    colour: int
+    style: int
+    shade: float | None
+    form: Literal["line", "points", "joined"]
+    in_legend: bool
+
+
+class PlotJson(TypedDict):
+    """One plot: its axes, and what is drawn in it."""
+
     title: str
     x: Annotated[str, "title of the x axis"]
     y: Annotated[str, "title of the y axis, with the unit"]
     log: Annotated[bool, "whether y is logarithmic where all values are positive"]
+    log_x: bool
+    layers: Annotated[int, "the number of layers if x counts layers, else 0"]
+    level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"]
+    bars: bool
+    heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
+    note: str
     series: list[SeriesJson]
+    lines: list[LineJson]
+
+
+class PaperFigureJson(TypedDict):
+    """A figure of a paper. Without any panel, `problem` is why."""
+
+    name: str
+    paper: str
+    number: str
+    title: str
+    heading: str
+    grid: Annotated[str, "the grid whose cells it shows"]
+    note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"]
+    panels: list[PlotJson]
+    missing: Annotated[list[str], "cells without a result"]
+    unrecorded: Annotated[list[str], "cells with a result that have not recorded the curve"]
+    command: Annotated[str, "runs the missing cells; empty if none is missing"]
+    problem: str
+    files: Annotated[list[str], "the pictures written"]
+
+
+class PaperFiguresJson(DocumentJson):
+    """`gpas figure --paper NAME --json`."""
+
+    figures: list[PaperFigureJson]
+
+
+class FigureJson(DocumentJson, PlotJson):
+    """`gpas figure --json`; a picture is drawn only if --out names a file."""
+
+    what: str
+    files: Annotated[list[str], "the pictures written"]
     cells: Annotated[list[str], "cells that have recorded the curve"]
     missing: Annotated[list[str], "cells that have not"]
 
