@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,12 +15,13 @@ from gpas_cli.cli.status import observed
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.page.content import Content
+    from gpas_cli.report.recorded import Recorded
+    from gpas_cli.state.status import CellStatus
 
 DEFAULT = Path("report.html")
+LOG_LINES = 60  # of a cell on a page that is served
 
 
 def report(
@@ -26,7 +29,7 @@ def report(
     where: Where = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = DEFAULT,
 ) -> None:
-    """Write one HTML file with the tables and cells of grids, to read in a browser or to send by mail.
+    """Write one HTML file with the tables, figures and cells of grids, to open in a browser or to send by mail.
 
     The file needs no other file and no network. Without names, covers every grid that has been started.
 
@@ -35,8 +38,8 @@ def report(
     from gpas_cli.files import replace_file
     from gpas_cli.report.page.document import to_html
 
-    content = make_content(names, where)
-    text = to_html(content).encode()
+    content = PageSource(names, where).collect(file=True)
+    text = to_html(content).html.encode()
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, text, durable=False)
     cells = count(len(content.cells), "cell")
@@ -44,15 +47,59 @@ def report(
     console().print(f"Wrote {out} ({byte_size(len(text))}): {cells}{left}", soft_wrap=True, markup=False)
 
 
-def make_content(names: Sequence[str] | None, where: Sequence[str] | None) -> Content:
-    """Return the content of the page about the named grids, by default those that have been started."""
-    from gpas_cli.report.page.content import collect
-    from gpas_cli.report.recorded import recorded
+@dataclass
+class PageSource:
+    """Collects what the page shows of the named grids, by default of those that have been started."""
 
-    states = observed(names, where)
-    with recorded(project(), [state.entry for state in states]) as known:
-        folder = project().config.parent.name
-        return collect(folder, __version__, known, states, experiments().grids, log_tail)
+    names: Sequence[str] | None
+    where: Sequence[str] | None
+    _shown: dict[str, Entry] = field(default_factory=dict)
+
+    def collect(self, *, file: bool = False) -> Content:
+        """Return the content; for a file with the details of all cells."""
+        from gpas_cli.report.page.cells import DetailLimits
+        from gpas_cli.report.recorded import recorded
+
+        states = self._observe()
+        with recorded(project(), [state.entry for state in states]) as known:
+            return _content(states, known, DetailLimits() if file else DetailLimits(cells=0))
+
+    def rescue(self, before: Content | None, error: Exception) -> Content:
+        """Return the states of the cells with the last known numbers, for when the database cannot be read."""
+        from gpas_cli.report.page.cells import DetailLimits
+        from gpas_cli.report.page.content import with_states
+        from gpas_cli.report.recorded import Recorded
+
+        states = self._observe()
+        problem = f"The results cannot be read: {error}"
+        if before is not None:
+            return with_states(before, states, problem)
+        known = Recorded(tuple(state.entry for state in states), problem=problem)
+        return _content(states, known, DetailLimits(cells=0))
+
+    def details(self, name: str) -> dict[str, Any] | None:
+        """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
+        from gpas_cli.report.page.cells import details
+        from gpas_cli.report.recorded import recorded
+        from gpas_cli.state.observe import look
+
+        if name not in self._shown:
+            return None
+        entry = self._shown[name]
+        with recorded(project(), [entry]) as known:
+            return details(look(project().runs, [entry])[0], known.engine, log_tail(entry, LOG_LINES))
+
+    def _observe(self) -> list[CellStatus]:
+        states = observed(self.names, self.where)
+        self._shown = {state.entry.id: state.entry for state in states}
+        return states
+
+
+def _content(states: Sequence[CellStatus], known: Recorded, limits: Any) -> Content:
+    from gpas_cli.report.page.content import collect
+
+    title = experiments().path.parent.name
+    return collect(title, __version__, known, states, experiments().grids, log_tail, limits)
 
 
 def log_tail(entry: Entry, lines: int) -> list[str]:

@@ -19,7 +19,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claim_set import ClaimSet
 
-WITHOUT_JSON = {"gpas init", "gpas schema", "gpas trust"}
+WITHOUT_JSON = {"gpas init", "gpas report", "gpas schema", "gpas serve", "gpas trust"}
 LOCAL = ("--executor", "local", "--yes", "--json")
 ONE = ("--where", "norm=post", "--where", "gate=gpas", "--where", "seed=2")
 

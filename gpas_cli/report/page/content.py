@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
@@ -28,13 +28,19 @@ _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", 
 
 @dataclass(frozen=True)
 class GridSection:
-    """One grid: its table as HTML, or why there is none."""
+    """One grid: its table as HTML, or why there is none (`problem`), and its figures."""
 
     name: str
     title: str
     states: Mapping[str, int]
+    charts: Sequence[Mapping[str, Any]] = ()
     table: str = ""
     problem: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """The id of the section. Names of grids have only letters, digits, dots, dashes and underscores."""
+        return f"grid-{self.name}"
 
     @property
     def cells(self) -> int:
@@ -72,7 +78,7 @@ def collect(
         title=title,
         made=time.time(),
         version=version,
-        states=_counts({state.entry.key: state for state in states}.values()),
+        states=_of_cells(states),
         grids=tuple(_section(name, grids.get(name), known, states) for name in names),
         cells=[row(state) for state in states],
         details=shown,
@@ -81,7 +87,25 @@ def collect(
     )
 
 
-def _counts(states: Any) -> dict[str, int]:
+def with_states(content: Content, states: Sequence[CellStatus], problem: str) -> Content:
+    """Return the content with other states of its cells and a problem; tables and figures stay."""
+    grids = [replace(grid, states=_counts(s for s in states if s.entry.grid == grid.name)) for grid in content.grids]
+    return replace(
+        content,
+        made=time.time(),
+        states=_of_cells(states),
+        grids=tuple(grid for grid in grids if grid.cells),
+        cells=[row(state) for state in states],
+        problem=problem,
+    )
+
+
+def _of_cells(states: Sequence[CellStatus]) -> dict[str, int]:
+    """Return how many cells are in each state; a cell that several grids share counts once."""
+    return _counts({state.entry.key: state for state in states}.values())
+
+
+def _counts(states: Iterable[CellStatus]) -> dict[str, int]:
     found = Counter(state.state for state in states)
     return {name: found[name] for name in STATES if found[name]}
 
@@ -94,7 +118,7 @@ def _section(name: str, grid: Grid | None, known: Recorded, states: Sequence[Cel
         made = build([state.entry for state in own], known.states, known.results, spec)
     except GpasError as error:
         return GridSection(name, title, _counts(own), problem=str(error))
-    return GridSection(name, title, _counts(own), render(made, "html"))
+    return GridSection(name, title, _counts(own), table=render(made, "html"))
 
 
 def _details(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,38 +20,82 @@ if TYPE_CHECKING:
     from gpas_cli.report.page.content import Content
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("elements.js", "theme.js", "details.js", "cells.js", "main.js")  # in the order in which they are joined
+# In the order in which they are joined.
+SCRIPTS = (
+    *("elements.js", "theme.js", "scales.js", "chart_parts.js", "chart.js", "figures.js"),
+    *("details.js", "cells.js", "live.js", "main.js"),
+)
 
 
-def to_html(content: Content) -> str:
-    """Return the page as one HTML document, which makes no request and runs no script but its own."""
-    script, style = _script(), (ASSETS / "page.css").read_text()
-    return (
+@dataclass(frozen=True)
+class Document:
+    """An HTML document and its Content-Security-Policy."""
+
+    html: str
+    policy: str
+
+
+def to_html(content: Content, refresh: float = 0.0) -> Document:
+    """Return the page as a document that runs no script but its own and makes no request.
+
+    refresh: the seconds after which a page that is served asks its server for new data, 0 for a file.
+    """
+    script, style = _script(), _style()
+    policy = _policy(script, style, served=refresh > 0)
+    html = (
         _templates()
         .get_template("page.html")
         .render(
             content=content,
-            cells=Markup(to_json(content.cells)),
+            data=Markup(to_json(to_mapping(content))),
             details=Markup(to_json(content.details)),
             script=Markup(script),
             style=Markup(style),
-            policy=_policy(script, style),
+            policy=policy,
+            refresh=refresh,
         )
     )
+    return Document(html, policy)
+
+
+def to_mapping(content: Content) -> dict[str, Any]:
+    """Return what changes while cells run: the HTML of the sections, the figures, and the list of cells."""
+    templates = _templates()
+    return {
+        "made": date_and_time(content.made),
+        "overview": templates.get_template("overview.html").render(content=content),
+        "grids": [
+            {
+                "name": grid.name,
+                "anchor": grid.anchor,
+                "title": grid.title,
+                "summary": templates.get_template("grid.html").render(grid=grid),
+                "charts": grid.charts,
+            }
+            for grid in content.grids
+        ],
+        "cells": content.cells,
+    }
 
 
 @cache
 def _script() -> str:
     """Return the scripts as one, in a function of its own so that nothing becomes global."""
-    parts = "\n".join((ASSETS / name).read_text() for name in SCRIPTS)
+    parts = "\n".join((ASSETS / name).read_text("utf-8") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
-def _policy(script: str, style: str) -> str:
-    """Return a Content-Security-Policy that forbids every request, and every script and style sheet but these."""
+@cache
+def _style() -> str:
+    return (ASSETS / "page.css").read_text("utf-8")
+
+
+def _policy(script: str, style: str, *, served: bool) -> str:
+    """Return a policy that forbids every script and style sheet but these, and every request but to the own server."""
+    source = "'self'" if served else "'none'"
     return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"connect-src {source}; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -1,7 +1,7 @@
 // The list of cells: sorted, filtered, and opened one by one.
 
 const STATES = ["running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "done", "missing"];
-const PAGE = 200; // rows that are added at a time
+const PAGE = 100; // rows that are added at a time
 const MOST_AXES = 5;
 
 class CellList {

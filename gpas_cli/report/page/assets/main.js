@@ -1,29 +1,71 @@
 // Start.
 
-function setUpCells() {
-  let details = null;
-  const read = async (cell) => {
-    details ??= readData("detail-data");
-    return details[cell.id] ?? null;
-  };
-  return new CellList(document.getElementById("cell-list"), readData("cell-data"), read);
+class Page {
+  constructor(data) {
+    this.refresh = Number(document.documentElement.dataset.refresh ?? 0);
+    this.figures = new Map();
+    this.details = null;
+    this.cells = new CellList(document.getElementById("cell-list"), data.cells, (cell) => this.readDetails(cell));
+    this.showFigures(data.grids);
+    this.contents = new Contents();
+    if (this.refresh) new Live(this.refresh, (newer) => this.update(newer));
+  }
+
+  async readDetails(cell) {
+    if (this.refresh) return fetchDetails(cell);
+    this.details ??= readData("detail-data");
+    return this.details[cell.id] ?? null;
+  }
+
+  update(data) {
+    document.getElementById("made").textContent = data.made;
+    replaceHtml(document.querySelector("#overview .summary"), data.overview);
+    for (const grid of data.grids) {
+      if (!document.getElementById(grid.anchor)) this.addGrid(grid);
+      replaceHtml(document.querySelector(`#${CSS.escape(grid.anchor)} .summary`), grid.summary);
+    }
+    this.showFigures(data.grids);
+    this.cells.update(data.cells);
+  }
+
+  // A grid that was started after the page was opened.
+  addGrid(grid) {
+    const title = make("h2", { id: `${grid.anchor}-title` }, grid.title);
+    const parts = [title, make("div", { class: "summary" }), make("div", { class: "figures" })];
+    document.getElementById("cells").before(make("section", { id: grid.anchor, "aria-labelledby": title.id }, ...parts));
+    this.contents.add(grid.anchor, grid.name);
+  }
+
+  showFigures(grids) {
+    for (const grid of grids) {
+      const figures = this.figures.get(grid.name);
+      if (figures) figures.update(grid.charts);
+      else this.figures.set(grid.name, new Figures(document.querySelector(`#${CSS.escape(grid.anchor)} .figures`), grid.charts));
+    }
+  }
 }
 
-// Mark the section that is read in the list of contents.
-function setUpContents() {
-  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
-  const watch = new IntersectionObserver(
-    (seen) => {
-      for (const { target, isIntersecting } of seen) {
-        if (!isIntersecting) continue;
-        for (const [id, link] of links) link.setAttribute("aria-current", String(id === target.id));
-      }
-    },
-    { rootMargin: "-10% 0px -80% 0px" },
-  );
-  for (const id of links.keys()) watch.observe(document.getElementById(id));
+// The list of contents marks the section that is read.
+class Contents {
+  constructor() {
+    this.links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+    this.watch = new IntersectionObserver((seen) => this.mark(seen), { rootMargin: "-10% 0px -80% 0px" });
+    for (const id of this.links.keys()) this.watch.observe(document.getElementById(id));
+  }
+
+  add(id, name) {
+    const link = make("a", { href: `#${id}` }, name);
+    document.querySelector("nav li:last-child").before(make("li", {}, link));
+    this.links.set(id, link);
+    this.watch.observe(document.getElementById(id));
+  }
+
+  mark(seen) {
+    const reached = seen.find((one) => one.isIntersecting);
+    if (!reached) return;
+    for (const [id, link] of this.links) link.setAttribute("aria-current", String(id === reached.target.id));
+  }
 }
 
 setUpTheme();
-setUpContents();
-setUpCells();
+new Page(readData("data"));

@@ -1,0 +1,90 @@
+"""The page while a grid runs: content that is collected again when it is asked for and has become old."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.page.document import Document, to_html, to_mapping
+from gpas_cli.report.page.encode import to_json
+
+if TYPE_CHECKING:
+    from gpas_cli.report.page.content import Content
+
+IDLE_SHARE = 10  # collecting takes at most one of so many seconds, so that it does not slow down a grid that runs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Collected content: the document that shows it, the same as JSON with its tag, and when and how long it took."""
+
+    content: Content
+    document: Document
+    data: bytes
+    tag: str
+    taken: float
+    seconds: float
+
+
+@dataclass
+class LivePage:
+    """Returns snapshots that are at most `refresh` seconds old, or older if collecting takes long.
+
+    collect: returns the content. rescue: returns content without the database, given the last one and the error
+    that collecting has raised. details: returns what is shown when a cell is opened, None if there is no such cell.
+    """
+
+    collect: Callable[[], Content]
+    rescue: Callable[[Content | None, Exception], Content]
+    details: Callable[[str], dict[str, Any] | None]
+    refresh: float
+    _last: Snapshot | None = None
+    _collecting: threading.Lock = field(default_factory=threading.Lock)
+
+    def snapshot(self) -> Snapshot:
+        """Return the newest snapshot. While one is being taken, other callers get the one before."""
+        last = self._last
+        if last is not None and (self._is_fresh(last) or not self._collecting.acquire(blocking=False)):
+            return last
+        if last is None:
+            self._collecting.acquire()
+        try:
+            if self._last is None or not self._is_fresh(self._last):
+                self._last = self._take()
+            return self._last
+        finally:
+            self._collecting.release()
+
+    def _is_fresh(self, last: Snapshot) -> bool:
+        return time.monotonic() < last.taken + max(self.refresh, IDLE_SHARE * last.seconds)
+
+    def _take(self) -> Snapshot:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        before = self._last.content if self._last else None
+        began = time.monotonic()
+        try:
+            content = self.collect()
+        except (GpasError, SQLAlchemyError, OSError) as error:
+            content = self.rescue(before, error)
+        data = to_mapping(content)
+        # The time alone does not make the page another one.
+        tag = sha256(to_json({**data, "made": ""}).encode()).hexdigest()[:32]
+        taken = time.monotonic()
+        return Snapshot(content, to_html(content, self.refresh), to_json(data).encode(), tag, taken, taken - began)
+
+    def cell(self, name: str) -> bytes | None:
+        """Return what is shown when the cell is opened, as JSON; None if there is no such cell or it cannot be read."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            with self._collecting:
+                found = self.details(name)
+        except (GpasError, SQLAlchemyError, OSError):
+            return None
+        return to_json(found).encode() if found is not None else None

@@ -1,0 +1,140 @@
+"""Serve the page on this machine: read-only, to who knows its address."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import ipaddress
+import secrets
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.report.page.live import LivePage
+
+ADDRESS = "127.0.0.1"
+SMALL_BYTES = 2000  # answers are compressed from this size on
+TIMEOUT_SECONDS = 30  # a client that sends nothing for so long is disconnected
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves a page, its data and the details of cells below a secret path: other users of the machine cannot guess it.
+
+    Raises GpasError if the port cannot be used.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, page: LivePage, port: int):
+        self.page = page
+        self.secret = secrets.token_urlsafe(12)
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            why = "another program uses it" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+            raise GpasError(f"port {port}: {why}; choose another one: `gpas serve --port {port + 1}`") from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a browser that has closed its connection."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    @property
+    def path(self) -> str:
+        return f"/{self.secret}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    server_version = "gpas"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        if not _is_loopback(self.headers.get("Host", "")):
+            self._refuse(HTTPStatus.FORBIDDEN, "this page is served to this machine only")
+            return
+        parts = urlsplit(self.path)
+        if not parts.path.startswith(self.server.path):
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page; `gpas serve` prints the address")
+            return
+        name = parts.path.removeprefix(self.server.path)
+        if name == "":
+            self._send_page()
+        elif name == "data.json":
+            self._send_data()
+        elif name == "cell.json":
+            self._send_cell(parse_qs(parts.query).get("id", [""])[0])
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _send_page(self) -> None:
+        document = self.server.page.snapshot().document
+        policy = f"{document.policy}; frame-ancestors 'none'"
+        self._send(document.html.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": policy})
+
+    def _send_data(self) -> None:
+        taken = self.server.page.snapshot()
+        tag = f'"{taken.tag}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(b"", "application/json", {"ETag": tag}, HTTPStatus.NOT_MODIFIED)
+        else:
+            self._send(taken.data, "application/json", {"ETag": tag})
+
+    def _send_cell(self, name: str) -> None:
+        found = self.server.page.cell(name)
+        if found is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such cell")
+        else:
+            self._send(found, "application/json")
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._send(f"{why}\n".encode(), "text/plain; charset=utf-8", status=status)
+
+    def _send(
+        self, body: bytes, kind: str, headers: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
+        own = {"Content-Type": kind, **(headers or {})}
+        if len(body) > SMALL_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, 3)
+            own["Content-Encoding"] = "gzip"
+        self.send_response(status)
+        for name, value in {**HEADERS, **own}.items():
+            self.send_header(name, value)
+        if status != HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD" and status != HTTPStatus.NOT_MODIFIED:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing: the terminal shows only the address."""
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a Host header names this machine. A name that an attacker's DNS points here is refused.
+
+    Any port is accepted: with `ssh -L`, the browser's port is another one.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

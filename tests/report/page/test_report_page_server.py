@@ -1,0 +1,104 @@
+"""The server: who gets an answer, and to what."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+from test_report_page_live import Source
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.page.server import PageServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    source = Source()
+    source.cells = ({"id": "a/b"},)
+    with PageServer(source.page(refresh=1000.0), 0) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.putrequest(method, path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def test_the_page_its_data_and_a_cell_are_served(server: PageServer) -> None:
+    answer, page = ask(server, server.path)
+    assert answer.status == 200
+    assert b"<!doctype html>" in page
+    policy = answer.headers["Content-Security-Policy"]
+    assert "connect-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    _, data = ask(server, f"{server.path}data.json")
+    assert json.loads(data)["cells"] == [{"id": "a/b"}]
+    _, cell = ask(server, f"{server.path}cell.json?id=a%2Fb")
+    assert json.loads(cell) == {"name": "a/b"}
+
+
+def test_unchanged_data_is_not_sent_again(server: PageServer) -> None:
+    answer, _ = ask(server, f"{server.path}data.json")
+    again, body = ask(server, f"{server.path}data.json", If_None_Match=answer.headers["ETag"])
+    assert (again.status, body) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "data.json", "..", "../../../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "cell.json"]
+)
+def test_other_paths_are_not_found(server: PageServer, path: str) -> None:
+    outside = f"/{path}"
+    assert ask(server, outside)[0].status == 404
+    if path not in ("", "data.json"):
+        assert ask(server, server.path + path)[0].status == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("localhost:9999", 200),
+        ("127.0.0.1:80", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("192.168.1.2", 403),
+        ("[", 403),
+        ("", 403),
+    ],
+)
+def test_only_names_of_this_machine_are_answered(server: PageServer, host: str, status: int) -> None:
+    assert ask(server, server.path, Host=host)[0].status == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_nothing_can_be_changed(server: PageServer, method: str) -> None:
+    assert ask(server, server.path, method)[0].status == 501
+
+
+def test_a_head_has_no_body(server: PageServer) -> None:
+    answer, body = ask(server, server.path, "HEAD")
+    assert (answer.status, body) == (200, b"")
+
+
+def test_it_listens_on_this_machine_only(server: PageServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_used_port_is_one_clear_message(server: PageServer) -> None:
+    with pytest.raises(GpasError, match=f"port {server.server_port}: another program uses it; choose another one"):
+        PageServer(Source().page(refresh=1.0), server.server_port)
