@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 from recorded import finish, gpas, make_project
