@@ -16,9 +16,16 @@ from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
+    from gpas_cli.report.recorded import Recorded
     from gpas_cli.report.table import Table
 
 FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # those of report.render, and rich for the terminal
+
+
+def _complete_metric(incomplete: str) -> list[str]:
+    from gpas_cli.report.metrics import METRICS
+
+    return [name for name in METRICS if name.startswith(incomplete)]
 
 
 def table(
@@ -34,6 +41,15 @@ def table(
             "--source",
             help="The paper whose tables to print: gpas, poster, curse, spike, raptr.",
             autocompletion=complete_from(("gpas", "poster", "curse", "spike", "raptr")),
+        ),
+    ] = None,
+    value: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--value",
+            metavar="METRIC",
+            help="Show this recorded number in place of the grid's. Repeat it to show several side by side.",
+            autocompletion=_complete_metric,
         ),
     ] = None,
     external: Annotated[
@@ -58,13 +74,15 @@ def table(
 
     Example: [bold]gpas table quickstart --paper --format markdown[/bold]
     """
+    if value and external:
+        raise GpasError("--external shows scores at tasks; it cannot be combined with --value")
     form = "json" if as_json else form
     if form not in FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
     if published_only:
         print_published(printed_tables(names or [], source), form)
         return
-    made = [_make(name, where, paper, external or ()) for name in names or [experiments().default]]
+    made = [_make(name, where, paper, external or (), value or ()) for name in names or [experiments().default]]
     if form == "json" and len(made) > 1:
         print_json(tables=[json.loads(render_as(one, form)) for one in made])
         return
@@ -72,7 +90,7 @@ def table(
         _print(one, form)
 
 
-def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str]) -> Table:
+def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str], values: Sequence[str]) -> Table:
     from gpas_cli.report.external import select_networks
     from gpas_cli.report.query import external_networks
     from gpas_cli.report.recorded import recorded
@@ -83,9 +101,23 @@ def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequenc
     with recorded(project(), chosen) as known:
         if known.problem:
             print(f"gpas: {known.problem}", file=sys.stderr)
+        if values:
+            return by_metrics(known, spec, values)
         networks = external_networks(known.engine) if external and known.engine else []
         shown = select_networks(networks, external) if external else None
         return build(chosen, known.states, known.results, spec, shown)
+
+
+def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
+    """Return the table with a column for each of the recorded numbers `names`, beside each other."""
+    from gpas_cli.report.metrics import recorded_metric
+    from gpas_cli.report.table import beside, build, spec_for, stage_kinds
+
+    kinds = stage_kinds(known.entries)
+    metrics = [recorded_metric(name, kinds, known.results) for name in dict.fromkeys(names)]
+    return beside(
+        [build(known.entries, known.states, known.results, spec_for(spec, what), what=what) for what in metrics]
+    )
 
 
 def _spec(name: str) -> TableSpec:

@@ -22,7 +22,10 @@ def number(value: float, digits: int, style: Style, sign: str = "") -> str:
 
 
 def cell_text(cell: TableCell, digits: int, style: Style) -> str:
-    """Return our number in a cell: "33.49 ± 0.05 (-0.74*)", "running 45 %"; "" if the grid has no such cell."""
+    """Return our number in a cell: "33.49 ± 0.05 (-0.74 ± 0.12*)", "running 45 %"; "" if the grid has no such cell.
+
+    Behind the difference is half its 95 % interval.
+    """
     if cell.summary is None:
         return style.escape(cell.status)
     mean = number(cell.summary.mean, digits, style)
@@ -34,7 +37,11 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
     delta = ""
     if cell.delta is not None:
         star = "*" if significant(cell) else ""
-        delta = f" ({number(cell.delta.mean, digits, style, '+')}{star})"
+        half = ""
+        if cell.interval is not None:
+            low, high = cell.interval
+            half = f" {style.plus_minus} {number((high - low) / 2, digits, style)}"
+        delta = f" ({number(cell.delta.mean, digits, style, '+')}{half}{star})"
     status = f" {style.escape(f'[{cell.status}]')}" if cell.status else ""
     return marked + delta + status
 
@@ -59,7 +66,8 @@ def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
     first = 1 + len(table.rows)
     rules = frozenset([first]) if table.externals.rows else frozenset()
-    return Sheet(table.spec.title, lambda style: grid(table, style), column_groups(table), notes(table), rules)
+    groups, published = column_groups(table), published_columns(table)
+    return Sheet(table.spec.title, lambda style: grid(table, style), groups, notes(table), rules, published)
 
 
 def grid(table: Table, style: Style) -> list[list[str]]:
@@ -77,25 +85,37 @@ def titles(table: Table, column: Column) -> list[str]:
 
 
 def corner(table: Table) -> str:
-    """Return the text of the top left cell: the metric and its unit."""
+    """Return the text of the top left cell: the metric and its unit, "" if the columns have several."""
+    if len({column.metric.name for column in table.columns}) > 1:
+        return ""
     unit = f", {table.metric.unit}" if table.metric.unit else ""
     return f"{table.metric.title}{unit}"
 
 
 def column_groups(table: Table) -> list[list[int]]:
-    """Return the groups of columns of `grid`, without the first, that belong together: ours and the published ones."""
+    """Return the groups of columns of `grid`, without the first, that belong together: those of one label."""
     groups: list[list[int]] = []
     start = 1
-    for column in table.columns:
-        groups.append(list(range(start, start + 1 + len(column.sources))))
-        start = groups[-1][-1] + 1
+    for i, column in enumerate(table.columns):
+        own = list(range(start, start + 1 + len(column.sources)))
+        if i and column.label == table.columns[i - 1].label:
+            groups[-1] += own
+        else:
+            groups.append(own)
+        start = own[-1] + 1
     return groups
 
 
+def published_columns(table: Table) -> frozenset[int]:
+    """Return the columns of `grid` with published numbers."""
+    ours = [True, *(own for column in table.columns for own in (True, *[False] * len(column.sources)))]
+    return frozenset(i for i, own in enumerate(ours) if not own)
+
+
 def _line(table: Table, row: Row, style: Style) -> list[str]:
-    digits = table.metric.digits
     line = [style.indent * row.indent + style.escape(row.title)]
     for column, cell in zip(table.columns, row.cells, strict=True):
+        digits = column.metric.digits
         line.append(cell_text(cell, digits, style))
         line += [printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
     return line
@@ -104,6 +124,6 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
 def _external_line(table: Table, row: ExternalRow, style: Style) -> list[str]:
     line = [style.escape(row.title)]
     for column, cell in zip(table.columns, row.cells, strict=True):
-        line.append(external_text(cell, table.metric.digits, style))
+        line.append(external_text(cell, column.metric.digits, style))
         line += [""] * len(column.sources)
     return line

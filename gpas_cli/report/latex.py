@@ -119,9 +119,8 @@ def text_width(text: str) -> float:
 def _widths(sheet: Sheet) -> tuple[list[float], list[float]]:
     """Return the widths of all columns in points, and the widths with wrapped headers."""
     header, *body = sheet.texts(PLAIN)
-    ours = {group[0] for group in sheet.groups}
     widest = [
-        max(text_width(text) for text in column) * (BOLD if i in ours else 1)
+        max(text_width(text) for text in column) * (1 if i in sheet.published else BOLD)
         for i, column in enumerate(zip(*body, strict=True))
     ]
     whole = [max(text_width(text), width) for text, width in zip(header, widest, strict=True)]

@@ -113,7 +113,8 @@ def _delta(table: Table) -> Iterator[Note]:
         if any(c.delta and c.delta.n > 1 for c in deltas)
         else ""
     )
-    yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}")
+    interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in deltas) else ""
+    yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}{interval}")
     if any(map(significant, deltas)):
         yield Note(
             "delta",
@@ -139,7 +140,7 @@ def _diverged(table: Table) -> Iterator[Note]:
 
 
 def _unfinished(table: Table) -> Iterator[Note]:
-    statuses = [s for _, _, cell in _cells(table) for s in cell.statuses]
+    statuses = _runs(table)
     missing = [s for s in statuses if s.value is None and s.state != "diverged"]
     if missing:
         counts = Counter(s.state for s in missing)
@@ -147,6 +148,17 @@ def _unfinished(table: Table) -> Iterator[Note]:
         yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs have no result: {states}")
     if any(s.state == "unsynced" for s in missing):
         yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas sync`")
+
+
+def _runs(table: Table) -> list[EntryStatus]:
+    """Return the status of each entry in each column, once if the column shows several metrics of it."""
+    found: dict[tuple[str, object], EntryStatus] = {}
+    for _, i, cell in _cells(table):
+        for status in cell.statuses:
+            place = (status.entry.id, table.columns[i].label)
+            if place not in found or status.value is None:
+                found[place] = status
+    return list(found.values())
 
 
 def _withheld(table: Table) -> Iterator[Note]:

@@ -18,6 +18,7 @@ from gpas_cli.report.latex import to_latex
 from gpas_cli.report.markdown import to_markdown
 from gpas_cli.report.notes import full_title, gains, notes
 from gpas_cli.report.table import Row, Table, TableCell
+from gpas_cli.spec.stage import Metric
 
 SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
@@ -29,7 +30,8 @@ def to_csv(table: Table) -> str:
     Networks that were not trained here have no labels on the axes of the rows; two more columns name them. Text that a
     spreadsheet would execute as a formula gets an apostrophe in front.
     """
-    names = ["metric", "mean", "std", "stderr", "n", "wanted", "delta", "delta_std", "delta_n", "p", "mark", "status"]
+    names = ["metric", "mean", "std", "stderr", "n", "wanted"]
+    names += ["delta", "delta_std", "delta_n", "delta_low", "delta_high", "p", "mark", "status"]
     sources = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -38,7 +40,7 @@ def to_csv(table: Table) -> str:
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
-                labels = [*row.key, column.label, table.metric.name]
+                labels = [*row.key, column.label, column.metric.name]
                 numbers = [*_csv_numbers(cell), *_csv_printed(table, cell), *[None] * len(origin)]
                 writer.writerow(map(csv_cell, [*labels, *numbers]))
     for line in _csv_externals(table):
@@ -49,9 +51,9 @@ def to_csv(table: Table) -> str:
 def _csv_externals(table: Table) -> Iterator[list[object]]:
     for row in table.externals.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            labels = [*[None] * len(table.spec.rows), column.label, table.metric.name]
+            labels = [*[None] * len(table.spec.rows), column.label, column.metric.name]
             n = int(cell.value is not None)
-            numbers = [cell.value, None, cell.stderr, n, 1, *[None] * 4, "", cell.status]
+            numbers = [cell.value, None, cell.stderr, n, 1, *[None] * 6, "", cell.status]
             printed = [None] * 2 * len(table.published)
             yield [*labels, *numbers, *printed, row.title, row.network.origin.get("weights")]
 
@@ -67,7 +69,8 @@ def csv_cell(value: object) -> object:
 def _csv_numbers(cell: TableCell) -> list[object]:
     s, d = cell.summary, cell.delta
     ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
-    delta = [d.mean, d.std, d.n, d.p] if d else [None] * 4
+    low, high = cell.interval or (None, None)
+    delta = [d.mean, d.std, d.n, low, high, d.p] if d else [None] * 6
     return [*ours, len(cell.statuses), *delta, cell.mark, cell.status]
 
 
@@ -81,14 +84,21 @@ def to_json(table: Table) -> str:
     data = {
         "schema": SCHEMA,
         "title": table.spec.title,
-        "metric": {name: getattr(table.metric, name) for name in ("name", "title", "unit", "better", "digits")},
+        "metric": _json_metric(table.metric),
         "rows": [_json_row(table, row) for row in table.rows],
         "externals": [_json_external(row) for row in table.externals.rows],
-        "columns": [{"label": c.label, "title": c.title, "sources": list(c.sources)} for c in table.columns],
+        "columns": [
+            {"label": c.label, "title": c.title, "metric": _json_metric(c.metric), "sources": list(c.sources)}
+            for c in table.columns
+        ],
         "gains": [vars(gain) for gain in gains(table)],
         "notes": [vars(note) for note in notes(table)],
     }
     return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _json_metric(metric: Metric) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in ("name", "title", "unit", "better", "digits")}
 
 
 def _json_row(table: Table, row: Row) -> dict[str, Any]:
@@ -120,7 +130,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
         "stderr": cell.stderr,
         "n": cell.summary.n if cell.summary else 0,
         "wanted": len(cell.statuses),
-        "delta": vars(cell.delta) if cell.delta else None,
+        "delta": {**vars(cell.delta), "interval": cell.interval} if cell.delta else None,
         "mark": cell.mark,
         "status": cell.status,
         "published": {source: vars(printed) for source, printed in (cell.printed or {}).items()},
@@ -142,7 +152,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -31,6 +31,7 @@ class Sheet:
 
     texts: the lines in a style, the header first; every line has as many texts as the header, its title first.
     groups: columns, without the first, that belong together: ours, and the published ones beside it.
+    published: the columns with published numbers.
     notes: below the table. rules: the lines, counted from 1 for the first after the header, that have a rule above.
     """
 
@@ -39,8 +40,4 @@ class Sheet:
     groups: Sequence[Sequence[int]]
     notes: Sequence[Note] = ()
     rules: frozenset[int] = field(default_factory=frozenset)
-
-    @property
-    def published(self) -> frozenset[int]:
-        """The columns with published numbers: all of each group but its first."""
-        return frozenset(column for group in self.groups for column in group[1:])
+    published: frozenset[int] = field(default_factory=frozenset)

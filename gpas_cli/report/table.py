@@ -8,7 +8,7 @@ a cell     mean and standard deviation over seeds, paired difference from the ba
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, published
 from gpas_cli.report.ranking import marks
 from gpas_cli.spec.downstream import base_name, headline, row_length, task_title
-from gpas_cli.spec.stage import Metric
+from gpas_cli.spec.stage import Metric, StageKind
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry, TableSpec
@@ -64,6 +64,11 @@ class TableCell:
         return valued[0].stderr if len(valued) == 1 else None
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the difference from the base; None if there are fewer than two pairs."""
+        return stats.interval(self.delta) if self.delta is not None else None
+
+    @property
     def complete(self) -> bool:
         """Whether every seed has its number."""
         return self.summary is not None and self.summary.n == len(self.statuses)
@@ -82,16 +87,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One label of the column axis, and the sources that print a number for any of its cells."""
+    """One label of the column axis with one metric, and the sources that print a number for any of its cells."""
 
     label: Label
     title: str
+    metric: Metric
     sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `rows` are in display order."""
+    """A table. `rows` are in display order. `metric` is that of the first columns."""
 
     spec: TableSpec
     metric: Metric
@@ -107,14 +113,17 @@ def build(
     results: Results,
     spec: TableSpec,
     networks: Sequence[ExternalNetwork] | None = None,
+    what: Metric | None = None,
 ) -> Table:
     """Return the table of `entries`; `states` and `results` are by stage key. `networks` are shown below the cells.
+
+    what: the metric, by default the one that `spec` names.
 
     Raises GpasError for an unknown metric, axis or published table, if two entries of one table cell differ in more
     than the averaged axis, and for networks if the columns are not tasks.
     """
     sources = {source: published(source, name) for source, name in spec.published.items()}
-    what = metric(spec.value, {stage.declared for entry in entries for stage in entry.cell.stages})
+    what = what or metric(spec.value, stage_kinds(entries))
     _check(entries, spec, what, sources)
     groups = group(entries, spec)
     labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
@@ -125,9 +134,51 @@ def build(
         base = plain.get(bases[key]) if key in bases else None
         cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, sources)
     rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), what)
-    columns = tuple(_column(label, i, rows, spec, sources) for i, label in enumerate(labels))
+    columns = tuple(_column(label, i, rows, spec, sources, what) for i, label in enumerate(labels))
     externals = Externals() if networks is None else _externals(networks, entries, columns, spec, what)
     return Table(spec, what, columns, tuple(rows), sources, externals)
+
+
+def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
+    """Return the kinds of the entries' stages."""
+    return {stage.declared for entry in entries for stage in entry.cell.stages}
+
+
+def spec_for(spec: TableSpec, what: Metric) -> TableSpec:
+    """Return the declaration of the same table with the metric `what`, and the published tables that print it.
+
+    A number that is not by task has a column for each size where the table has one for each task.
+    """
+    columns = "size" if spec.columns == "task" and not what.by_task else spec.columns
+    sources = {source: name for source, name in spec.published.items() if published(source, name).metric == what.family}
+    return replace(spec, value=what.name, columns=columns, published=sources)
+
+
+def beside(tables: Sequence[Table]) -> Table:
+    """Return one table with the columns of all side by side: tables of the same entries, each by another metric."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
+    places = [
+        (table, i)
+        for label in labels
+        for table in tables
+        for i, column in enumerate(table.columns)
+        if column.label == label
+    ]
+    columns = [_titled(table.columns[i]) for table, i in places]
+    rows = [
+        replace(row, cells=tuple(table.rows[k].cells[i] for table, i in places)) for k, row in enumerate(first.rows)
+    ]
+    published = {source: printed for table in tables for source, printed in table.published.items()}
+    return replace(first, columns=tuple(columns), rows=tuple(rows), published=published)
+
+
+def _titled(column: Column) -> Column:
+    """Return a column whose title names its metric."""
+    unit = f", {column.metric.unit}" if column.metric.unit else ""
+    return replace(column, title=f"{column.title}, {column.metric.title}{unit}")
 
 
 def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Mapping[str, PublishedTable]) -> None:
@@ -262,9 +313,9 @@ def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:
 
 
 def _column(
-    label: Label, index: int, rows: Sequence[Row], spec: TableSpec, sources: Mapping[str, PublishedTable]
+    label: Label, index: int, rows: Sequence[Row], spec: TableSpec, sources: Mapping[str, PublishedTable], what: Metric
 ) -> Column:
     cells = [row.cells[index] for row in rows]
     present = tuple(source for source in sources if any(source in (cell.printed or {}) for cell in cells))
     title = task_title(str(label)) if spec.columns == "task" else label_title(spec.columns, label, {}) or str(label)
-    return Column(label, title, present)
+    return Column(label, title, what, present)

@@ -28,8 +28,9 @@ EXTERNAL = "external"  # no stage of a cell either: the scores of a network that
 class Metric:
     """A number that a stage reports. `digits` are shown after the point; numbers that agree in these digits tie.
 
-    `better` is "lower" or "higher". `kind` is the name of the metric in papers, where it differs. `stage` is set by the
-    StageKind that has the metric. A metric `by_task` is reported as NAME/TASK for each task and for averages.
+    `better` is "lower" or "higher", "" if neither is better. `kind` is the name of the metric in papers, where it
+    differs. `stage` is set by the StageKind that has the metric. A metric `by_task` is reported as NAME/TASK for each
+    task and for averages.
     """
 
     name: str

@@ -124,7 +124,7 @@ def test_a_table_straight_from_the_database(engine: Engine) -> None:
     )
     text = render(table, "markdown")
     assert "| Pre-LN | <u>34.30 ± 0.14</u> | 34.23 |" in text
-    assert "| &nbsp;&nbsp;+ GPAS | **33.55 ± 0.07** (-0.75) | 33.49 (-0.74) |" in text
+    assert "| &nbsp;&nbsp;+ GPAS | **33.55 ± 0.07** (-0.75 ± 0.64) | 33.49 (-0.74) |" in text
 
 
 def test_why_shows_all_attempts_and_the_difference_from_the_base(engine: Engine, tmp_path: Path) -> None:

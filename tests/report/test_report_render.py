@@ -17,10 +17,11 @@ from rich.console import Console
 from gpas_cli.errors import GpasError
 from gpas_cli.report.cell_text import number, sheet
 from gpas_cli.report.latex import latex_escape, to_latex
+from gpas_cli.report.metrics import recorded_metric
 from gpas_cli.report.render import FORMATS, render, to_csv, to_json
 from gpas_cli.report.result import Result
 from gpas_cli.report.sheet import PLAIN
-from gpas_cli.report.table import Table, build
+from gpas_cli.report.table import Table, beside, build
 from gpas_cli.report.terminal import Drawn
 
 SIZES = ("71m", "130m", "250m")
@@ -39,12 +40,13 @@ MARKDOWN = """\
 | validation perplexity | 71m | 71m, GPAS paper |
 | --- | ---: | ---: |
 | Pre-LN | <u>34.20 ± 0.10</u> | 34.23 |
-| &nbsp;&nbsp;+ GPAS | **33.48 ± 0.11** (-0.72*) | 33.49 (-0.74) |
+| &nbsp;&nbsp;+ GPAS | **33.48 ± 0.11** (-0.72 ± 0.09*) | 33.49 (-0.74) |
 | LNS | 34.80 ± 0.14 \\[2/3 seeds, 1 diverged] | 34.70 |
 | &nbsp;&nbsp;+ GPAS | 33.00 (-1.90) \\[1/3 seeds] | 32.93 (-1.77) |
 
 - mean ± sample standard deviation over 3 seeds
-- in parentheses: difference from the same row with gate none, the mean over the seeds that both have
+- in parentheses: difference from the same row with gate none, the mean over the seeds that both have ± half its 95 % \
+interval, by Student's t
 - \\* paired t test over seeds, two-sided p \\< 0.05, per cell, uncorrected
 - bold: best of its column; underlined: second best (unfinished cells are not ranked)
 - diverged runs are not in the mean: LNS 71m
@@ -68,7 +70,7 @@ LATEX = """\
     validation perplexity & 71m & \\begin{tabular}[b]{@{}r@{}}71m, GPAS \\\\ paper\\end{tabular} \\\\
     \\midrule
     Pre-LN & \\underline{34.20 $\\pm$ 0.10} & 34.23 \\\\
-    \\quad + GPAS & \\textbf{33.48 $\\pm$ 0.11} ($-$0.72*) & 33.49 ($-$0.74) \\\\
+    \\quad + GPAS & \\textbf{33.48 $\\pm$ 0.11} ($-$0.72 $\\pm$ 0.09*) & 33.49 ($-$0.74) \\\\
     LNS & 34.80 $\\pm$ 0.14 {[}2/3 seeds, 1 diverged{]} & 34.70 \\\\
     \\quad + GPAS & 33.00 ($-$1.90) {[}1/3 seeds{]} & 32.93 ($-$1.77) \\\\
     \\bottomrule
@@ -76,7 +78,8 @@ LATEX = """\
   \\par\\smallskip
   \\parbox{\\linewidth}{\\footnotesize\\raggedright
     Mean $\\pm$ sample standard deviation over 3 seeds.
-    In parentheses: difference from the same row with gate none, the mean over the seeds that both have.
+    In parentheses: difference from the same row with gate none, the mean over the seeds that both have $\\pm$ half \
+its 95 \\% interval, by Student's t.
 """
 
 RICH = """\
@@ -84,7 +87,7 @@ Demo
  validation perplexity                                    71m   71m, GPAS paper
  ──────────────────────────────────────────────────────────────────────────────
  Pre-LN                                          34.20 ± 0.10             34.23
-   + GPAS                               33.48 ± 0.11 (-0.72*)     33.49 (-0.74)
+   + GPAS                        33.48 ± 0.11 (-0.72 ± 0.09*)     33.49 (-0.74)
  LNS                     34.80 ± 0.14 [2/3 seeds, 1 diverged]             34.70
    + GPAS                           33.00 (-1.90) [1/3 seeds]     32.93 (-1.77)
 1. mean ± sample standard deviation over 3 seeds
@@ -111,7 +114,7 @@ HTML = """\
 </thead>
 <tbody>
 <tr><th scope="row">Pre-LN</th><td class="ours"><u>34.20 ± 0.10</u></td><td class="published">34.23</td></tr>
-<tr><th scope="row">&emsp;+ GPAS</th><td class="ours"><strong>33.48 ± 0.11</strong> (&minus;0.72*)</td>\
+<tr><th scope="row">&emsp;+ GPAS</th><td class="ours"><strong>33.48 ± 0.11</strong> (&minus;0.72 ± 0.09*)</td>\
 <td class="published">33.49 (&minus;0.74)</td></tr>
 """
 
@@ -251,8 +254,9 @@ def test_csv_header() -> None:
     lone = entry()
     text = to_csv(build([lone], {}, result(lone, 34.0), spec()))
     assert text == (
-        "norm,gate,size,metric,mean,std,stderr,n,wanted,delta,delta_std,delta_n,p,mark,status\n"
-        "pre,none,71m,perplexity,34.0,,,1,1,,,,,,\n"
+        "norm,gate,size,metric,mean,std,stderr,n,wanted,delta,delta_std,delta_n,delta_low,delta_high,p,"
+        "mark,status\n"
+        "pre,none,71m,perplexity,34.0,,,1,1,,,,,,,,\n"
     )
 
 
@@ -266,7 +270,7 @@ def test_json(table: Table) -> None:
         "better": "lower",
         "digits": 2,
     }
-    assert data["columns"] == [{"label": "71m", "title": "71m", "sources": ["gpas"]}]
+    assert data["columns"] == [{"label": "71m", "title": "71m", "metric": data["metric"], "sources": ["gpas"]}]
     row = data["rows"][3]
     assert (row["title"], row["labels"]) == ("LNS + GPAS", {"norm": "lns", "gate": "gpas"})
     (cell,) = row["cells"]
@@ -289,10 +293,51 @@ def test_json_has_every_number_of_the_csv(table: Table) -> None:
         numbers = {name: cell[name] for name in ("mean", "std", "n", "wanted")}
         numbers |= {"delta": delta.get("mean"), "p": delta.get("p")}
         numbers |= {f"delta_{name}": delta.get(name) for name in ("std", "n")}
+        numbers |= dict(zip(("delta_low", "delta_high"), delta.get("interval") or (None, None), strict=True))
         numbers |= {"published_gpas": printed["value"], "published_delta_gpas": printed["delta"]}
         assert {name: row[name] for name in numbers} == {
             name: "" if number is None else str(number) for name, number in numbers.items()
         }
+
+
+def test_the_interval_of_a_difference(table: Table) -> None:
+    row = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
+    low, high = float(row["delta_low"]), float(row["delta_high"])
+    half = 4.302653 * float(row["delta_std"]) / math.sqrt(3)  # the 97.5 % quantile of Student's t with 2 degrees
+    assert (low, high) == pytest.approx((-0.72 - half, -0.72 + half))
+
+
+def test_several_metrics_stand_side_by_side() -> None:
+    entries = [entry(gate=gate, seed=seed) for gate in ("none", "gpas") for seed in (1, 2)]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        numbers = {"perplexity": 34 - i, "tokens_per_second": 1234.5 + i, "tokens": 1e9, "odd": 0.0123456}
+        results |= result(one, metrics=numbers)
+    sources = {"gpas": "table2_perplexity"}
+    named = [recorded_metric(name, (), results) for name in ("tokens_per_second", "tokens", "odd")]
+    tables = [build(entries, {}, results, spec(published=sources))]
+    tables += [build(entries, {}, results, spec(), what=what) for what in named]
+    table = beside(tables)
+    _, _, bare, _, gated, *notes = render(table, "markdown").splitlines()
+    assert bare == (
+        "|  | 71m, validation perplexity | 71m, validation perplexity, GPAS paper | "
+        "71m, training throughput, tokens/s | 71m, tokens | 71m, odd |"
+    )
+    assert gated == "| Pre-LN | <u>33.50 ± 0.71</u> | 34.23 | <u>1235 ± 1</u> | 1000000000 ± 0 | 0.01235 ± 0.00000 |"
+    assert "**31.50 ± 0.71** (-2.00)" in notes[0]
+    assert "**1237 ± 1** (+2)" in notes[0]  # more tokens per second are better
+    assert notes[0].endswith("| 1000000000 ± 0 (0) | 0.01235 ± 0.00000 (0.00000) |")  # neither is better: no mark
+    columns = json.loads(to_json(table))["columns"]
+    assert [column["metric"]["name"] for column in columns] == ["perplexity", "tokens_per_second", "tokens", "odd"]
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [line["metric"] for line in lines[:4]] == ["perplexity", "tokens_per_second", "tokens", "odd"]
+
+
+def test_an_unknown_number_is_answered_with_the_nearest_recorded_one() -> None:
+    lone = entry()
+    results = result(lone, metrics={"gate_mean": 0.5})
+    with pytest.raises(GpasError, match="no number 'gate_meen' is recorded; did you mean 'gate_mean'"):
+        recorded_metric("gate_meen", (), results)
 
 
 def test_nonfinite_and_missing_numbers_in_json() -> None:

@@ -8,12 +8,12 @@ from gpas_cli.cli.schemas.common import DocumentJson, NumberJson, ScoreJson
 
 
 class MetricJson(TypedDict):
-    """The metric that a table shows."""
+    """The metric that a column shows."""
 
     name: str
     title: str
     unit: str
-    better: str
+    better: Annotated[str, "lower, higher, or empty if neither is better"]
     digits: int
 
 
@@ -27,6 +27,9 @@ class DeltaJson(TypedDict):
     higher: Annotated[int, "pairs with a higher number than the base"]
     t: Annotated[NumberJson | None, "Student's t of the paired differences"]
     p: Annotated[NumberJson | None, "its two-sided p value"]
+    interval: Annotated[
+        list[float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
+    ]
 
 
 class PublishedNumberJson(TypedDict):
@@ -97,6 +100,7 @@ class ColumnJson(TypedDict):
 
     label: Any
     title: str
+    metric: MetricJson
     sources: list[str]
 
 
@@ -143,7 +147,7 @@ class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
     title: str
-    metric: MetricJson
+    metric: Annotated[MetricJson, "that of the first column"]
     rows: list[TableRowJson]
     externals: Annotated[list[ExternalRowJson], "the networks that --external names"]
     columns: list[ColumnJson]
