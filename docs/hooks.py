@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gpas_cli.cli.app import app
@@ -19,6 +21,7 @@ from gpas_cli.cli.schemas import DOCUMENTS
 from gpas_cli.cli.schemas.jsonschema import json_schema
 from gpas_cli.packaged import packaged
 
+NOTEBOOK = Path(__file__).parent / "how-to/notebook.ipynb"
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 
 
@@ -295,6 +298,20 @@ def _paragraphs(docstring: str) -> list[str]:
     return inspect.cleandoc(docstring).splitlines()
 
 
+# The notebook
+
+
+def notebook() -> str:
+    """The cells of the notebook, with its code in fences and the text of its outputs."""
+    parts = []
+    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        for output in cell.get("outputs", ()):
+            parts.append(f"```text\n{''.join(output['data']['text/plain'])}\n```")
+    return "\n\n".join(parts)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "json": json_documents,
@@ -304,4 +321,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "schemes": schemes,
     "metrics": metrics,
     "tables": tables,
+    "notebook": notebook,
 }

@@ -32,6 +32,7 @@ BESIDE = {
     "schedule": {"grid"},
     "doctor": {"grid"},
     "report": {"store", "state", "grid", "spec"},
+    "results": {"report", "store", "state", "grid", "spec"},
     "cli": {"grid", "data", "report", "evaluate"},
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
@@ -124,7 +125,8 @@ def lines(function: ast.FunctionDef) -> int:
 
 
 @pytest.mark.parametrize(
-    "module", ["gpas_cli.cli.app", "gpas_cli.state.observe", "gpas_cli.grid.expand", "gpas_cli.store.ingest"]
+    "module",
+    ["gpas_cli.cli.app", "gpas_cli.state.observe", "gpas_cli.grid.expand", "gpas_cli.store.ingest", "gpas_cli.results"],
 )
 def test_the_face_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; assert 'torch' not in sys.modules"

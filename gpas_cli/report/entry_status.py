@@ -77,7 +77,7 @@ def entry_status(
             return EntryStatus(
                 entry, seed, scored, stage.key, value=value, progress=progress, result=known, stderr=known.stderr(name)
             )
-        result = known if known is not None and _is_supported(known, states) else None
+        result = known if known is not None and is_supported(known, states) else None
         withheld = known if result is None else None
         if result is not None and result.outcome == "diverged":
             return EntryStatus(entry, seed, "diverged", stage.key, result=result)
@@ -95,7 +95,8 @@ def entry_status(
     return EntryStatus(entry, seed, state, stage.key, value=value, result=result, stderr=result.stderr(name))
 
 
-def _is_supported(result: Result, states: States) -> bool:
+def is_supported(result: Result, states: States) -> bool:
+    """Return whether the run directories confirm a result of the database."""
     if result.gone:
         return False
     state, _ = states.get(result.key, (result.outcome, None))

@@ -84,6 +84,19 @@ def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
     return sorted(joined.items())
 
 
+def curve_names(engine: Engine, keys: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the curves that attempts at the stages `keys` have, and of those by layer, sorted."""
+    names: set[str] = set()
+    by_layer: set[str] = set()
+    with engine.connect() as connection:
+        for part in _parts(keys):
+            of_stages = select(AttemptRow.id).where(AttemptRow.stage_key.in_(part))
+            names.update(connection.scalars(select(CurveRow.name).where(CurveRow.attempt_id.in_(of_stages)).distinct()))
+            layers = select(LayerCurveRow.name).where(LayerCurveRow.attempt_id.in_(of_stages)).distinct()
+            by_layer.update(connection.scalars(layers))
+    return sorted(names), sorted(by_layer)
+
+
 def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
     """Return the stage's spikes as (update, "loss" or "grad_norm", value); those of a resumed attempt count once."""
     found = ((step, of, value) for of, name in SPIKE_CURVES.items() for step, value in curve(engine, key, name))

@@ -1,0 +1,261 @@
+"""The results of one project as tidy pandas frames."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.grid.select import find, select
+from gpas_cli.project import Project
+from gpas_cli.report.entry_status import is_supported
+from gpas_cli.report.recorded import Recorded, recorded
+from gpas_cli.report.result import PARTIAL, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gpas_cli.grid.declared import Experiments
+    from gpas_cli.report.table import Table, TableCell
+
+Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
+Where: TypeAlias = str | Sequence[str]
+
+# Columns of `cells` beside the labels: facts of the result of the cell's last stage that has one.
+_FACTS = ("attempt", "outcome", "host", "device", "gpu", "code", "git_commit", "git_dirty", "parameters", "last_step")
+_TEXT = ("fingerprint", "validation_fingerprint", "ended", "directory", "cause")
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of `project`. Methods return frames whose first columns are grid, cell, key and every axis."""
+
+    project: Project
+
+    @cached_property
+    def experiments(self) -> Experiments:
+        """The declared grids. Raises InvalidExperiments with every problem of the file."""
+        from gpas_cli.report.table_checks import table_problems
+
+        return load(self.project.config, check=table_problems)
+
+    @property
+    def grids(self) -> list[str]:
+        """The names of the declared grids."""
+        return list(self.experiments.grids)
+
+    def cells(self, of: Cells = None, where: Where = ()) -> pd.DataFrame:
+        """Return one row for each cell: its labels, its state, and the facts of its last result.
+
+        state: as in `gpas status`, of the first stage without a result. attempt to cause: of the last stage that has a
+        result; `ended` is a time in UTC.
+        """
+        with self._recorded(of, where) as known:
+            rows = [{**_labels(entry, known), "state": _state(entry, known), **_facts(entry, known)}
+                    for entry in known.entries]  # fmt: skip
+        frame = _frame(rows, known, ("state", *_FACTS, *_TEXT))
+        return _typed(frame)
+
+    def metrics(self, of: Cells = None, where: Where = ()) -> pd.DataFrame:
+        """Return one row for each final number of a stage: stage, metric, value, and its standard error if it has one.
+
+        metric: as in `gpas why`, such as "perplexity" or "accuracy/piqa". Results that the run directories do not
+        confirm are left out, as in tables.
+        """
+        with self._recorded(of, where) as known:
+            rows = [
+                {**_labels(entry, known), "stage": result.stage, "metric": name, "value": value,
+                 "stderr": _number(result.stderr(name))}
+                for entry in known.entries for result in _results(entry, known)
+                for name, value in sorted(result.metrics.items())
+            ]  # fmt: skip
+        return _frame(rows, known, ("stage", "metric", "value", "stderr"))
+
+    def curves(self, name: str = "loss", of: Cells = None, where: Where = ()) -> pd.DataFrame:
+        """Return one row for each point of a curve of the training: step and value.
+
+        name: "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss", "eval_perplexity", ... Where several
+        attempts have an update, the latest one counts. Raises GpasError with the nearest name if no cell has the curve.
+        """
+        from gpas_cli.report import query
+
+        with self._recorded(of, where) as known:
+            rows = [
+                {**_labels(entry, known), "stage": stage.kind, "step": step, "value": value}
+                for entry in known.entries for stage in entry.cell.stages
+                for step, value in (query.curve(known.engine, stage.key, name) if known.engine else ())
+            ]  # fmt: skip
+            _refuse_unknown(name, rows, known, layers=False)
+        return _frame(rows, known, ("stage", "step", "value"))
+
+    def layer_curves(self, name: str = "activation_variance", of: Cells = None, where: Where = ()) -> pd.DataFrame:
+        """Return one row for each point and layer of a curve by layer: step, layer and value.
+
+        layer: from 1; the number after the last layer is the final norm. name: "activation_variance", "gate",
+        "grad_norm", "weight_norm", ... Raises GpasError with the nearest name if no cell has such a curve.
+        """
+        from gpas_cli.report import query
+
+        with self._recorded(of, where) as known:
+            rows = [
+                {**_labels(entry, known), "stage": stage.kind, "step": step, "layer": layer + 1, "value": value}
+                for entry in known.entries for stage in entry.cell.stages
+                for step, values in (query.layer_curve(known.engine, stage.key, name) if known.engine else ())
+                for layer, value in sorted(values.items())
+            ]  # fmt: skip
+            _refuse_unknown(name, rows, known, layers=True)
+        return _frame(rows, known, ("stage", "step", "layer", "value"))
+
+    def table(self, grid: str = "", where: Where = ()) -> pd.DataFrame:
+        """Return one row for each cell of a grid's table: mean and std over seeds, the difference from the base.
+
+        n, wanted: the seeds with a number, and all. delta: the mean paired difference, with its 95 % interval from
+        delta_low to delta_high and the p of the paired t test. published_SOURCE: the number that the source prints.
+        """
+        from gpas_cli.report.table import build
+
+        name = grid or self.experiments.default
+        with self._recorded([name] if name in self.grids else name, where) as known:
+            spec = self.experiments.grids[name].table_spec
+            made = build(known.entries, known.states, known.results, spec)
+        return _table_frame(made)
+
+    @contextmanager
+    def _recorded(self, of: Cells, where: Where) -> Iterator[Recorded]:
+        """Yield what is recorded of the selected cells. Results that cannot be ingested are announced by a warning."""
+        chosen = select(self._selected(of), [where] if isinstance(where, str) else list(where))
+        with recorded(self.project, chosen) as known:
+            if known.problem:
+                warnings.warn(known.problem, stacklevel=4)
+            yield known
+
+    def _selected(self, of: Cells) -> list[Entry]:
+        if of is None or (isinstance(of, str) and of in self.experiments.grids):
+            return expand(self.experiments, [of] if isinstance(of, str) else None)
+        names = [of] if isinstance(of, str) else _names(of)
+        declared = expand(self.experiments, self.grids)
+        return list({entry.id: entry for name in names for entry in self._named(name, declared)}.values())
+
+    def _named(self, name: str, declared: Sequence[Entry]) -> list[Entry]:
+        """Return the cells of a grid, or the cell with a name or key; cells of the default grid take precedence."""
+        if name in self.experiments.grids:
+            return [entry for entry in declared if entry.grid == name]
+        usual = [entry for entry in declared if entry.grid == self.experiments.default]
+        return [find(usual if any(entry.name == name for entry in usual) else declared, name)]
+
+
+def _names(of: Any) -> list[str]:
+    """Return the cells named by a frame's columns grid and cell, or by a list."""
+    if hasattr(of, "columns"):
+        missing = [name for name in ("grid", "cell") if name not in of.columns]
+        if missing:
+            raise GpasError(f"a frame selects cells by its columns grid and cell; it has no {' and '.join(missing)}")
+        return [f"{grid}/{cell}" for grid, cell in zip(of["grid"], of["cell"], strict=True)]
+    return list(of)
+
+
+def _labels(entry: Entry, known: Recorded) -> dict[str, Any]:
+    return {"grid": entry.grid, "cell": entry.name, "key": entry.key, **{_axis(axis): label for axis, label in
+            entry.axes.items()}}  # fmt: skip
+
+
+def _axis(name: str) -> str:
+    """Return the column of an axis; one whose name a frame uses otherwise gets a prefix."""
+    own = {"grid", "cell", "key", "state", "stage", "metric", "value", "stderr", "step", "layer", *_FACTS, *_TEXT}
+    return f"axis_{name}" if name in own else name
+
+
+def _state(entry: Entry, known: Recorded) -> str:
+    states = [known.states.get(stage.key, ("missing", None))[0] for stage in entry.cell.stages]
+    return next((state for state in states if state != "done"), "done")
+
+
+def _results(entry: Entry, known: Recorded) -> Iterator[Result]:
+    for stage in entry.cell.stages:
+        result = known.results.get(stage.key)
+        if result is not None and (result.outcome == PARTIAL or is_supported(result, known.states)):
+            yield result
+
+
+def _facts(entry: Entry, known: Recorded) -> dict[str, Any]:
+    last = next(reversed(list(_results(entry, known))), None)
+    if last is None:
+        return {}
+    return {name: getattr(last, "number" if name == "attempt" else name) for name in (*_FACTS, *_TEXT)}
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], known: Recorded, columns: Sequence[str]) -> pd.DataFrame:
+    """Return a frame with the columns of the labels and `columns`, also if there are no rows."""
+    import pandas as pd
+
+    axes = dict.fromkeys(_axis(axis) for entry in known.entries for axis in entry.axes)
+    return pd.DataFrame(list(rows), columns=["grid", "cell", "key", *axes, *columns])
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame of cells with times, and with counts that may be missing."""
+    import pandas as pd
+
+    counts = dict.fromkeys(("attempt", "parameters", "last_step"), "Int64")
+    return frame.assign(ended=pd.to_datetime(frame["ended"].astype(float), unit="s", utc=True)).astype(counts)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _refuse_unknown(name: str, rows: Sequence[Any], known: Recorded, *, layers: bool) -> None:
+    """Raise GpasError if no selected cell has the curve `name` but some have others."""
+    from gpas_cli.report import query
+
+    if rows or known.engine is None:
+        return
+    names = query.curve_names(known.engine, [stage.key for entry in known.entries for stage in entry.cell.stages])
+    recorded_names = names[1] if layers else names[0]
+    if recorded_names and name not in recorded_names:
+        raise GpasError(
+            f"no curve '{name}' {'by layer ' if layers else ''}is recorded; {nearest(name, recorded_names)}"
+        )
+
+
+def _table_frame(table: Table) -> pd.DataFrame:
+    import pandas as pd
+
+    from gpas_cli.report.notes import full_title
+
+    rows = []
+    for row in table.rows:
+        labels = dict(zip(table.spec.rows, row.key, strict=True))
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            if cell.statuses:
+                names = {"row": full_title(table, row), **labels, table.spec.columns: column.label}
+                rows.append({**names, "metric": table.metric.name, **_cell_numbers(table, cell)})
+    return pd.DataFrame(rows)
+
+
+def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
+    from gpas_cli.report.stats import interval
+
+    summary, delta = cell.summary, cell.delta
+    low, high = (interval(delta) if delta else None) or (math.nan, math.nan)
+    return {
+        "mean": summary.mean if summary else math.nan,
+        "std": _number(summary.std if summary else None),
+        "n": summary.n if summary else 0,
+        "wanted": len(cell.statuses),
+        "status": cell.status,
+        "delta": delta.mean if delta else math.nan,
+        "delta_low": low,
+        "delta_high": high,
+        "p": _number(delta.p if delta else None),
+        **{f"published_{source}": printed.value if (printed := (cell.printed or {}).get(source)) else math.nan
+           for source in table.published},
+    }  # fmt: skip

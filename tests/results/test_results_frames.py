@@ -1,0 +1,138 @@
+"""Results as pandas frames, and the notebook that shows them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import finish, make_project
+
+from gpas_cli import results
+from gpas_cli.errors import GpasError, UnknownCell
+
+NOTEBOOK = Path(__file__).parents[2] / "docs/how-to/notebook.ipynb"
+GRIDS = """\
+  quickstart:
+    base: BASE
+    axes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}
+    table: {rows: [norm, gate], columns: size, against: {gate: none}, published: {gpas: table2_perplexity@71m}}
+  other:
+    base: BASE
+    axes: {norm: [post], gate: [none], seed: [1]}
+"""
+PERPLEXITY = {"pre-s1": 5.0, "pre-s2": 6.0, "pre-gpas-s1": 4.0, "pre-gpas-s2": 5.5, "lns-s1": 7.0, "lns-gpas-s1": 6.0}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project with six results in two grids, which is the current folder."""
+    for entry in make_project(tmp_path, GRIDS):
+        if entry.name in PERPLEXITY:
+            finish(tmp_path / "runs", entry, PERPLEXITY[entry.name])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("project")
+def test_cells_have_their_labels_states_and_facts() -> None:
+    cells = results.cells("quickstart")
+    assert len(cells) == 8
+    first = cells.iloc[0]
+    assert (first.grid, first.cell, first.norm, first.gate, first.seed) == ("quickstart", "pre-s1", "pre", "none", 1)
+    assert (first.state, first.attempt, first.host, first.code) == ("done", 1, "host", "c0de")
+    assert cells.set_index("cell").state["lns-s2"] == "missing"
+    assert cells.ended.dt.tz is not None
+    assert cells.last_step.isna().sum() == 2
+
+
+@pytest.mark.usefixtures("project")
+def test_metrics_are_in_long_form() -> None:
+    metrics = results.metrics("quickstart", where=["norm=pre", "seed=1"])
+    assert [*metrics.columns[-4:]] == ["stage", "metric", "value", "stderr"]
+    assert dict(zip(metrics.cell + " " + metrics.metric, metrics.value, strict=True)) == {
+        "pre-s1 loss": 0.5, "pre-s1 perplexity": 5.0, "pre-gpas-s1 loss": 0.4, "pre-gpas-s1 perplexity": 4.0,
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("project")
+def test_curves_have_a_row_for_each_point() -> None:
+    loss = results.curves("loss", ["pre-s1", "quickstart/lns-s1"])
+    steps = [1, 10, 20, 30, 40]
+    assert loss.groupby("cell").step.apply(list).to_dict() == {"pre-s1": steps, "lns-s1": steps}
+    assert loss[(loss.cell == "pre-s1") & (loss.step == 40)].value.item() == pytest.approx(0.6)
+    variance = results.layer_curves("activation_variance", loss[loss.norm == "lns"].drop_duplicates("cell"))
+    assert set(variance.cell) == {"lns-s1"}
+    assert variance[variance.step == 40].layer.tolist() == [1, 2, 3, 4]
+    assert len(results.curves("loss", "other")) == 0
+
+
+@pytest.mark.usefixtures("project")
+def test_a_table_has_intervals_and_published_numbers() -> None:
+    table = results.table("quickstart").set_index("row")
+    row = table.loc["Pre-LN + GPAS"]
+    assert (row["mean"], row.n, row.wanted, row.delta, row.published_gpas) == (4.75, 2, 2, -0.75, 33.49)
+    assert row.delta_low < row.delta < row.delta_high
+    assert math.isnan(table.loc["LNS"].delta)
+    assert table.loc["LNS"].status == "1/2 seeds"
+
+
+@pytest.mark.usefixtures("project")
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(GpasError, match="no curve 'lss' is recorded; did you mean 'loss'"):
+        results.curves("lss")
+    with pytest.raises(UnknownCell, match="did you mean 'pre-s2'"):
+        results.cells("pre-s3")
+    with pytest.raises(GpasError, match="no axis or field"):
+        results.cells("quickstart", where="nrm=pre")
+    with pytest.raises(GpasError, match="it has no grid"):
+        results.cells(results.cells().drop(columns="grid"))
+
+
+def test_another_project_is_opened_by_its_folder_or_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = project / "runs"
+    monkeypatch.chdir(elsewhere.parent.parent)
+    for path in (project, str(project / "experiments.yaml")):
+        opened = results.open(path)
+        assert opened.grids == ["quickstart", "other"]
+        assert len(opened.cells(["quickstart", "other"])) == 9
+    with pytest.raises(GpasError, match="does not exist"):
+        results.open(project / "nowhere.yaml")
+
+
+def test_a_result_whose_run_directory_is_gone_is_left_out(project: Path) -> None:
+    before = results.metrics("quickstart")
+    directory = project / "runs" / results.cells("quickstart").directory.iloc[0]
+    directory.rename(directory.with_name("old"))
+    after = results.metrics("quickstart")
+    assert set(before.cell) - set(after.cell) == {"pre-s1"}
+
+
+def test_importing_the_module_loads_neither_torch_nor_pandas() -> None:
+    code = "import sys; from gpas_cli import results; assert not {'torch', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.usefixtures("project")
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed").use("Agg")
+    names: dict[str, Any] = {}
+    codes = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in codes)
+    shown = [_run("".join(cell["source"]), names) for cell in codes]
+    assert all(value is not None for value in shown)
+    assert shown[2].loc["pre", "mean"] == -0.75
+    assert names["mean"].loc[40, "gpas"] == pytest.approx(0.575)
+
+
+def _run(code: str, names: dict[str, Any]) -> Any:
+    """Execute a cell of a notebook; return the value of its last line."""
+    *statements, last = ast.parse(code).body
+    exec(compile(ast.Module(statements, []), "notebook", "exec"), names)
+    assert isinstance(last, ast.Expr)
+    return eval(compile(ast.Expression(last.value), "notebook", "eval"), names)
