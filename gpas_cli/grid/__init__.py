@@ -10,6 +10,7 @@
     settings   layers of settings: merging, labels, positions of problems
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels
     variant    variants of declared cells from settings on the command line
+    seeds      seeds added beside the file, and the file that has them
     select     entries by `--where` conditions, names and key prefixes
 
 All problems of a file are reported at once, each at its line and column.

@@ -13,6 +13,8 @@ from gpas_cli.grid.scalar import Label, same
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
+AddedSeeds = Mapping[str, tuple[Node, ...]]  # name of a cell without its seed -> seeds
+
 
 @dataclass(frozen=True)
 class Value:
@@ -135,7 +137,7 @@ class Grid:
 @dataclass(frozen=True)
 class Experiments:
     """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `corpora` has the nodes of
-    the corpora in `catalogue`."""
+    the corpora in `catalogue`; `seeds` has those added beside the file, by grid."""
 
     path: Path
     default: str
@@ -145,3 +147,4 @@ class Experiments:
     resources: Mapping[str, Resources] = field(default_factory=dict)
     kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
     corpora: Mapping[str, Node] = field(default_factory=dict)
+    seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)

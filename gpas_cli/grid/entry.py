@@ -16,11 +16,12 @@ from gpas_cli.words import count, verb
 @dataclass(frozen=True)
 class Declared:
     """The declaration of a cell: the grid that declares it (others may include it), its settings, and the named corpora
-    of the file."""
+    of the file. `added`: its seed is one of those added beside the file."""
 
     grid: str
     settings: Node
     corpora: Mapping[str, Node] = field(default_factory=dict)
+    added: bool = False
 
     def place(self, path: Sequence[str]) -> str:
         """Return the position of a setting in the file, or of its nearest parent: "experiments.yaml:12:7"."""

@@ -10,7 +10,7 @@ from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, Experiments, Grid, Override, Value
 from gpas_cli.grid.document import Node, mapping
 from gpas_cli.grid.entry import Declared, Entry
-from gpas_cli.grid.names import cell_name
+from gpas_cli.grid.names import cell_name, family_name
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.readers import add_problem
 from gpas_cli.grid.resources import overlaid
@@ -20,6 +20,8 @@ from gpas_cli.spec.cell import Cell, parse_cell
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN, TOKENISE
+
+ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
 
 
 def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list[Entry]:
@@ -60,11 +62,12 @@ def cell_names(experiments: Experiments, grid: str) -> list[str]:
 
 @dataclass
 class Draft:
-    """A cell during expansion: its labels and its merged settings so far."""
+    """A cell during expansion: its labels and its merged settings so far. `added`: its seed is beside the file."""
 
     labels: dict[str, Label]
     settings: Node
     notes: tuple[str, ...] = ()
+    added: bool = False
 
 
 @dataclass
@@ -87,9 +90,8 @@ class Expansion:
 
     def names(self, grid: Grid) -> dict[str, dict[str, Label]]:
         """Return the labels of the grid's cells by name."""
-        axes = [name for axis in grid.all_axes for name in axis.names]
         drafts = self.drafts(grid) if grid.has_own_cells else []
-        found = {cell_name(axes, draft.labels): draft.labels for draft in drafts}
+        found = {_name(grid, draft): draft.labels for draft in drafts}
         for include in grid.include:
             for name, labels in self.names(self.experiments.grids[include.grid]).items():
                 if include.where.matches(labels):
@@ -116,7 +118,25 @@ class Expansion:
         left = [draft for draft in drafts if id(draft) not in excluded]
         if not left:
             add_problem(self.problems, ("grids", grid.name), "every cell is excluded", grid.mark)
-        return left
+        return [*left, *self.added(grid, left)]
+
+    def added(self, grid: Grid, drafts: Sequence[Draft]) -> list[Draft]:
+        """Return the cells with seeds that are added beside the file and that the grid does not declare."""
+        axes = _axis_names(grid)
+        families: dict[str, list[Draft]] = {}
+        for draft in drafts:
+            families.setdefault(family_name(axes, draft.labels), []).append(draft)
+        added = []
+        for name, seeds in self.experiments.seeds.get(grid.name, {}).items():
+            family = families.get(name)
+            if family is None:
+                place = seeds[0].mark if seeds else grid.mark
+                message = f"grid {grid.name} has no cell '{name}'; {nearest(name, families)}"
+                self.report(Problem(("seeds", grid.name, name), message, str(place)))
+                continue
+            declared = {draft.labels.get("seed") for draft in family}
+            added += [_with_seed(family[0], seed) for seed in seeds if seed.value not in declared]
+        return added
 
     def matching(self, where: Condition, drafts: Iterable[Draft], part: str, grid: Grid) -> set[int]:
         """Return the ids of the matching drafts; none is a problem of `part`, a key of the grid."""
@@ -164,10 +184,9 @@ class Expansion:
 
     def named(self, grid: Grid, cells: Iterable[tuple[Draft, Cell]]) -> list[Entry]:
         """Return the entries of cells; two cells of the same name are a problem."""
-        axes = [name for axis in grid.all_axes for name in axis.names]
         entries: dict[str, Entry] = {}
         for draft, cell in cells:
-            name = cell_name(axes, draft.labels)
+            name = _name(grid, draft)
             if name in entries:
                 message = f"two cells have the name '{name}'; give one of the values a name: {{name: ..., ...}}"
                 self.report(Problem(("grids", grid.name), message, str(grid.mark)))
@@ -185,7 +204,7 @@ class Expansion:
             watch=grid.watch,
             resources=resources,
             notes=draft.notes,
-            declared=Declared(grid.name, draft.settings, self.experiments.corpora),
+            declared=Declared(grid.name, draft.settings, self.experiments.corpora, draft.added),
         )
         entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
@@ -293,6 +312,33 @@ def _with(draft: Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]
         settings = put(settings, name.split("."), value.setting)
     labels.update((name, value.label) for name, value in chosen)
     return Draft(labels, settings, draft.notes)
+
+
+def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:
+    """Return the grid that declares a cell and the cell's name there without its seed, by which seeds are added to it.
+
+    None if no grid declares the cell.
+    """
+    if entry.declared is None or entry.declared.grid not in experiments.grids:
+        return None
+    grid = experiments.grids[entry.declared.grid]
+    return grid.name, family_name(_axis_names(grid), entry.axes)
+
+
+def _axis_names(grid: Grid) -> list[str]:
+    return [name for axis in grid.all_axes for name in axis.names]
+
+
+def _name(grid: Grid, draft: Draft) -> str:
+    """Return the name of a cell; one with an added seed has the seed in its name even if the grid does not vary it."""
+    return cell_name([*_axis_names(grid), *(["seed"] if draft.added else [])], draft.labels)
+
+
+def _with_seed(draft: Draft, seed: Node) -> Draft:
+    """Return the cell with another seed, before overrides."""
+    assert isinstance(seed.value, int)  # checked when the file of added seeds was read
+    labels = {**draft.labels, "seed": seed.value}
+    return Draft(labels, put(draft.settings, ["seed"], seed), (*draft.notes, ADDED_SEED), added=True)
 
 
 def _size_name(settings: Node) -> str:

@@ -14,6 +14,7 @@ from gpas_cli.grid.plugins import known_plugins
 from gpas_cli.grid.read import read_grid
 from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping, read_text
 from gpas_cli.grid.resources import read_resources
+from gpas_cli.grid.seeds import read_seeds, seeds_path
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.data import CORPORA, Data
@@ -52,6 +53,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         corpora={**CORPORA, **_named(Data, "corpora", parts.get("corpora"), CORPORA, problems)},
     )
     grids = _read_grids(parts, root, catalogue, problems)
+    seeds = read_seeds(seeds_path(path), read_mapping(parts.get("grids"), (), []), problems)
     resources, kind_resources = read_resources(
         parts.get("resources"), catalogue.sizes, catalogue.later_stages, problems
     )
@@ -64,6 +66,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         resources=resources,
         kind_resources=kind_resources,
         corpora=read_mapping(parts.get("corpora"), (), []),
+        seeds=seeds,
     )
     problems.extend(check(experiments) if check else ())
     if problems:

@@ -19,6 +19,11 @@ def cell_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:
     return "-".join(safe(part) for part in parts if part != "none") or "none"
 
 
+def family_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:
+    """Return the name of a cell without its seed: "pre-gpas"."""
+    return cell_name((axis for axis in axes if axis != "seed"), labels)
+
+
 def safe(text: str) -> str:
     """Replace all but letters, digits and . _ + - by underscores, and remove leading dots and dashes."""
     return _UNSAFE.sub("_", text).lstrip(".-") or "_"
