@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli import __version__
 from gpas_cli.cli.console import Names, Where, console, experiments, project
+from gpas_cli.cli.states import ends
 from gpas_cli.cli.status import observed
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
     from gpas_cli.report.page.content import Content
+    from gpas_cli.report.page.limits import Limits
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.state.status import CellStatus
 
@@ -54,20 +56,21 @@ class PageSource:
     names: Sequence[str] | None
     where: Sequence[str] | None
     _shown: dict[str, Entry] = field(default_factory=dict)
+    _meter: UsageMeter | None = None
 
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
-        from gpas_cli.report.page.cells import DetailLimits
+        from gpas_cli.report.page.limits import FILE, SERVED
         from gpas_cli.report.recorded import recorded
 
         states = self._observe()
         with recorded(project(), [state.entry for state in states]) as known:
-            return _content(states, known, DetailLimits() if file else DetailLimits(cells=0))
+            return self._content(states, known, FILE if file else SERVED)
 
     def rescue(self, before: Content | None, error: Exception) -> Content:
         """Return the states of the cells with the last known numbers, for when the database cannot be read."""
-        from gpas_cli.report.page.cells import DetailLimits
         from gpas_cli.report.page.content import with_states
+        from gpas_cli.report.page.limits import SERVED
         from gpas_cli.report.recorded import Recorded
 
         states = self._observe()
@@ -75,7 +78,7 @@ class PageSource:
         if before is not None:
             return with_states(before, states, problem)
         known = Recorded(tuple(state.entry for state in states), problem=problem)
-        return _content(states, known, DetailLimits(cells=0))
+        return self._content(states, known, SERVED)
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
@@ -94,12 +97,20 @@ class PageSource:
         self._shown = {state.entry.id: state.entry for state in states}
         return states
 
+    def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
+        from gpas_cli.plan.usage import UsageMeter
+        from gpas_cli.report.page.content import collect
 
-def _content(states: Sequence[CellStatus], known: Recorded, limits: Any) -> Content:
-    from gpas_cli.report.page.content import collect
+        made = collect(experiments(), known, states, log_tail, limits)
+        self._meter = self._meter or UsageMeter(project().runs)
+        return replace(made, activity=activity(self._meter.room(states).total))
 
-    title = experiments().path.parent.name
-    return collect(title, __version__, known, states, experiments().grids, log_tail, limits)
+
+def activity(use: GridUsage) -> str:
+    """Return the hours that cells have used and, while some run, the expected end: "1.2 GPU-hours so far"."""
+    unit, spent = ("GPU-hours", use.spent.gpu_hours) if use.spent.gpu_hours else ("core-hours", use.spent.core_hours)
+    end = ends(use)
+    return f"{spent:,.2f} {unit} so far{f', ends about {end}' if end else ''}" if spent else ""
 
 
 def log_tail(entry: Entry, lines: int) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.report import query
+from gpas_cli.state.status import RESULTS
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -25,16 +25,6 @@ _FACTS = (
 )
 
 
-@dataclass(frozen=True)
-class DetailLimits:
-    """How much of the cells' details fits on a page. A log is cut to its last lines."""
-
-    cells: int = 2000
-    log_lines: int = 40
-    log_characters: int = 200  # of a line
-    log_bytes: int = 4_000_000  # of all logs
-
-
 def row(state: CellStatus) -> dict[str, Any]:
     """Return one line of the list of cells. `since`: the unix time of the newest evidence."""
     entry, progress = state.entry, state.progress
@@ -45,7 +35,7 @@ def row(state: CellStatus) -> dict[str, Any]:
         "axes": dict(entry.axes),
         "state": state.state,
         "stage": state.stage,
-        "evidence": state.evidence,
+        "evidence": _evidence(state),
         "cause": state.cause,
         "since": None if state.age is None else round(time.time() - state.age),
         "attempt": state.attempt,
@@ -55,6 +45,13 @@ def row(state: CellStatus) -> dict[str, Any]:
         "eta": progress.eta if progress and state.state == "running" else None,
         "perplexity": state.metrics.get("perplexity", state.metrics.get("finetuned_perplexity")),
     }
+
+
+def _evidence(state: CellStatus) -> str:
+    """Return what the state was concluded from, without its age."""
+    if state.source == "outcome":
+        return "finished" if state.state in RESULTS else "ended"
+    return state.evidence
 
 
 def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dict[str, Any]:

@@ -8,21 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpas_cli import __version__
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
-from gpas_cli.report.page.cells import DetailLimits, LogTail, details, row
+from gpas_cli.report.page.cells import LogTail, details, row
+from gpas_cli.report.page.charts import grid_charts, paper_charts
+from gpas_cli.report.page.limits import Limits
 from gpas_cli.report.render import render
 from gpas_cli.report.table import build
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Grid
+    from gpas_cli.grid.declared import Experiments
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.state.status import CellStatus
 
 # The states in the order in which the page shows them.
 STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
-# Whose logs are kept first where not all of them fit.
+# Whose details are kept first where not all of them fit.
 _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", "cancelled", "done", "missing")
 
 
@@ -39,7 +42,7 @@ class GridSection:
 
     @property
     def anchor(self) -> str:
-        """The id of the section. Names of grids have only letters, digits, dots, dashes and underscores."""
+        """The id of the section. Names of grids have only letters, digits and . _ + -"""
         return f"grid-{self.name}"
 
     @property
@@ -49,41 +52,42 @@ class GridSection:
 
 @dataclass(frozen=True)
 class Content:
-    """Everything on the page. `details` are by cell id; `left_out` says what did not fit."""
+    """Everything on the page. `made` is a unix time.
+
+    activity: hours used and the expected end, in a sentence. figures: those of the papers. details: by cell id.
+    left_out: what does not fit.
+    """
 
     title: str
     made: float
-    version: str
     states: Mapping[str, int]
-    grids: tuple[GridSection, ...]
-    cells: Sequence[Mapping[str, Any]]
-    details: Mapping[str, Any]
+    grids: tuple[GridSection, ...] = ()
+    figures: Sequence[Mapping[str, Any]] = ()
+    cells: Sequence[Mapping[str, Any]] = ()
+    details: Mapping[str, Any] | None = None
+    activity: str = ""
     problem: str = ""
     left_out: tuple[str, ...] = ()
+    version: str = __version__
 
 
 def collect(
-    title: str,
-    version: str,
-    known: Recorded,
-    states: Sequence[CellStatus],
-    grids: Mapping[str, Grid],
-    log_tail: LogTail,
-    limits: DetailLimits = DetailLimits(),  # noqa: B008
+    experiments: Experiments, known: Recorded, states: Sequence[CellStatus], log_tail: LogTail, limits: Limits
 ) -> Content:
     """Return the content of the page about cells with these states, which `known` covers."""
-    names = dict.fromkeys(state.entry.grid for state in states)
+    names = list(dict.fromkeys(state.entry.grid for state in states))
     shown, left_out = _details(states, known, log_tail, limits)
+    sections = tuple(_section(name, experiments, known, states, limits) for name in names)
     return Content(
-        title=title,
+        title=experiments.path.parent.name,
         made=time.time(),
-        version=version,
         states=_of_cells(states),
-        grids=tuple(_section(name, grids.get(name), known, states) for name in names),
+        grids=sections,
+        figures=tuple(paper_charts(experiments, known, names, limits)),
         cells=[row(state) for state in states],
         details=shown,
         problem=known.problem,
-        left_out=left_out,
+        left_out=(*left_out, *_not_drawn(sections, limits)),
     )
 
 
@@ -110,29 +114,38 @@ def _counts(states: Iterable[CellStatus]) -> dict[str, int]:
     return {name: found[name] for name in STATES if found[name]}
 
 
-def _section(name: str, grid: Grid | None, known: Recorded, states: Sequence[CellStatus]) -> GridSection:
+def _section(
+    name: str, experiments: Experiments, known: Recorded, states: Sequence[CellStatus], limits: Limits
+) -> GridSection:
     own = [state for state in states if state.entry.grid == name]
-    spec = (grid.table if grid else None) or TableSpec(title=(grid.title if grid else "") or name)
-    title = (grid.title if grid else "") or spec.title or name
+    entries = [state.entry for state in own]
+    grid = experiments.grids.get(name)
+    title = grid.title if grid and grid.title else name
+    spec = grid.table if grid and grid.table else TableSpec(title=title)
+    section = GridSection(name, title, _counts(own), tuple(grid_charts(known, entries, spec, limits)))
     try:
-        made = build([state.entry for state in own], known.states, known.results, spec)
+        return replace(section, table=render(build(entries, known.states, known.results, spec), "html"))
     except GpasError as error:
-        return GridSection(name, title, _counts(own), problem=str(error))
-    return GridSection(name, title, _counts(own), table=render(made, "html"))
+        return replace(section, problem=str(error))
+
+
+def _not_drawn(sections: Sequence[GridSection], limits: Limits) -> list[str]:
+    large = [section for section in sections if section.cells > limits.drawn_cells]
+    return [f"the curves of all but the first {limits.drawn_cells:,} cells of {section.name}" for section in large]
 
 
 def _details(
-    states: Sequence[CellStatus], known: Recorded, log_tail: LogTail, limits: DetailLimits
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+    states: Sequence[CellStatus], known: Recorded, log_tail: LogTail, limits: Limits
+) -> tuple[dict[str, Any], list[str]]:
     """Return the details of the cells by id, those that need attention first, and what does not fit."""
     found: dict[str, Any] = {}
     space = limits.log_bytes
-    started = [state for state in states if state.state != "missing"]
-    for state in sorted(started, key=lambda state: _URGENT.index(state.state))[: limits.cells]:
+    without_log = 0
+    started = sorted((s for s in states if s.state != "missing"), key=lambda state: _URGENT.index(state.state))
+    for state in started[: limits.details]:
         log = [text[: limits.log_characters] for text in log_tail(state.entry, limits.log_lines)] if space > 0 else []
+        without_log += space <= 0
         space -= sum(map(len, log))
         found[state.entry.id] = details(state, known.engine, log)
-    left_out = []
-    if len(started) > len(found):
-        left_out.append(f"details of {count(len(started) - len(found), 'cell')}")
-    return found, tuple(left_out)
+    left_out = {"details of": len(started) - len(found) if limits.details else 0, "the logs of": without_log}
+    return found, [f"{what} {count(number, 'cell')}" for what, number in left_out.items() if number]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 # In the order in which they are joined.
 SCRIPTS = (
-    *("elements.js", "theme.js", "scales.js", "chart_parts.js", "chart.js", "figures.js"),
+    *("elements.js", "theme.js", "scales.js", "chart_parts.js", "chart.js", "heat_map.js", "figures.js"),
     *("details.js", "cells.js", "live.js", "main.js"),
 )
 
@@ -48,7 +48,7 @@ def to_html(content: Content, refresh: float = 0.0) -> Document:
         .render(
             content=content,
             data=Markup(to_json(to_mapping(content))),
-            details=Markup(to_json(content.details)),
+            details=Markup(to_json(content.details or {})),
             script=Markup(script),
             style=Markup(style),
             policy=policy,
@@ -74,6 +74,7 @@ def to_mapping(content: Content) -> dict[str, Any]:
             }
             for grid in content.grids
         ],
+        "figures": content.figures,
         "cells": content.cells,
     }
 

@@ -14,7 +14,7 @@ from gpas_cli.report.page.live import LivePage
 
 
 def content(problem: str = "", cells: tuple[Mapping[str, Any], ...] = ()) -> Content:
-    return Content("demo", time.time(), "0", {}, (), cells, {}, problem)
+    return Content("demo", time.time(), {}, cells=cells, problem=problem)
 
 
 class Source:

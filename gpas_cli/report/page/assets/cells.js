@@ -143,9 +143,9 @@ class CellList {
   }
 
   detail(cell) {
-    const place = make("td", { colspan: this.columns.length });
-    this.readDetails(cell).then((found) => place.replaceChildren(...detailsOf(cell, found)));
-    return make("tr", { class: "detail" }, place);
+    const box = make("div", { class: "box" });
+    this.readDetails(cell).then((found) => box.replaceChildren(...detailsOf(cell, found)));
+    return make("tr", { class: "detail" }, make("td", { colspan: this.columns.length }, box));
   }
 }
 

@@ -62,10 +62,11 @@ class Chart {
       this.logX.setAttribute("aria-pressed", String(data.log_x));
       this.bands.setAttribute("aria-pressed", "true");
     }
-    this.bands.hidden = !data.series.some((one) => one.points.some((point) => point[2]));
+    this.bands.hidden = !data.series.some((one) => one.band?.length || one.points.some((point) => point[2]));
     this.slider.setAttribute("aria-label", `${data.y} over ${data.x}; arrow keys show values, + and - zoom, 0 shows the whole range`);
-    this.note.textContent = data.note;
-    this.note.hidden = !data.note;
+    const left = data.left_out ? `${data.left_out} more curves are left out.` : "";
+    this.note.textContent = [data.note, left].filter(Boolean).join(" ");
+    this.note.hidden = !this.note.textContent;
     this.showLegend();
     this.showNumbers();
     this.draw();

@@ -24,6 +24,7 @@ function coloured(element, one, property) {
 }
 
 function swatch(one) {
+  if (one.form === "points") return draw("svg", { width: 24, height: 10, class: "swatch", "aria-hidden": "true" }, coloured(draw("circle", { cx: 12, cy: 5, r: 3.5 }), one, "fill"));
   const line = coloured(draw("line", { x1: 1, x2: 23, y1: 5, y2: 5, "stroke-width": 2.5, "stroke-dasharray": DASHES[one.style % DASHES.length] }), one, "stroke");
   return draw("svg", { width: 24, height: 10, class: "swatch", "aria-hidden": "true" }, line);
 }
@@ -45,7 +46,7 @@ function rangeOf(series, index) {
 function scalesOf(data, curves, area, zoom, logX, logY) {
   const shown = curves.length ? curves : data.series;
   let [low, high] = zoom ?? rangeOf(data.series, 0);
-  if (data.layers && !zoom) [low, high] = [0.5, data.layers + (data.series.some((one) => one.final) ? 1.6 : 0.5)];
+  if (data.layers && !zoom) [low, high] = [0.5, data.layers + (data.series.some((one) => one.final !== null) ? 1.6 : 0.5)];
   const useLogX = logX && low >= 0;
   if (useLogX && low <= 0) low = Math.min(...data.series.flatMap((one) => allPoints(one).map((point) => point[0]).filter((x) => x > 0)));
   const x = makeScale(low, high === low ? low + 1 : high, area.left, area.right, useLogX);
@@ -60,8 +61,9 @@ function scalesOf(data, curves, area, zoom, logX, logY) {
 
 function extent(one, low, high) {
   const inside = allPoints(one).filter((point) => point[0] >= low && point[0] <= high);
-  const final = one.final && high > low ? [one.final[0]] : [];
-  return [...inside.flatMap(([, y, std]) => (std ? [y - std, y + std] : [y])), ...final];
+  const final = one.final === null ? [] : [one.final];
+  const band = (one.band ?? []).filter((part) => part[0] >= low && part[0] <= high);
+  return [...inside.flatMap(([, y, std]) => (std ? [y - std, y + std] : [y])), ...band.flatMap((part) => part.slice(1)), ...final];
 }
 
 function positive(series, low, high) {
@@ -72,7 +74,7 @@ function drawAxes(data, x, y, area, width, height) {
   const word = (attributes, text) => draw("text", attributes, text);
   const across = data.layers ? layerTicks(data, x, area) : ticksOf(x, Math.max(2, Math.floor((area.right - area.left) / 70)));
   const up = ticksOf(y, Math.max(3, Math.floor((area.bottom - area.top) / 30)));
-  const last = data.series.some((one) => one.final) && data.layers + 1 <= x.high;
+  const last = data.series.some((one) => one.final !== null) && data.layers + 1 <= x.high;
   return [
     draw("g", { class: "grid" }, ...up.map((tick) => draw("line", { x1: area.left, x2: area.right, y1: y.at(tick), y2: y.at(tick) }))),
     draw("g", { class: "axis" },
@@ -105,7 +107,7 @@ function drawSeries(one, data, x, y, band, place) {
   if (data.bars) group.append(...drawBars(one, data, x, y, place));
   else group.append(...drawCurve(one, x, y, band));
   const marks = drawable(one.marks, y).map(([a, b]) => coloured(draw("path", { d: `M${x.at(a)} ${y.at(b) - 5}l4.5 8h-9z` }), one, "fill"));
-  const final = one.final && (!y.log || one.final[0] > 0) ? [coloured(draw("circle", { cx: x.at(data.layers + 0.75 + 0.6 * place), cy: y.at(one.final[0]), r: 3.5 }), one, "fill")] : [];
+  const final = one.final !== null && (!y.log || one.final > 0) ? [coloured(draw("circle", { cx: x.at(data.layers + 0.75 + 0.6 * place), cy: y.at(one.final), r: 3.5 }), one, "fill")] : [];
   group.append(...marks, ...final);
   return group;
 }
@@ -113,11 +115,12 @@ function drawSeries(one, data, x, y, band, place) {
 function drawCurve(one, x, y, band) {
   const points = drawable(one.points, y);
   const parts = [];
+  if (band && one.band?.length) parts.push(coloured(draw("path", { class: "band", d: outline(one.band.map(([a, , b]) => [a, b]), one.band.map(([a, b]) => [a, b]), x, y) }), one, "fill"));
   if (band && points.some((point) => point[2])) parts.push(coloured(draw("path", { class: "band", d: bandPath(points, x, y) }), one, "fill"));
   const line = (path, attributes) => coloured(draw("path", { d: linePath(path, x, y), fill: "none", "stroke-dasharray": DASHES[one.style % DASHES.length], ...attributes }), one, "stroke");
-  parts.push(line(points, { "stroke-width": one.style % 2 ? 1.6 : 2.2 }));
+  if (one.form !== "points") parts.push(line(points, { "stroke-width": one.style % 2 ? 1.6 : 2.2 }));
   for (const tail of one.tails) parts.push(line(drawable(tail, y), { "stroke-width": points.length ? 1 : 1.6 }));
-  if (points.length <= FEW) parts.push(...points.map(([a, b]) => coloured(draw("circle", { cx: x.at(a), cy: y.at(b), r: 2.6 }), one, "fill")));
+  if (one.form !== "line" && points.length <= FEW) parts.push(...points.map(([a, b]) => coloured(draw("circle", { cx: x.at(a), cy: y.at(b), r: 2.6 }), one, "fill")));
   return parts;
 }
 
@@ -141,9 +144,11 @@ function linePath(points, x, y) {
 // On a logarithmic axis, a band that reaches zero ends at the lowest value shown.
 function bandPath(points, x, y) {
   const floor = (value) => (y.log ? Math.max(value, y.low) : value);
-  const upper = points.map(([a, b, std]) => [a, b + (std ?? 0)]);
-  const lower = points.map(([a, b, std]) => [a, floor(b - (std ?? 0))]).reverse();
-  return `${linePath([...upper, ...lower], x, y)}Z`;
+  return outline(points.map(([a, b, std]) => [a, b + (std ?? 0)]), points.map(([a, b, std]) => [a, floor(b - (std ?? 0))]), x, y);
+}
+
+function outline(upper, lower, x, y) {
+  return `${linePath([...upper, ...lower.toReversed()], x, y)}Z`;
 }
 
 // The values of curves at a recorded x, the largest first.

@@ -1,4 +1,4 @@
-// What an opened cell shows: result, attempts, configuration, environment, log.
+// What an opened cell shows: result, attempts, log, configuration, environment.
 
 function detailsOf(cell, found) {
   if (!found) {
@@ -10,10 +10,10 @@ function detailsOf(cell, found) {
     make("p", { class: "mono muted" }, found.stages.map(([kind, key]) => `${kind} ${key}`).join("  ")),
     ...section("Result", list(Object.entries(found.metrics).map(([name, value]) => [name, shortNumber(asNumber(value), 6)]))),
     ...section("Attempts", attempts(found.attempts)),
+    ...section("End of the log", log(cell, found.log)),
     ...section("Configuration", list(Object.entries(found.settings).filter(([, value]) => value !== null).map(([name, value]) => [name, shown(value)]))),
     ...found.notes.map((note) => make("p", { class: "muted" }, note)),
     ...section("Environment", latest ? list(Object.entries(latest.environment).filter(([, value]) => value !== "")) : null),
-    ...section("End of the log", log(cell, found.log)),
   ];
 }
 

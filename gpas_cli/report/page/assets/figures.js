@@ -1,4 +1,8 @@
-// The figures of a grid: one over updates and one by layer, each with a choice of quantities and panels.
+// Figures: of each grid one over updates and one by layer, with a choice of quantities; and those of the papers.
+
+function makeChart(data) {
+  return data.heat_map ? new HeatMap(data) : new Chart(data);
+}
 
 class Figures {
   constructor(place, charts) {
@@ -23,13 +27,14 @@ class Explorer {
   constructor(charts) {
     this.what = make("select", { "aria-label": "Quantity", onchange: () => this.show() });
     this.panel = make("select", { "aria-label": "Panel", onchange: () => this.show() });
-    this.element = make("div", { class: "figure" }, make("div", { class: "tools" }, this.what, this.panel));
+    this.place = make("div");
+    this.element = make("div", { class: "figure" }, make("div", { class: "tools" }, this.what, this.panel), this.place);
     this.update(charts);
   }
 
   update(charts) {
     this.charts = charts;
-    choose(this.what, charts.map((one) => [one.what, one.chart.y]));
+    choose(this.what, charts.map((one) => [one.what, one.chart.heat_map || one.chart.y]));
     choose(this.panel, charts.map((one) => [one.panel, one.panel]));
     this.show();
   }
@@ -38,11 +43,39 @@ class Explorer {
     const fits = (one) => one.what === this.what.value && one.panel === this.panel.value;
     const found = this.charts.find(fits) ?? this.charts.find((one) => one.what === this.what.value);
     this.panel.value = found.panel;
-    if (this.chart) this.chart.update(found.chart);
+    const key = `${found.what} ${found.panel}`;
+    if (this.shown === key) this.chart.update(found.chart);
     else {
-      this.chart = new Chart(found.chart);
-      this.element.append(this.chart.element);
+      this.shown = key;
+      this.chart = makeChart(found.chart);
+      this.place.replaceChildren(this.chart.element);
     }
+  }
+}
+
+class PaperFigures {
+  constructor(place, figures) {
+    this.place = place;
+    this.panels = new Map();
+    this.update(figures);
+  }
+
+  update(figures) {
+    for (const figure of figures) {
+      if (!this.panels.has(figure.name)) this.add(figure);
+      const { charts, missing } = this.panels.get(figure.name);
+      figure.panels.slice(0, charts.length).forEach((panel, i) => charts[i].update(panel));
+      const cells = figure.missing === 1 ? "1 cell has" : `${figure.missing} cells have`;
+      missing.replaceChildren(...(figure.missing ? [`${cells} not recorded it yet: `, make("code", {}, figure.command)] : []));
+    }
+  }
+
+  add(figure) {
+    const charts = figure.panels.map(makeChart);
+    const missing = make("p", { class: "muted small" });
+    const panels = charts.map((one, i) => make("div", { class: "figure" }, figure.panels[i].title ? make("h4", {}, figure.panels[i].title) : null, one.element));
+    this.place.append(make("h3", {}, figure.heading), missing, make("div", { class: "figures" }, ...panels));
+    this.panels.set(figure.name, { charts, missing });
   }
 }
 

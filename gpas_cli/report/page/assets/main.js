@@ -6,7 +6,7 @@ class Page {
     this.figures = new Map();
     this.details = null;
     this.cells = new CellList(document.getElementById("cell-list"), data.cells, (cell) => this.readDetails(cell));
-    this.showFigures(data.grids);
+    this.showFigures(data);
     this.contents = new Contents();
     if (this.refresh) new Live(this.refresh, (newer) => this.update(newer));
   }
@@ -24,7 +24,7 @@ class Page {
       if (!document.getElementById(grid.anchor)) this.addGrid(grid);
       replaceHtml(document.querySelector(`#${CSS.escape(grid.anchor)} .summary`), grid.summary);
     }
-    this.showFigures(data.grids);
+    this.showFigures(data);
     this.cells.update(data.cells);
   }
 
@@ -32,16 +32,24 @@ class Page {
   addGrid(grid) {
     const title = make("h2", { id: `${grid.anchor}-title` }, grid.title);
     const parts = [title, make("div", { class: "summary" }), make("div", { class: "figures" })];
-    document.getElementById("cells").before(make("section", { id: grid.anchor, "aria-labelledby": title.id }, ...parts));
+    document.getElementById("figures").before(make("section", { id: grid.anchor, "aria-labelledby": title.id }, ...parts));
     this.contents.add(grid.anchor, grid.name);
   }
 
-  showFigures(grids) {
-    for (const grid of grids) {
+  showFigures(data) {
+    for (const grid of data.grids) {
       const figures = this.figures.get(grid.name);
       if (figures) figures.update(grid.charts);
       else this.figures.set(grid.name, new Figures(document.querySelector(`#${CSS.escape(grid.anchor)} .figures`), grid.charts));
     }
+    this.showPaperFigures(data.figures);
+  }
+
+  showPaperFigures(figures) {
+    const section = document.getElementById("figures");
+    section.hidden = document.querySelector('nav a[href="#figures"]').parentElement.hidden = !figures.length;
+    if (this.paper) this.paper.update(figures);
+    else this.paper = new PaperFigures(section, figures);
   }
 }
 
@@ -55,7 +63,7 @@ class Contents {
 
   add(id, name) {
     const link = make("a", { href: `#${id}` }, name);
-    document.querySelector("nav li:last-child").before(make("li", {}, link));
+    document.querySelector('nav a[href="#figures"]').parentElement.before(make("li", {}, link));
     this.links.set(id, link);
     this.watch.observe(document.getElementById(id));
   }

@@ -1,0 +1,139 @@
+"""The interactive figures as plain data: means with their deviations, thinned to what a screen can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.report.curves import Selection, curves
+from gpas_cli.report.figure import Figure, Line, make_figure
+from gpas_cli.report.labels import label_title
+from gpas_cli.report.page.limits import Limits
+from gpas_cli.report.page.thinning import thinned
+from gpas_cli.report.paper_figures import PaperFigure, declared_figures, make, request
+from gpas_cli.report.quantities import quantity
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.declared import Experiments, TableSpec
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.recorded import Recorded
+    from gpas_cli.report.series import CellCurve, Series
+
+# What is offered of each grid, the default first.
+KINDS: Mapping[str, Sequence[str]] = {
+    "updates": ("loss", "eval_perplexity", "eval_loss", "total_grad_norm", "lr", "tokens_per_second", "memory"),
+    "layers": (
+        *("activation_variance", "gate", "grad_norm", "weight_norm", "importance", "importance_score"),
+        *("angular_distance", "angular_distances"),
+    ),
+}
+
+
+def grid_charts(known: Recorded, entries: Sequence[Entry], spec: TableSpec, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Yield the plots of a grid: each quantity that was recorded, a panel for each column of its table."""
+    for kind, names in KINDS.items():
+        for selection in (Selection(quantity(name)) for name in names):
+            runs = curves(known.engine, entries[: limits.drawn_cells], selection, lambda entry: spec.over)
+            for panel, own in _panels(runs, spec):
+                drawn = chart(make_figure(own, selection, panel), limits)
+                yield {"kind": kind, "what": selection.quantity.name, "panel": panel, "chart": drawn}
+
+
+def _panels(runs: Sequence[CellCurve], spec: TableSpec) -> Iterator[tuple[str, list[CellCurve]]]:
+    """Yield the curves of each label of the table's column axis."""
+    found: dict[str, list[CellCurve]] = {}
+    for run in runs:
+        found.setdefault(label_title(spec.columns, run.entry.axes.get(spec.columns), {}), []).append(run)
+    yield from found.items()
+
+
+def paper_charts(
+    experiments: Experiments, known: Recorded, grids: Sequence[str], limits: Limits
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of the papers that the cells of these grids have recorded, at the papers' size or a toy's."""
+    for spec in declared_figures().values():
+        for grid in (spec.grid, spec.toy):
+            if grid in grids:
+                made = make(request(spec, experiments, grid), known)
+                if made.panels:
+                    yield _paper_figure(made, limits)
+
+
+def _paper_figure(made: PaperFigure, limits: Limits) -> dict[str, Any]:
+    return {
+        "name": f"{made.name}-{made.grid}",
+        "heading": made.heading,
+        "missing": len(made.missing),
+        "command": made.command,
+        "panels": [chart(panel, limits) for panel in made.panels],
+    }
+
+
+def chart(figure: Figure, limits: Limits) -> dict[str, Any]:
+    """Return one plot as plain data; of a heat map, a matrix for each series."""
+    drawn = figure.drawn[: limits.curves]
+    return {
+        "title": figure.title,
+        "x": figure.x,
+        "y": figure.y,
+        "log": figure.log,
+        "log_x": figure.log_x,
+        "layers": figure.layers,
+        "level": figure.level,
+        "bars": figure.has_bars,
+        "heat_map": figure.heat_map,
+        "note": figure.note,
+        "left_out": len(figure.drawn) - len(drawn),
+        "series": [_line(one, limits) if isinstance(one, Line) else _series(one, figure, limits) for one in drawn],
+    }
+
+
+def _series(series: Series, figure: Figure, limits: Limits) -> dict[str, Any]:
+    if figure.heat_map:
+        return _map(series, limits)
+    means = [(x, summary.mean, summary.std or 0.0) for x, summary in series.mean()]
+    final = series.final_norm()
+    return {
+        **_look(series),
+        "runs": len(series.runs),
+        "points": [_point(*point) for point in thinned(means, limits.points)],
+        "tails": [[_point(*point) for point in thinned(tail, limits.points)] for tail in series.tails()],
+        "marks": [_point(*mark) for run in series.runs for mark in run.marks],
+        "final": _rounded(final.mean) if final else None,
+    }
+
+
+def _map(series: Series, limits: Limits) -> dict[str, Any]:
+    """Return the rows of a heat map, from the lowest, with at most so many columns."""
+    columns = series.columns()
+    every = max(1, -(-len(columns) // limits.points))
+    rows = [[_rounded(value) for value in row[::every]] for row in series.matrix()]
+    return {**_look(series), "runs": len(series.runs), "columns": columns[::every], "rows": rows}
+
+
+def _line(line: Line, limits: Limits) -> dict[str, Any]:
+    """Return a line that no run has recorded; its band is [x, low, high]."""
+    return {
+        **_look(line),
+        "runs": 0,
+        "points": [_point(*point) for point in thinned(line.points, limits.points)],
+        "tails": [],
+        "marks": [],
+        "final": None,
+        "band": [[_rounded(value) for value in part] for part in thinned(line.band, limits.points)],
+        "form": line.form,
+    }
+
+
+def _look(one: Series | Line) -> dict[str, Any]:
+    return {"title": one.title, "colour": one.colour, "style": one.style, "shade": one.shade}
+
+
+def _point(x: float, y: float, std: float = 0.0) -> list[float]:
+    """Return [x, y], or [x, y, std] if there is a deviation."""
+    point = [int(x) if x == int(x) else _rounded(x), _rounded(y)]
+    return [*point, _rounded(std)] if std else point
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
