@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from gpas_cli.cli.console import AsJson, Yes, confirm, console, print_json, project
-from gpas_cli.errors import Exit
+from gpas_cli.cli.merge_view import merge_lines
+from gpas_cli.errors import Exit, GpasError
+from gpas_cli.permissions import explain
 from gpas_cli.words import count
 
-app = typer.Typer(help="Upgrade, check, rebuild or back up the results database.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
 
 
 @app.command()
@@ -74,3 +80,59 @@ def backup(as_json: AsJson = False) -> None:
     console().print(f"Backup: {made}", markup=False)
     if as_json:
         print_json(backup=str(made))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder to write to; it is created.")], as_json: AsJson = False
+) -> None:
+    """Write the database as Parquet files, one for each table, for pandas, polars, DuckDB or R.
+
+    Example: [bold]gpas db export results[/bold]
+    """
+    from gpas_cli.store.parquet import export_tables
+    from gpas_cli.store.refresh import results_of
+
+    with results_of(project()) as (engine, problem):
+        if problem:
+            console().print(problem, style="yellow", markup=False)
+        try:
+            files = export_tables(engine, folder)
+        except OSError as error:
+            raise GpasError(f"{folder}: the tables cannot be written: {explain(error)}") from error
+    for file in files:
+        console().print(f"{file.path}: {count(file.rows, 'row')}", markup=False)
+    if as_json:
+        print_json(files=[{"path": str(file.path), "rows": file.rows} for file in files])
+
+
+@app.command()
+def merge(
+    source: Annotated[Path, typer.Argument(help="The folder of the other project, or its run directories.")],
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Copy checkpoints, too; stages after a training need them.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Copy nothing; say what would be copied.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the results of another project into this one, for example those of another cluster.
+
+    A stage that has a result there and none here is copied with all its attempts, journals and logs, under new
+    numbers; `gpas why` shows where each comes from. A result that is here already is kept, and compared with the
+    other. Merging twice copies nothing. Exit code 4 if a run directory cannot be read.
+
+    Example: [bold]gpas db merge /mnt/other-cluster/gpas[/bold]
+    """
+    from gpas_cli.state.merging import Merge, run_directories
+    from gpas_cli.store.refresh import ingest
+
+    asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
+    stages = list(asked.stages())
+    for line in merge_lines(stages, dry_run):
+        console().print(line, markup=False)
+    if not dry_run and (problem := ingest(project())):
+        console().print(problem, style="yellow", markup=False)
+    if as_json:
+        print_json(stages=[asdict(stage) for stage in stages])
+    if any(stage.problem for stage in stages):
+        raise typer.Exit(Exit.FAILED)

@@ -255,6 +255,20 @@ class Forgetting(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Imported(Record):
+    """imported.json: the attempt was copied from another project by `user` at `t`.
+
+    `project` is the id of that project, `runs` where its run directories were, `number` that of the attempt there.
+    """
+
+    t: float
+    user: str
+    project: str
+    runs: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimRecord(Record):
     """claim.json: the submitter that will run a stage. The other fields are those of `state.claims.Claim`.
 

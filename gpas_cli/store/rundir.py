@@ -11,12 +11,12 @@ checkpoints/   one folder per checkpoint (`gpas_cli.checkpoints`)
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -156,8 +156,10 @@ def is_gone(path: Path) -> bool:
     return False
 
 
-def create_attempt(runs: Path, asked: AttemptRecord) -> AttemptDir:
+def create_attempt(runs: Path, asked: AttemptRecord, fill: Callable[[Path], None] | None = None) -> AttemptDir:
     """Create the next attempt at the stage `asked.key`, with its number in attempt.json, and return its directory.
+
+    `fill` is called with the folder before it gets its name, to put further files there.
 
     A single rename makes the complete directory appear under its number. It fails if another process has created that
     number meanwhile, so concurrent callers get different numbers, and no reader sees an attempt without its
@@ -168,6 +170,8 @@ def create_attempt(runs: Path, asked: AttemptRecord) -> AttemptDir:
     aside = stage / f".new-{os.urandom(8).hex()}"
     aside.mkdir()
     try:
+        if fill:
+            fill(aside)
         while True:
             taken = (*attempts(runs, asked.key), *forgotten_attempts(runs, asked.key))
             number = 1 + max((existing.number for existing in taken), default=0)
@@ -176,9 +180,7 @@ def create_attempt(runs: Path, asked: AttemptRecord) -> AttemptDir:
             if _rename(aside, target):
                 return AttemptDir(target)
     except BaseException:
-        with contextlib.suppress(OSError):
-            (aside / "attempt.json").unlink(missing_ok=True)
-            aside.rmdir()
+        shutil.rmtree(aside, ignore_errors=True)
         raise
 
 

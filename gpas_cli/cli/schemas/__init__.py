@@ -42,6 +42,8 @@ DOCUMENTS: dict[str, type] = {
     "db rebuild": upkeep.RebuiltJson,
     "db backup": upkeep.BackedUpJson,
     "db upgrade": upkeep.BackedUpJson,
+    "db export": upkeep.ExportedTablesJson,
+    "db merge": upkeep.MergedJson,
     "forget": upkeep.ForgottenJson,
     "doctor": upkeep.DiagnosisJson,
 }

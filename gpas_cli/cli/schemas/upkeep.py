@@ -125,3 +125,35 @@ class ForgottenJson(DocumentJson):
     """`gpas forget --json`."""
 
     stages: list[ForgottenStageJson]
+
+
+class ParquetFileJson(TypedDict):
+    """A file with the rows of one table of the database."""
+
+    path: str
+    rows: int
+
+
+class ExportedTablesJson(DocumentJson):
+    """`gpas db export --json`."""
+
+    files: list[ParquetFileJson]
+
+
+class MergedStageJson(TypedDict):
+    """What became of one stage of the other project."""
+
+    key: str
+    what: Literal["copied", "kept", "known", "busy", "unreadable"]
+    name: Annotated[str, "the name of its cell there"]
+    attempts: int
+    differs: Annotated[
+        list[str | float] | None, "a metric that differs from the kept one: its name, its value here, there"
+    ]
+    problem: str
+
+
+class MergedJson(DocumentJson):
+    """`gpas db merge --json`."""
+
+    stages: list[MergedStageJson]

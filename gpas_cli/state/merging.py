@@ -1,0 +1,172 @@
+"""Bring the results of another project's run directories into this one: `gpas db merge`.
+
+A stage that has a result there and none here is copied with all its attempts, under the next free numbers. The
+imported.json of a copy says where it comes from. A result that is here already is kept, and compared with the other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.permissions import explain, user_name
+from gpas_cli.state import locks
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, StageStatus
+from gpas_cli.state.submitters import claims_lock
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.records import Imported
+from gpas_cli.store.rundir import AttemptDir, all_stages, attempts, create_attempt, read_json, write_record
+from gpas_cli.store.snapshot import snapshot_path
+
+RECORD = "imported.json"
+CHECKPOINTS = "checkpoints"
+# Of a process that ran elsewhere, or of a stage that is no longer the same.
+LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", RECORD})
+NOT_COMPARED = ("second", "memory", "mfu")  # in names of metrics that differ between equal trainings
+
+
+@dataclass(frozen=True)
+class MergedStage:
+    """What became of one stage of the other project.
+
+    what: "copied", "kept" (it has a result here), "known" (it was copied before), "busy" (it is queued or running here)
+    or "unreadable". attempts: how many there are. differs: the name and both values, here and there, of a metric that
+    differs from the result that was kept. problem: why the stage cannot be read.
+    """
+
+    key: str
+    what: str
+    name: str = ""
+    attempts: int = 0
+    differs: tuple[str, float, float] | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How to merge. `there` are the other run directories, `checkpoints` whether to copy checkpoints, too.
+
+    dry_run: nothing is copied.
+    """
+
+    runs: Path
+    there: Path
+    checkpoints: bool = False
+    dry_run: bool = False
+    copied_code: set[str] = field(default_factory=set)
+
+    def stages(self) -> Iterator[MergedStage]:
+        """Copy stage by stage and yield what became of each. Stages without a result there are left out.
+
+        Raises GpasError if both folders are the same, OSError if a copy cannot be written.
+        """
+        if self.there.resolve() == self.runs.resolve():
+            raise GpasError(f"{self.there} has this project's own run directories")
+        view = SchedulerView(self.there)
+        for folder in all_stages(self.there):
+            found = observe(self.there, folder.name, view)
+            if found.state in RESULTS:
+                yield self._merge(folder.name, found)
+
+    def _merge(self, key: str, found: StageStatus) -> MergedStage:
+        try:
+            tried = attempts(self.there, key)
+            record = tried[-1].read_attempt()
+            name = f"{record.grid}/{record.name}"
+            with locks.locked(claims_lock(self.runs)):
+                own = observe(self.runs, key)
+                if own.state in ALIVE:
+                    return MergedStage(key, "busy", name, len(tried))
+                if own.state in RESULTS:
+                    return self._kept(key, name, tried, own, found)
+                if not self.dry_run:
+                    for attempt in tried:
+                        self._copy(attempt)
+        except UNREADABLE as error:
+            return MergedStage(key, "unreadable", problem=explain(error))
+        return MergedStage(key, "copied", name, len(tried))
+
+    def _kept(self, key: str, name: str, tried: list[AttemptDir], own: StageStatus, found: StageStatus) -> MergedStage:
+        contents = {_journal(attempt) for attempt in attempts(self.runs, key)}
+        what = "known" if all(_journal(attempt) in contents for attempt in tried) else "kept"
+        return MergedStage(key, what, name, len(tried), _difference(own.metrics, found.metrics))
+
+    def _copy(self, attempt: AttemptDir) -> None:
+        record = attempt.read_attempt()
+        origin = Imported(
+            t=time.time(),
+            user=user_name(os.getuid()),
+            project=_project_id(self.there),
+            runs=str(self.there.resolve()),
+            number=attempt.number,
+        )
+
+        def fill(aside: Path) -> None:
+            for path in _files(attempt.path, self.checkpoints):
+                target = aside / path.relative_to(attempt.path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+            write_record(aside / RECORD, origin)
+
+        create_attempt(self.runs, record, fill)
+        self._copy_code(record.code)
+
+    def _copy_code(self, code: str) -> None:
+        """Copy the snapshot of the code that the attempt ran, if it is there."""
+        source, target = snapshot_path(self.there, code), snapshot_path(self.runs, code)
+        if code and code not in self.copied_code and source.is_dir() and not target.exists():
+            shutil.copytree(source, target, symlinks=True)
+        self.copied_code.add(code)
+
+
+def run_directories(path: Path) -> Path:
+    """Return the run directories that `path` names: a project's folder, or the run directories themselves.
+
+    Raises GpasError if there are none.
+    """
+    for folder in (path / "runs", path):
+        if next(all_stages(folder), None) is not None:
+            return folder
+    raise GpasError(f"{path}: no run directories here; name the folder of a project, or its runs/")
+
+
+def _files(folder: Path, checkpoints: bool) -> Iterable[Path]:
+    """Yield the regular files of an attempt that travel. Links are left out: they may lead out of the project."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or path.name in LEFT or path.name.startswith("."):
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and (checkpoints or path.name != CHECKPOINTS):
+            yield from _files(path, checkpoints)
+
+
+def _journal(attempt: AttemptDir) -> bytes:
+    try:
+        return attempt.journal_path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _difference(here: Mapping[str, float], there: Mapping[str, float]) -> tuple[str, float, float] | None:
+    """Return the first metric, times apart, that differs in its first six digits."""
+    for name in here:
+        if name in there and not any(part in name for part in NOT_COMPARED):
+            own, other = float(here[name]), float(there[name])
+            if not (math.isclose(own, other, rel_tol=1e-6) or (math.isnan(own) and math.isnan(other))):
+                return name, own, other
+    return None
+
+
+def _project_id(runs: Path) -> str:
+    try:
+        return str(read_json(runs / ".project.json").get("id", ""))
+    except UNREADABLE:
+        return ""

@@ -1,0 +1,98 @@
+"""`gpas db merge` and `gpas db export`: results travel between projects, with where they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from face import TRAINED, Face, end
+
+from gpas_cli.store.rundir import attempts, stage_dir
+
+IN_JOURNAL = ("outcome", end("done", metrics={"perplexity": 8.0, "train_seconds": 2.0}))
+
+
+def other_project(face: Face) -> Path:
+    """Move the run directories made so far to a folder of another project, and return it."""
+    there = face.folder.parent / "there"
+    there.mkdir()
+    face.runs.rename(there / "runs")
+    for database in face.folder.glob("gpas.db*"):
+        database.unlink()
+    return there
+
+
+def test_results_come_with_all_attempts_and_their_origin(face: Face) -> None:
+    face.attempt("pre-s1")
+    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
+    (done.path / "checkpoints").mkdir()
+    (done.path / "checkpoints/weights").write_bytes(b"1234")
+    (done.path / "link.txt").symlink_to("/etc/hostname")
+    face.ended("pre-s2", "failed", cause="no luck")
+    face("sync")
+    there = other_project(face)
+    face.ended("pre-s1", "failed", cause="no luck")
+    said = face("db", "merge", str(there))
+    assert said.out.startswith("Copied 1 stage with 2 attempts: small/pre-s1\n")
+    copied = attempts(face.runs, done.key)
+    assert [attempt.read_attempt().number for attempt in copied] == [1, 2, 3]
+    assert sorted(path.name for path in copied[2].path.iterdir()) == [
+        "attempt.json", "imported.json", "journal.jsonl", "log.txt",
+    ]  # fmt: skip
+    origin = json.loads((copied[2].path / "imported.json").read_text())
+    assert origin["project"] == json.loads((there / "runs/.project.json").read_text())["id"]
+    assert (origin["runs"], origin["number"]) == (str(there / "runs"), 2)
+    assert "8.00" in face("table").out
+    assert face("db", "check").code == 0
+    assert face("db", "merge", str(there / "runs")).out == "Copied before: 1 stage\n"
+
+
+def test_checkpoints_travel_on_request_and_a_dry_run_copies_nothing(face: Face) -> None:
+    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
+    (done.path / "checkpoints").mkdir()
+    (done.path / "checkpoints/weights").write_bytes(b"1234")
+    there = other_project(face)
+    assert "Would copy 1 stage with 1 attempt" in face("db", "merge", str(there), "-n").out
+    assert not stage_dir(face.runs, done.key).exists()
+    face("db", "merge", str(there), "--checkpoints")
+    assert (attempts(face.runs, done.key)[0].path / "checkpoints/weights").read_bytes() == b"1234"
+
+
+def test_a_result_that_is_here_is_kept_and_compared(face: Face) -> None:
+    face.ended("pre-s1", "done", 8.0)
+    face.ended("pre-s2", "done", 4.0)
+    there = other_project(face)
+    face.attempt("pre-s1", *TRAINED, ("outcome", end("done", metrics={"perplexity": 8.0, "loss": 1.5})), log="other\n")
+    face.attempt("pre-s2", *TRAINED, ("outcome", end("done", metrics={"perplexity": 5.0, "loss": 1.5})), log="other\n")
+    said = face("db", "merge", str(there))
+    assert "Have the same result here: small/pre-s1" in said.out
+    assert "small/pre-s2: kept the result here, perplexity 5; the other one has 4" in said.out
+    assert "5.00" in face("table", "--where", "seed=2").out
+
+
+def test_what_cannot_be_merged_is_said(face: Face) -> None:
+    done = face.ended("pre-s1", "done", 8.0)
+    assert "this project's own run directories" in face("db", "merge", ".", expect=2).err
+    there = other_project(face)
+    (there / "runs" / done.relative / "attempt.json").write_text("{")
+    said = face("db", "merge", str(there), expect=4)
+    assert f"Cannot be read: {done.key}" in said.out
+    assert "no run directories here" in face("db", "merge", str(face.folder / "text"), expect=2).err
+
+
+def test_the_tables_of_the_database_become_parquet_files(face: Face) -> None:
+    face.ended("pre-s1", "done", float("nan"))
+    said = face("db", "export", "out", "--json").json
+    rows = {Path(file["path"]).stem: file["rows"] for file in said["files"]}
+    assert rows.keys() == {"stage", "attempt", "metric", "score", "curve", "layer_curve"}
+    assert rows["stage"] == rows["attempt"] == 1
+    metrics = pq.read_table("out/metric.parquet").to_pylist()
+    assert {row["name"] for row in metrics} == {"loss", "perplexity"}
+    assert next(row["value"] for row in metrics if row["name"] == "perplexity") != 0
+    (stage,) = pq.read_table("out/stage.parquet").to_pylist()
+    assert json.loads(stage["cell"])["size"]["hidden"] == 16
+    table = pq.read_table("out/attempt.parquet")
+    assert "journal_offset" not in table.column_names
+    assert table.schema.metadata[b"gpas_project"]
+    assert "cannot be written" in face("db", "export", "experiments.yaml", expect=2).err
