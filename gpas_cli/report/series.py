@@ -27,6 +27,7 @@ Points = tuple[tuple[float, float], ...]
 STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
 METHOD = ("norm", "gate")  # axes that form the first part of a title
 NAMED_METHOD = "method"  # the label of curves whose method has a title of its own
+METHOD_AXES = ("norm", "gate", "embed", "init", "family")  # which this title replaces
 PART = "part"  # the label of curves of a part of the network: W_q
 
 
@@ -54,8 +55,9 @@ class CellCurve:
     @property
     def labels(self) -> dict[str, Label]:
         """The labels that distinguish this curve's method from others."""
-        own = {axis: label for axis, label in self.entry.axes.items() if axis != self.over}
-        return {**({NAMED_METHOD: self.method} if self.method else own), **dict(self.variant)}
+        left_out = (self.over, *(METHOD_AXES if self.method else ()))
+        own = {axis: label for axis, label in self.entry.axes.items() if axis not in left_out}
+        return {**own, **({NAMED_METHOD: self.method} if self.method else {}), **dict(self.variant)}
 
 
 @dataclass(frozen=True)

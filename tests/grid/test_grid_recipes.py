@@ -35,7 +35,14 @@ CLIPPED = {
     "appendix-7b/pre": (1.0, 0.0),
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
-ON_C4 = [entry for entries in GRIDS.values() for entry in entries if entry.cell.data.source == "c4"]
+# Figures of other papers, with recipes of their own.
+OTHERS = {"curse-figure1", "spike-figures", "spike-13b"}
+ON_C4 = [
+    entry
+    for grid, entries in GRIDS.items()
+    for entry in entries
+    if entry.cell.data.source == "c4" and grid not in OTHERS
+]
 
 
 def size_of(entry: Entry) -> str:
@@ -102,3 +109,20 @@ def test_the_papers_clipping_for_7b_is_one_setting() -> None:
     cell = next(entry.cell for entry in GRIDS["appendix-7b"] if entry.name == "pre-gpas")
     other = replace(cell, optim=replace(cell.optim, clip_over="others"))
     assert other.key != cell.key
+
+
+def test_spike_no_more_has_the_recipe_of_its_table_4() -> None:
+    for entry in (*GRIDS["spike-figures"], *GRIDS["spike-13b"]):
+        optim = entry.cell.optim
+        large = entry.axes["size"] == "gpt-13b"
+        assert (optim.batch, optim.steps) == ((1024, 50_000) if large else (528, 35_000))
+        assert (optim.warmup, optim.beta2) == (0.05 * optim.steps, 0.95 if large else 0.999)
+        assert (optim.clip, optim.weight_decay, entry.cell.data.length) == (1.0, 0.01, 2048)
+    assert {entry.cell.optim.lr for entry in GRIDS["spike-13b"]} == {3e-4, 1e-4}
+    assert {entry.cell.optim.lr for entry in GRIDS["spike-figures"]} == {5e-4}
+
+
+def test_figure_4_of_the_curse_of_depth_is_the_pretraining_of_its_table_2() -> None:
+    table2 = {stage.key for entry in GRIDS["curse-table2"] for stage in entry.cell.stages}
+    assert {entry.key for entry in GRIDS["curse-figure4"]} <= table2
+    assert {entry.cell.optim.steps for entry in GRIDS["curse-figure1"]} == {10_000}
