@@ -13,6 +13,7 @@ from gpas_cli import __version__
 from gpas_cli.cli import (
     bench,
     cancel,
+    claims,
     data,
     db,
     doctor,
@@ -139,6 +140,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     INSPECT: {"status": status.status, "top": top.top, "logs": logs.logs, "explain": explain.explain},
     RESULTS: {
         "table": table.table,
+        "claims": claims.claims,
         "figure": figure.figure,
         "report": report.report,
         "serve": serve.serve,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from gpas_cli.grid.claim import Claim
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.grid.resources import ResourceSettings
 from gpas_cli.grid.scalar import Label, same
@@ -137,7 +138,8 @@ class Grid:
 @dataclass(frozen=True)
 class Experiments:
     """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `corpora` has the nodes of
-    the corpora in `catalogue`; `seeds` has those added beside the file, by grid."""
+    the corpora in `catalogue`; `seeds` has those added beside the file, by grid; `claims` are by name, each at the sizes
+    that it is declared for."""
 
     path: Path
     default: str
@@ -148,3 +150,4 @@ class Experiments:
     kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
     corpora: Mapping[str, Node] = field(default_factory=dict)
     seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)
+    claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
+from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
@@ -22,7 +23,7 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.size import SIZES, Size
 
 T = TypeVar("T")
-TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids")
+TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
 VERSION = 1
 
 
@@ -67,6 +68,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         kind_resources=kind_resources,
         corpora=read_mapping(parts.get("corpora"), (), []),
         seeds=seeds,
+        claims=read_claims(parts.get("claims"), read_mapping(parts.get("grids"), (), []), grids, problems),
     )
     problems.extend(check(experiments) if check else ())
     if problems:

@@ -91,13 +91,13 @@ def _names_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem])
     before = len(problems)
     for include in grid.include:
         if include.grid in grids:
-            _check_include(include, _labels(grids, grids[include.grid]), grid, problems)
+            _check_include(include, labels_of(grids, grids[include.grid]), grid, problems)
     if grid.table is not None:
-        _check_table(grid, _labels(grids, grid), problems)
+        _check_table(grid, labels_of(grids, grid), problems)
     return len(problems) == before
 
 
-def _labels(grids: Mapping[str, Grid], grid: Grid) -> AxisLabels:
+def labels_of(grids: Mapping[str, Grid], grid: Grid) -> AxisLabels:
     """Return the labels of every axis of the grid and of those it includes."""
     found: AxisLabels = {}
     for part in _reached(grids, grid):

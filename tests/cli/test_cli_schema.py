@@ -36,6 +36,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
     "explain": [(("explain", "pre-gpas-s1", "post-s1"), Exit.DONE)],
     "table": [(("table", "small"), Exit.DONE), (("table", "shares"), Exit.DONE)],
+    "claims": [(("claims", "gate-lowers"), Exit.DONE), (("claims",), Exit.DONE)],
     "sync": [(("sync",), Exit.DONE)],
     "data prepare": [(("data", "prepare", "--workers", "1"), Exit.DONE)],
     "data status": [(("data", "status"), Exit.DONE)],

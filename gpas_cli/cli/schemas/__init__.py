@@ -3,6 +3,7 @@
     cells.py       cells: their states, what they are, where a number comes from
     plans.py       plans and results of runs
     tables.py      tables, figures, exported networks
+    claims.py      verdicts on claims
     upkeep.py      the text, the database, the machine
     jsonschema.py  a type of these -> JSON Schema
 
@@ -13,7 +14,7 @@ new one; new fields may come at any time.
 
 from __future__ import annotations
 
-from gpas_cli.cli.schemas import cells, plans, tables, upkeep
+from gpas_cli.cli.schemas import cells, claims, plans, tables, upkeep
 
 DOCUMENTS: dict[str, type] = {
     "plan": plans.PlanJson,
@@ -31,6 +32,7 @@ DOCUMENTS: dict[str, type] = {
     "table": tables.TableJson,
     "figure": tables.FigureJson,
     "figure paper": tables.PaperFiguresJson,
+    "claims": claims.ClaimsJson,
     "export": tables.ExportedJson,
     "evaluate": tables.EvaluatedJson,
     "sync": upkeep.SyncedJson,

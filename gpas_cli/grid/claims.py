@@ -1,0 +1,338 @@
+"""Read `claims:`, the statements that `gpas claims` checks, and check the grids and labels that they name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gpas_cli.errors import Problem, nearest
+from gpas_cli.grid.claim import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Source
+from gpas_cli.grid.declared import Grid
+from gpas_cli.grid.document import Mark, Node
+from gpas_cli.grid.names import name_fault
+from gpas_cli.grid.read import AxisLabels, check_choice, read_where
+from gpas_cli.grid.readers import (
+    add_problem,
+    read_list,
+    read_mapping,
+    read_sentence,
+    read_text,
+    read_text_mapping,
+    read_texts,
+)
+from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.settings import label
+from gpas_cli.grid.validate import labels_of
+from gpas_cli.spec.parse import SettingPath
+
+OUTER_KEYS = ("statement", "source", "parts", "toy")
+COMPARISON_KEYS = (
+    *("grids", "subject", "against", "value", "compare", "expect", "by", "over", "across", "test"),
+    *("published", "printed"),
+)
+KINDS = ("difference", "ratio", "value")
+TESTS = (PAIRED_T, EACH_RUN)
+# Words for `expect` by kind of comparison: which side of the neutral number the effect is on.
+SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
+BOUNDS = ("below", "above", "between")
+TAKES = ("mean", "max", "min", "first", "last", "slope", "log-slope", "early-change", "share-positive", "count")
+LAYER_GROUPS = ("all", "first", "later", "shallower", "deeper", "pre", "post")
+UPDATES = ("last", "all")
+
+Layer = tuple[SettingPath, dict[str, Node]]  # settings of a comparison, and where they stand
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What names are checked against: the names of the file's grids, None for the claims of papers, and valid grids."""
+
+    names: Collection[str] | None
+    grids: Mapping[str, Grid]
+    problems: list[Problem]
+
+
+def read_claims(
+    node: Node | None, names: Collection[str] | None, grids: Mapping[str, Grid], problems: list[Problem]
+) -> dict[str, tuple[Claim, ...]]:
+    """Return the claims by name, each at the size of its grids and, if it has `toy`, at toy size.
+
+    `names` are those of the grids that the file declares, of which `grids` are valid; None leaves the names of grids
+    and labels unchecked. Claims with a problem are left out.
+    """
+    context = _Context(names, grids, problems)
+    found: dict[str, tuple[Claim, ...]] = {}
+    for name, child in read_mapping(node, ("claims",), problems).items():
+        before = len(problems)
+        claims = _read_claim(name, child, context)
+        if len(problems) == before:
+            found[name] = claims
+    return found
+
+
+def _read_claim(name: str, node: Node, context: _Context) -> tuple[Claim, ...]:
+    path: SettingPath = ("claims", name)
+    mark = node.key or node.mark
+    if name_fault(name):
+        add_problem(context.problems, path, name_fault(name).replace("a grid's", "a claim's"), mark)
+    parts = read_mapping(node, path, context.problems, (*OUTER_KEYS, *COMPARISON_KEYS))
+    if "statement" not in parts and isinstance(node.value, dict):
+        add_problem(context.problems, path, "needs 'statement': what is claimed, in a sentence", mark)
+    statement = read_sentence(parts.get("statement"), (*path, "statement"), context.problems)
+    source = _read_source(parts.get("source"), (*path, "source"), context.problems)
+    own = (path, {key: child for key, child in parts.items() if key in COMPARISON_KEYS})
+    listed = _read_parts(parts.get("parts"), (*path, "parts"), context.problems)
+    layers = [[own, part] for part in listed] or [[own]]
+    claims = []
+    if "toy" not in parts or "grids" in own[1] or any("grids" in part for _, part in listed):
+        claims.append(Claim(name, statement, _read_all(layers, node, context), source, False, mark))
+    if "toy" in parts:
+        claims.append(Claim(name, statement, _read_toy(parts["toy"], path, own, listed, context), source, True, mark))
+    return tuple(claims)
+
+
+def _read_toy(
+    node: Node, path: SettingPath, own: Layer, listed: list[Layer], context: _Context
+) -> tuple[Comparison, ...]:
+    """Return the comparisons at toy size: those of the claim with the settings of `toy`, or the parts of `toy`."""
+    path = (*path, "toy")
+    parts = read_mapping(node, path, context.problems, ("parts", *COMPARISON_KEYS))
+    settings = (path, {key: child for key, child in parts.items() if key != "parts"})
+    toys = _read_parts(parts.get("parts"), (*path, "parts"), context.problems)
+    if toys:
+        layers = [[own, settings, part] for part in toys]
+    else:
+        layers = [[own, part, settings] for part in listed] or [[own, settings]]
+    return _read_all(layers, node, context)
+
+
+def _read_parts(node: Node | None, path: SettingPath, problems: list[Problem]) -> list[Layer]:
+    return [
+        ((*path, place), read_mapping(item, (*path, place), problems, ("says", *COMPARISON_KEYS)))
+        for place, item in enumerate(read_list(node, path, problems), 1)
+    ]
+
+
+def _read_source(node: Node | None, path: SettingPath, problems: list[Problem]) -> Source:
+    if node is not None and isinstance(node.value, str):
+        return Source(where=read_sentence(node, path, problems))
+    parts = read_mapping(node, path, problems, ("paper", "where", "quote"))
+    return Source(
+        paper=read_text(parts.get("paper"), (*path, "paper"), problems),
+        where=read_sentence(parts.get("where"), (*path, "where"), problems),
+        quote=read_sentence(parts.get("quote"), (*path, "quote"), problems),
+    )
+
+
+def _read_all(layers: list[list[Layer]], node: Node, context: _Context) -> tuple[Comparison, ...]:
+    return tuple(_Reader(over, node, context).comparison() for over in layers)
+
+
+class _Reader:
+    """Reads one comparison from layers of settings; later layers replace the settings of earlier ones."""
+
+    def __init__(self, layers: list[Layer], node: Node, context: _Context):
+        self.parts = {key: child for _, layer in layers for key, child in layer.items()}
+        self.paths = {key: (*path, key) for path, layer in layers for key in layer}
+        self.own = layers[-1][0]
+        self.mark = node.key or node.mark
+        self.context = context
+        self.problems = context.problems
+
+    def comparison(self) -> Comparison:
+        grids = self._grids()
+        labels = self._labels(grids)
+        subject = self._condition("subject", labels)
+        against = {axis: chosen[0] for axis, chosen in self._condition("against", labels, single=True).items()}
+        compare = self._choice("compare", KINDS, "difference" if against else "value")
+        if (compare == "value") == bool(against):
+            words = "needs 'against': the labels of the base" if not against else "compares values, without 'against'"
+            self._problem("compare", words)
+        low, high = self._bounds(compare)
+        return Comparison(
+            says=read_sentence(self.parts.get("says"), self._path("says"), self.problems),
+            grids=grids,
+            subject=subject,
+            value=self._feature(),
+            against=against,
+            compare=compare,
+            low=low,
+            high=high,
+            by=self._axes("by", labels),
+            over=self._over(labels),
+            across=self._across(labels),
+            test=self._choice("test", TESTS, PAIRED_T),
+            published=read_text_mapping(self.parts.get("published"), self._path("published"), self.problems),
+            printed=self._number(self.parts["printed"], "printed") if "printed" in self.parts else None,
+            mark=self.mark,
+        )
+
+    def _path(self, key: str) -> SettingPath:
+        return self.paths.get(key, (*self.own, key))
+
+    def _problem(self, key: str, message: str, at: Node | Mark | None = None) -> None:
+        node = self.parts.get(key)
+        add_problem(self.problems, self._path(key), message, at or (node if node is not None else self.mark))
+
+    def _grids(self) -> tuple[str, ...]:
+        names = read_texts(self.parts.get("grids"), self._path("grids"), self.problems)
+        if not names:
+            self._problem("grids", "is required: the grids whose cells are compared")
+        known = self.context.names
+        for name in names:
+            if known is not None and name not in known:
+                self._problem("grids", f"no grid '{name}'; {nearest(name, known)}")
+        return names
+
+    def _labels(self, names: tuple[str, ...]) -> AxisLabels | None:
+        """Return the labels of the grids by axis; None if they are not checked or a grid is not valid."""
+        declared = self.context.grids
+        if self.context.names is None or any(name not in declared for name in names):
+            return None
+        found: AxisLabels = {}
+        for name in names:
+            for axis, labels in labels_of(declared, declared[name]).items():
+                found[axis] = (*found.get(axis, ()), *labels)
+        return found
+
+    def _condition(self, key: str, labels: AxisLabels | None, *, single: bool = False) -> dict[str, tuple[Label, ...]]:
+        node = self.parts.get(key)
+        path = self._path(key)
+        if labels is not None:
+            where = read_where(node, path, labels, self.problems, self.mark)
+            found = {axis: chosen for axis, _, chosen in where.terms}
+        else:
+            listed = {
+                axis: child.value if isinstance(child.value, tuple) else (child,)
+                for axis, child in read_mapping(node, path, self.problems).items()
+            }
+            found = {axis: tuple(label(child, axis) for child in nodes) for axis, nodes in listed.items()}
+        for axis, chosen in found.items():
+            if single and len(chosen) > 1:
+                self._problem(key, f"{axis} has {len(chosen)} labels; a base has one")
+        return found
+
+    def _choice(self, key: str, valid: Collection[str], default: str) -> str:
+        chosen = read_text(self.parts.get(key), self._path(key), self.problems, default)
+        if chosen not in valid:
+            self._problem(key, f"unknown word '{chosen}'; {nearest(chosen, valid)}")
+        return chosen
+
+    def _axes(self, key: str, labels: AxisLabels | None) -> tuple[str, ...]:
+        names = read_texts(self.parts.get(key), self._path(key), self.problems)
+        for name in names:
+            self._check_axis(key, name, labels)
+        return names
+
+    def _check_axis(self, key: str, name: str, labels: AxisLabels | None) -> None:
+        if labels is not None and name not in labels:
+            self._problem(key, f"no axis '{name}'; {nearest(name, labels)}")
+
+    def _over(self, labels: AxisLabels | None) -> str:
+        name = read_text(self.parts.get("over"), self._path("over"), self.problems, "seed")
+        self._check_axis("over", name, labels)
+        return name
+
+    def _across(self, labels: AxisLabels | None) -> tuple[str, Label, Label] | None:
+        """Read `across: {size: [350m, 1b]}`: an axis and two of its labels."""
+        node = self.parts.get("across")
+        if node is None:
+            return None
+        parts = read_mapping(node, self._path("across"), self.problems)
+        axis = next(iter(parts), "")
+        nodes = read_list(parts[axis], self._path("across"), self.problems) if parts else ()
+        if len(parts) != 1 or len(nodes) != 2:
+            self._problem("across", "is not an axis with two labels; write {size: [350m, 1b]}")
+            return None
+        self._check_axis("across", axis, labels)
+        valid = labels.get(axis) if labels is not None else None
+        path = (*self._path("across"), axis)
+        first, second = (check_choice(n, path, valid, self.problems) if valid else label(n, axis) for n in nodes)
+        return axis, first, second
+
+    def _bounds(self, compare: str) -> tuple[float, float]:
+        """Return the open interval of the effect that `expect` declares."""
+        node = self.parts.get("expect")
+        neutral = 1.0 if compare == "ratio" else 0.0
+        words = ("negative", "positive") if compare == "value" else ("lower", "higher")
+        if node is None:
+            self._problem("expect", f"is required: {', '.join(words)}, or a bound such as {{below: {neutral:g}}}")
+            return -math.inf, math.inf
+        if isinstance(node.value, str):
+            if node.value not in words:
+                self._problem("expect", f"unknown word '{node.value}'; {nearest(node.value, words)}")
+            return (-math.inf, neutral) if SIDES.get(node.value, 1) < 0 else (neutral, math.inf)
+        return self._declared_bounds(node, compare)
+
+    def _declared_bounds(self, node: Node, compare: str) -> tuple[float, float]:
+        parts = read_mapping(node, self._path("expect"), self.problems, BOUNDS)
+        if isinstance(node.value, dict) and len(parts) != 1:
+            self._problem("expect", "needs one of below, above and between")
+            return -math.inf, math.inf
+        low, high = -math.inf, math.inf
+        if "below" in parts:
+            high = self._number(parts["below"], "expect")
+        if "above" in parts:
+            low = self._number(parts["above"], "expect")
+        if "between" in parts:
+            ends = read_list(parts["between"], self._path("expect"), self.problems)
+            if len(ends) == 2:
+                low, high = (self._number(end, "expect") for end in ends)
+            else:
+                self._problem("expect", "between needs two numbers: [low, high]")
+        if not low < high:
+            self._problem("expect", f"{low:g} is not below {high:g}")
+        if compare == "ratio" and (low == 0 or high <= 0 or -math.inf < low < 0):
+            self._problem("expect", "the bounds of a ratio are above 0")
+        return low, high
+
+    def _number(self, node: Node, key: str) -> float:
+        if isinstance(node.value, bool) or not isinstance(node.value, int | float) or not math.isfinite(node.value):
+            self._problem(key, f"'{node.plain()}' is not a number", node)
+            return math.nan
+        return float(node.value)
+
+    def _feature(self) -> Feature:
+        node = self.parts.get("value")
+        if node is None:
+            return Feature(metric="perplexity")
+        if isinstance(node.value, str):
+            return Feature(metric=node.value)
+        path = self._path("value")
+        parts = read_mapping(node, path, self.problems, ("curve", "take", "layers", "updates"))
+        if "curve" not in parts and isinstance(node.value, dict):
+            self._problem("value", "needs 'curve', a name as in `gpas figure --what`; a metric is written as a word")
+        take = read_text(parts.get("take"), (*path, "take"), self.problems, "mean")
+        if take not in TAKES:
+            add_problem(self.problems, (*path, "take"), f"unknown word '{take}'; {nearest(take, TAKES)}", parts["take"])
+        return Feature(
+            curve=read_text(parts.get("curve"), (*path, "curve"), self.problems),
+            take=take,
+            layers=self._layers(parts.get("layers"), (*path, "layers")),
+            updates=self._updates(parts.get("updates"), (*path, "updates")),
+        )
+
+    def _layers(self, node: Node | None, path: SettingPath) -> tuple[str | int, ...]:
+        if node is None:
+            return ("all",)
+        items = node.value if isinstance(node.value, tuple) else (node,)
+        found: list[str | int] = []
+        for item in items:
+            if isinstance(item.value, int) and not isinstance(item.value, bool) and item.value > 0:
+                found.append(item.value)
+            elif item.value in LAYER_GROUPS:
+                found.append(str(item.value))
+            else:
+                hint = nearest(item.plain(), LAYER_GROUPS)
+                add_problem(self.problems, path, f"'{item.plain()}' is no group of layers and no layer; {hint}", item)
+        return tuple(found)
+
+    def _updates(self, node: Node | None, path: SettingPath) -> str | int:
+        if node is None:
+            return "last"
+        if isinstance(node.value, int) and not isinstance(node.value, bool) and node.value >= 0:
+            return node.value
+        if node.value not in UPDATES:
+            hint = nearest(node.plain(), UPDATES)
+            add_problem(self.problems, path, f"'{node.plain()}' is neither an update nor last or all; {hint}", node)
+        return str(node.value)

@@ -1,0 +1,69 @@
+"""The claims of a file and of the papers, and their selection by name, grid, source and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
+from gpas_cli.grid.claim import Claim
+from gpas_cli.grid.claims import read_claims
+from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.document import read_document
+from gpas_cli.grid.readers import read_mapping
+from gpas_cli.report.papers import SOURCES
+
+FOLDER = Path(__file__).parents[1] / "papers" / "claims"
+
+Sizes = tuple[Claim, ...]  # a claim at paper size, at toy size, or both
+
+
+@cache
+def paper_claims() -> dict[str, Sizes]:
+    """Return the papers' claims by name, in the order of the papers. Raises InvalidExperiments for an invalid file."""
+    problems: list[Problem] = []
+    found: dict[str, Sizes] = {}
+    paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
+    for name in (name for name in SOURCES if name in paths):
+        parts = read_mapping(read_document(paths[name]), (), problems, ("claims",))
+        found |= read_claims(parts.get("claims"), None, {}, problems)
+    if problems:
+        raise InvalidExperiments(problems)
+    return found
+
+
+def all_claims(experiments: Experiments) -> dict[str, Sizes]:
+    """Return the claims of the file, then those of the papers; a claim of the file replaces one of the same name."""
+    return {**experiments.claims, **{k: v for k, v in paper_claims().items() if k not in experiments.claims}}
+
+
+def select_claims(
+    experiments: Experiments,
+    names: Sequence[str] = (),
+    *,
+    grids: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    toy: bool | None = None,
+) -> list[Claim]:
+    """Return the claims with one of the names, about one of the grids, from one of the sources, at toy size or not.
+
+    Without names, claims of papers whose grids the file does not declare are left out. Raises GpasError with the
+    nearest name for an unknown name, grid or source.
+    """
+    known = all_claims(experiments)
+    _check("claim", names, known)
+    _check("grid", grids, experiments.grids)
+    _check("source", sources, [claim.source.paper for sizes in known.values() for claim in sizes])
+    chosen = [claim for name in names or known for claim in known[name]]
+    chosen = [claim for claim in chosen if names or all(grid in experiments.grids for grid in claim.grids)]
+    chosen = [claim for claim in chosen if not grids or set(grids) & set(claim.grids)]
+    chosen = [claim for claim in chosen if not sources or claim.source.paper in sources]
+    return [claim for claim in chosen if toy is None or claim.toy is toy]
+
+
+def _check(what: str, given: Sequence[str], valid: Iterable[str]) -> None:
+    known = [name for name in dict.fromkeys(valid) if name]
+    for name in given:
+        if name not in known:
+            raise GpasError(f"no {what} '{name}'; {nearest(name, known)}")

@@ -1,0 +1,179 @@
+"""A claim + what is recorded -> `Verdict`: supported, contradicted or undecided, as a whole and for each part.
+
+A part is one comparison at one combination of the labels on its axes `by`. It is supported if its p value for lying
+inside the claimed interval, adjusted by Holm over the parts of the claim, is at most 0.05, and contradicted if that for
+lying outside is. The claim is contradicted if a part is. It is supported if the own p value of every part is at most
+0.05: all must hold, so that this needs no correction (an intersection-union test). One seed never decides, except where
+the claim is about each run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
+from gpas_cli.grid.scalar import Label
+from gpas_cli.report.claims.commands import command, missing
+from gpas_cli.report.claims.pairs import Group, groups
+from gpas_cli.report.claims.significance import SIGN, Assessed, sign_test, t_test
+from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
+from gpas_cli.report.labels import facts, label_title, scheme_titles
+from gpas_cli.report.papers import published
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.spec.downstream import base_name, headline
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+LEVEL = 0.95
+ALPHA = 0.05
+POWER = 0.8
+
+
+def evaluate(claim: Claim, known: Recorded) -> Verdict:
+    """Return the verdict on `claim` from the entries, states and results in `known`.
+
+    Raises GpasError where two cells could be the subject or the base of the same seed, or a cell has not the stage that
+    reports the value.
+    """
+    absent = [grid for grid in claim.grids if all(entry.grid != grid for entry in known.entries)]
+    if absent:
+        return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
+    parts = [_part(comparison, group, known) for comparison in claim.comparisons for group in groups(comparison, known)]
+    parts = _titled(_decided(parts), known)
+    verdict = _whole(claim, parts)
+    lost = missing(parts)
+    made = Verdict(claim, verdict, tuple(parts), lost, reason=_reason(claim, parts))
+    return replace(made, command=command(made))
+
+
+def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
+    part = Part(comparison, group.labels, "", group.pairs, test=comparison.test)
+    part = replace(part, published=_published(comparison, group))
+    if group.unpaired and not group.pairs:
+        return replace(part, reason=f"{group.unpaired[0].id} has no base in {', '.join(comparison.grids)}")
+    effects = list(part.effects().values())
+    if not effects:
+        return part
+    if comparison.test == EACH_RUN:
+        return _each_run(part)
+    low, high = part.bounds()
+    finite = all(math.isfinite(effect) for effect in effects)
+    tested = t_test(effects, low, high, LEVEL) if finite else sign_test(effects, low, high)
+    part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=_why_untested(effects, tested))
+    if tested.mean is None:
+        return part
+    return replace(
+        part, effect=part.shown(tested.mean), interval=_interval(part, tested), needed=_needed(part, tested.mean)
+    )
+
+
+def _interval(part: Part, tested: Assessed) -> tuple[float, float] | None:
+    if tested.interval is None:
+        return None
+    low, high = tested.interval
+    return part.shown(low), part.shown(high)
+
+
+def _why_untested(effects: Sequence[float], tested: Assessed) -> str:
+    if tested.p is not None:
+        return "a run diverged, so that only signs count" if tested.name == SIGN else ""
+    if len(effects) == 1:
+        return "one seed: a test needs two or more"
+    return "the effects of all seeds are equal, so that their spread is unknown"
+
+
+def _each_run(part: Part) -> Part:
+    """Return the verdict of a claim about every run: one that violates it contradicts it, all of them support it."""
+    low, high = part.bounds()
+    effects = list(part.effects().values())
+    outside = sum(not low < effect < high for effect in effects)
+    verdict = CONTRADICTED if outside else SUPPORTED if len(effects) == len(part.pairs) else UNDECIDED
+    mean = math.fsum(effects) / len(effects) if all(map(math.isfinite, effects)) else None
+    reason = "decided by each run, without a test"
+    return replace(part, verdict=verdict, effect=None if mean is None else part.shown(mean), reason=reason)
+
+
+def _needed(part: Part, mean: float) -> int | None:
+    """Return the further seeds that a verdict needs, at least 1; None if that is unknown or more than thousands."""
+    from gpas_cli.report.power import seeds_needed
+
+    low, high = part.bounds()
+    crossed = [bound for bound in (low, high) if math.isfinite(bound)]
+    if not low < mean < high:
+        crossed = [low if mean <= low else high]
+    effects = list(part.effects().values())
+    further = [seeds_needed(effects, ALPHA, POWER, bound) for bound in crossed]
+    known = [number for number in further if number is not None]
+    return max(1, *known) if known and len(known) == len(further) else None
+
+
+def _decided(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with adjusted p values and verdicts."""
+    from gpas_cli.report.multiplicity import holm
+
+    tested = [replace(part, adjusted=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
+    if tested and all(part.inside is not None and part.inside <= ALPHA for part in tested):
+        return [replace(part, verdict=SUPPORTED) for part in tested]
+    return [replace(part, verdict=_verdict(part)) for part in tested]
+
+
+def _verdict(part: Part) -> str:
+    if part.p is None or part.adjusted is None or part.adjusted > ALPHA:
+        return part.verdict
+    return SUPPORTED if part.inside == part.p else CONTRADICTED
+
+
+def _whole(claim: Claim, parts: Sequence[Part]) -> str:
+    verdicts = {part.verdict for part in parts}
+    if CONTRADICTED in verdicts:
+        return CONTRADICTED
+    compared = {id(part.comparison) for part in parts}
+    complete = all(id(comparison) in compared for comparison in claim.comparisons)
+    # A part after Holm is decided too strictly for the whole: all parts must hold.
+    holds = [part.verdict == SUPPORTED or (part.inside is not None and part.inside <= ALPHA) for part in parts]
+    return SUPPORTED if parts and complete and all(holds) else UNDECIDED
+
+
+def _reason(claim: Claim, parts: Sequence[Part]) -> str:
+    if not parts:
+        return f"no cell of {', '.join(claim.grids)} is a subject of this claim"
+    return ""
+
+
+def _titled(parts: Sequence[Part], known: Recorded) -> list[Part]:
+    titles = scheme_titles(known.entries)
+    return [replace(part, title=_title(part, titles)) for part in parts]
+
+
+def _title(part: Part, titles: Mapping[Label, str]) -> str:
+    words = [label_title(axis, label, titles) or f"no {axis}" for axis, label in part.labels.items()]
+    return ", ".join([*([part.comparison.says] if part.comparison.says else []), *words])
+
+
+def _published(comparison: Comparison, group: Group) -> float | None:
+    """Return the effect that the source states, or that its table's numbers give."""
+    if comparison.printed is not None or not group.pairs or comparison.across is not None:
+        return comparison.printed
+    own, base = group.pairs[0].own, group.pairs[0].base
+    for source, name in comparison.published.items():
+        table = published(source, name)
+        value = table.value(_facts(own.status.entry, comparison))
+        if base is None or value is None:
+            return value
+        other = table.value(_facts(base.status.entry, comparison))
+        if other is None:
+            return None
+        return round(value - other, 6) if comparison.compare == "difference" else value / other
+    return None
+
+
+def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
+    """Return the labels by which papers print the number; a score is the average of the cell's tasks."""
+    section = entry.cell.parameters("downstream")
+    if section is None:
+        return facts(entry)
+    return {**facts(entry), "task": base_name(headline(section.tasks, comparison.value.metric))}

@@ -1,0 +1,110 @@
+"""The verdict on a claim and on its parts: data that `evaluate` makes, and commands and pages show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from gpas_cli.grid.claim import Claim, Comparison
+from gpas_cli.grid.scalar import Label
+from gpas_cli.report.claims.pairs import Pair
+from gpas_cli.report.entry_status import EntryStatus
+
+SUPPORTED = "supported"
+CONTRADICTED = "contradicted"
+UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison at one combination of labels.
+
+    effect, interval: the mean over seeds and its 95 % interval, in units of the value; of ratios, the geometric mean.
+    p: two-sided, for the side of the claimed interval on which the effect is; adjusted: by Holm over the parts. needed:
+    further seeds with which the test would decide with a probability of 80 %, if effect and spread stay. published: the
+    effect in the source.
+    """
+
+    comparison: Comparison
+    labels: Mapping[str, Label | None]
+    title: str
+    pairs: tuple[Pair, ...]
+    verdict: str = UNDECIDED
+    test: str = "t"
+    effect: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    inside: float | None = None
+    needed: int | None = None
+    published: float | None = None
+    reason: str = ""
+
+    @property
+    def n(self) -> int:
+        """The seeds with an effect."""
+        return len(self.effects())
+
+    def effects(self) -> dict[Hashable, float]:
+        """Return the effects by seed on the scale of the test: logarithms of ratios, infinite for a diverged run."""
+        return {pair.seed: pair.effect for pair in self.pairs if pair.effect is not None}
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the claimed interval on the scale of the test."""
+        low, high = self.comparison.low, self.comparison.high
+        if not self.comparison.logarithmic:
+            return low, high
+        return (math.log(low) if low > 0 else -math.inf), (math.log(high) if high < math.inf else math.inf)
+
+    def shown(self, effect: float) -> float:
+        """Return an effect on the scale of the test in units of the value: a ratio instead of its logarithm."""
+        return math.exp(effect) if self.comparison.logarithmic else effect
+
+    def diverged(self) -> int:
+        """Return the number of runs that diverged."""
+        return sum(one.diverged for pair in self.pairs for one in pair.measured)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a claim. `missing`: runs without the number; `command` runs them, or further seeds."""
+
+    claim: Claim
+    verdict: str
+    parts: tuple[Part, ...]
+    missing: tuple[EntryStatus, ...] = ()
+    command: str = ""
+    reason: str = ""
+
+    @property
+    def n(self) -> tuple[int, int]:
+        """The smallest and the largest number of seeds of a part."""
+        counts = [part.n for part in self.parts]
+        return min(counts, default=0), max(counts, default=0)
+
+    @property
+    def effects(self) -> tuple[float, float] | None:
+        """The smallest and the largest effect of a part."""
+        found = [part.effect for part in self.parts if part.effect is not None]
+        return (min(found), max(found)) if found else None
+
+    @property
+    def p(self) -> float | None:
+        """The largest p of a part that speaks for a supported claim, the smallest adjusted one against it otherwise."""
+        found = [part for part in self.parts if part.p is not None and part.adjusted is not None]
+        if not found or (self.verdict != CONTRADICTED and len(found) < len(self.parts)):
+            return None
+        if self.verdict == CONTRADICTED:
+            return min(part.adjusted or 0.0 for part in found if part.verdict == CONTRADICTED)
+        return max(part.inside or 0.0 for part in found)
+
+    @property
+    def needed(self) -> int | None:
+        """Further seeds with which every part would be decided; None if that cannot be said."""
+        wanted = [part.needed for part in self.parts if part.verdict == UNDECIDED]
+        return None if any(number is None for number in wanted) else max((n for n in wanted if n), default=None)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of parts by verdict."""
+        return {word: sum(part.verdict == word for part in self.parts) for word in (SUPPORTED, CONTRADICTED, UNDECIDED)}
