@@ -47,6 +47,14 @@ grids:
       norm: [lns]
       gate: [none]
       seed: [1, 2]
+claims:
+  gate-lowers:
+    statement: The gate lowers the perplexity of every scheme.
+    grids: [small]
+    subject: {gate: gpas}
+    against: {gate: none}
+    by: [norm]
+    expect: lower
 """
 
 
