@@ -52,7 +52,7 @@ claims:
     statement: The gate lowers the perplexity of every scheme.
     grids: [small]
     subject: {gate: gpas}
-    against: {gate: none}
+    against: {gate: "none"}
     by: [norm]
     expect: lower
 """
