@@ -138,8 +138,8 @@ class Grid:
 @dataclass(frozen=True)
 class Experiments:
     """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `corpora` has the nodes of
-    the corpora in `catalogue`; `seeds` has those added beside the file, by grid; `claims` are by name, each at the sizes
-    that it is declared for."""
+    the corpora in `catalogue`; `seeds` has those added beside the file, by grid; `claims` are by name, each at the
+    sizes that it is declared for."""
 
     path: Path
     default: str
