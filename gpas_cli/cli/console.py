@@ -214,8 +214,8 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     names, settings = _split(words)
     if settings and not names:
         raise GpasError(f"name the cell to apply {settings[0]} to")
-    usual = expand(experiments(), [experiments().default])
     everything = expand(experiments(), list(experiments().grids))
+    usual = [entry for entry in everything if entry.grid == experiments().default]
     named = {entry.name for entry in usual}
     return _varied([_find(usual if name in named else everything, name) for name in names], settings)
 

@@ -8,6 +8,7 @@
     validate   rules across grids: includes, and the labels that conditions and tables name
     trust      which plugin files may be executed
     settings   layers of settings: merging, labels, positions of problems
+    draft      cells during expansion: merged settings, and the product of axes
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels
     variant    variants of declared cells from settings on the command line
     seeds      seeds added beside the file, and the file that has them

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import Claim
 from gpas_cli.grid.document import Mark, Node
@@ -13,6 +14,9 @@ from gpas_cli.grid.resources import ResourceSettings
 from gpas_cli.grid.scalar import Label, same
 from gpas_cli.spec.cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
 
 AddedSeeds = Mapping[str, tuple[Node, ...]]  # name of a cell without its seed -> seeds
 
@@ -139,7 +143,7 @@ class Grid:
 class Experiments:
     """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `corpora` has the nodes of
     the corpora in `catalogue`; `seeds` has those added beside the file, by grid; `claims` are by name, each at the
-    sizes that it is declared for."""
+    sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
 
     path: Path
     default: str
@@ -151,3 +155,4 @@ class Experiments:
     corpora: Mapping[str, Node] = field(default_factory=dict)
     seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
+    expanded: dict[str, list[Entry]] = field(default_factory=dict, init=False, compare=False, repr=False)

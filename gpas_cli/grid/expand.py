@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, Experiments, Grid, Override, Value
+from gpas_cli.grid.declared import Condition, Experiments, Grid, Override
 from gpas_cli.grid.document import Node, mapping
+from gpas_cli.grid.draft import Draft, product_of
 from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.names import cell_name, family_name
 from gpas_cli.grid.read import fixed_labels
@@ -33,10 +33,11 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
     for name in wanted:
         if name not in experiments.grids:
             raise GpasError(f"no grid '{name}' in {experiments.path.name}; {nearest(name, experiments.grids)}")
-    expansion = Expansion(experiments)
+    expansion = Expansion(experiments, expanded=dict(experiments.expanded))
     entries = [entry for name in wanted for entry in expansion.grid(name)]
     if expansion.problems:
         raise InvalidExperiments(expansion.problems)
+    experiments.expanded.update(expansion.expanded)
     return entries
 
 
@@ -61,16 +62,6 @@ def cell_names(experiments: Experiments, grid: str) -> list[str]:
 
 
 @dataclass
-class Draft:
-    """A cell during expansion: its labels and its merged settings so far. `added`: its seed is beside the file."""
-
-    labels: dict[str, Label]
-    settings: Node
-    notes: tuple[str, ...] = ()
-    added: bool = False
-
-
-@dataclass
 class Expansion:
     """Expands each grid once, even if several include it, and collects problems."""
 
@@ -79,6 +70,9 @@ class Expansion:
     expanded: dict[str, list[Entry]] = field(default_factory=dict)
     reported: set[tuple[str, str]] = field(default_factory=set)
     made_resources: dict[tuple[str, str, str], Resources] = field(default_factory=dict)  # by grid, size and kind of job
+    # By `Draft.sections`, the first draft and what it became: in most grids, most cells differ in the seed alone.
+    cells: dict[object, tuple[Draft, Cell]] = field(default_factory=dict)
+    entries: dict[object, Entry] = field(default_factory=dict)
 
     def grid(self, name: str) -> list[Entry]:
         """Return the entries of the grid `name`."""
@@ -108,10 +102,10 @@ class Expansion:
 
     def drafts(self, grid: Grid) -> list[Draft]:
         """Return the product of the axes, extended by conditional axes and without excluded cells."""
-        drafts = _product([Draft(fixed_labels(grid.base), grid.base)], grid.axes)
+        drafts = product_of([Draft(fixed_labels(grid.base), grid.base)], grid.axes)
         for step in grid.when:
             matching = self.matching(step.where, drafts, "when", grid)
-            drafts = [new for d in drafts for new in (_product([d], step.axes) if id(d) in matching else [d])]
+            drafts = [new for d in drafts for new in (product_of([d], step.axes) if id(d) in matching else [d])]
         excluded: set[int] = set()
         for where in grid.exclude:
             excluded |= self.matching(where, drafts, "exclude", grid)
@@ -154,6 +148,16 @@ class Expansion:
 
     def cell(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
+        sections = draft.sections
+        seed = children(draft.settings).get("seed")
+        if sections in self.cells and seed is not None and type(seed.value) is int and 0 <= seed.value < 2**31:
+            return self.cells[sections][1].with_seed(seed.value)
+        cell = self.checked_cell(grid, draft)
+        if cell is not None and not cell.reads_seed:
+            self.cells[sections] = (draft, cell)  # with the draft, because the identities are those of its settings
+        return cell
+
+    def checked_cell(self, grid: Grid, draft: Draft) -> Cell | None:
         recipe = self.experiments.recipes.get(_size_name(draft.settings))
         settings = draft.settings
         if recipe is not None:
@@ -194,18 +198,27 @@ class Expansion:
         return list(entries.values())
 
     def entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
-        resources = self.resources(grid, draft.settings)
-        entry = Entry(
+        like = (grid.name, draft.sections)
+        if like not in self.entries:
+            self.entries[like] = self.checked_entry(grid, name, draft, cell)
+        return Entry(
             cell=cell,
             grid=grid.name,
             name=name,
             axes=draft.labels,
             cadence=grid.cadence,
             watch=grid.watch,
-            resources=resources,
+            resources=self.entries[like].resources,
+            kind_resources=self.entries[like].kind_resources,
             notes=draft.notes,
             declared=Declared(grid.name, draft.settings, self.experiments.corpora, draft.added),
         )
+
+    def checked_entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
+        """Return an entry with the resources of its jobs, after reporting what is wrong with them."""
+        resources = self.resources(grid, draft.settings)
+        declared = Declared(grid.name, draft.settings, self.experiments.corpora)
+        entry = Entry(cell=cell, grid=grid.name, name=name, axes=draft.labels, resources=resources, declared=declared)
         entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
         section = cell.parameters("finetune")
@@ -296,22 +309,6 @@ class Expansion:
     def broken(self) -> set[str]:
         """Return the grids without cells; the reason is reported where they are declared."""
         return {name for name, entries in self.expanded.items() if not entries}
-
-
-def _product(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
-    """Return each draft with each combination of values; the last axis varies fastest."""
-    return [_with(draft, axes, points) for draft in drafts for points in product(*(axis.points for axis in axes))]
-
-
-def _with(draft: Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> Draft:
-    chosen = [pair for axis, point in zip(axes, points, strict=True) for pair in zip(axis.names, point, strict=True)]
-    settings = draft.settings
-    labels = dict(draft.labels)
-    # Whole sections first, so that `gate.activation` changes the `gate` of the same cell in any order of the axes.
-    for name, value in sorted(chosen, key=lambda pair: pair[0].count(".")):
-        settings = put(settings, name.split("."), value.setting)
-    labels.update((name, value.label) for name, value in chosen)
-    return Draft(labels, settings, draft.notes)
 
 
 def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:

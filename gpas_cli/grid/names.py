@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from gpas_cli.grid.scalar import Label
 from gpas_cli.grid.settings import short
@@ -15,8 +16,15 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 def cell_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:
     """Return the labels of `axes`, joined: "pre-gpas-s1". `none` is omitted unless it is the only label."""
-    parts = [short(axis, labels[axis]) for axis in dict.fromkeys(axes) if axis in labels]
-    return "-".join(safe(part) for part in parts if part != "none") or "none"
+    parts = [_part(axis, labels[axis]) for axis in dict.fromkeys(axes) if axis in labels]
+    return "-".join([part for part in parts if part]) or "none"
+
+
+@lru_cache(maxsize=65536, typed=True)  # 1, 1.0 and True are equal, and have different names
+def _part(axis: str, label: Label) -> str:
+    """Return the part of a name that a label has, "" for `none`."""
+    part = short(axis, label)
+    return "" if part == "none" else safe(part)
 
 
 def family_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:

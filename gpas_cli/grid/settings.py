@@ -67,8 +67,10 @@ def _put(under: Node, path: Sequence[str], node: Node, section: str) -> Node:
     name, *rest = path
     entries = children(_as_mapping(under, section))
     inner = "-" if section else name
-    below = entries.get(name, mapping({}, node.mark, node.key))
-    return mapping({**entries, name: _put(below, rest, node, inner)}, under.mark, under.key)
+    if rest:
+        below = entries.get(name) or mapping({}, node.mark, node.key)
+        node = _put(below, rest, node, inner)
+    return mapping({**entries, name: node}, under.mark, under.key)
 
 
 def nested(flat: Node, problems: list[Problem], path: tuple[str, ...]) -> Node:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Mark, Node, mapping, parse_document
+from gpas_cli.grid.draft import Draft
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.expand import Draft, Expansion
+from gpas_cli.grid.expand import Expansion
 from gpas_cli.grid.names import safe
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.scalar import Label, resolve, spelled

@@ -76,6 +76,16 @@ def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
     return jobs
 
 
+def stage_keys(entries: Iterable[Entry]) -> set[str]:
+    """Return the keys of `stage_jobs`, without making the jobs."""
+    cells = [entry.cell for entry in entries]
+    keys = {stage.key for cell in cells for stage in cell.stages}
+    while cells:
+        cells = [teacher for cell in cells if (teacher := cell.teacher())]
+        keys |= {stage.key for cell in cells for stage in cell.stages}
+    return keys
+
+
 def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[StageJob]:
     teacher = cell.teacher()
     if teacher is not None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gpas_cli.errors import GpasError, Problem, UnknownCell
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import MIN_PREFIX_DIGITS
-from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.plan.stage_jobs import stage_jobs, stage_keys
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Catalogue, cell_from
 from gpas_cli.spec.parse import build
@@ -36,9 +36,9 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     With `claimed`, return only those that may be queued or running. Stages whose cell this version cannot read are
     skipped.
     """
-    keys = [path.name for path in all_stages(runs) if not claimed or (path / CLAIM).exists()]
-    known = stage_jobs(declared).keys() if keys else ()
-    unknown = [key for key in keys if key not in known]
+    paths = list(all_stages(runs))
+    known = stage_keys(declared) if paths else set()
+    unknown = [path.name for path in paths if path.name not in known and (not claimed or (path / CLAIM).exists())]
     view = SchedulerView(runs)
     return _distinct(_entry(facts_of(view, key), key, catalogue) for key in unknown)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,7 @@ from gpas_cli.spec.embed import EMBEDS, Embed
 from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
+from gpas_cli.spec.key import digest, hashed, text_around
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
@@ -27,7 +26,6 @@ from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
-KEY_VERSION = "gpas-cell-1"
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,33 @@ class Cell:
     def stages(self) -> tuple[Stage, ...]:
         """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it."""
         teacher = self.teacher()
-        first = _digest(self._without_later(for_key=True))
+        before, after = self._text_around_seed
+        first = hashed(f"{before}{self.seed}{after}")
         chain = [Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ())]
         for stage in self.later:
             trained = _last_training(chain).key
             spec = {"stage": stage.kind.name, "parent": trained, "spec": parse.plain(stage.parameters, for_key=True)}
-            chain.append(Stage(stage.kind, _digest(spec), (trained,)))
+            chain.append(Stage(stage.kind, digest(spec), (trained,)))
         return tuple(chain)
+
+    @cached_property
+    def _text_around_seed(self) -> tuple[str, str]:
+        """The text that the first stage's key hashes, before and after the seed. Cells that differ in it share both."""
+        return text_around(self._without_later(for_key=True), "seed")
+
+    @property
+    def reads_seed(self) -> bool:
+        """Whether a stage after pretraining may take settings from the seed."""
+        parameters = (stage.parameters for stage in self.later)
+        return any(hasattr(own, "in_cell") or hasattr(own, "problems_in") for own in parameters)
+
+    def with_seed(self, seed: int) -> Cell:
+        """Return the cell with another valid seed; no later stage may read it. Much faster than `replace`."""
+        made = object.__new__(type(self))
+        before = self._text_around_seed
+        made.__dict__.update(self.__dict__, seed=seed, _text_around_seed=before)
+        made.__dict__.pop("stages", None)
+        return made
 
     @property
     def trained(self) -> Stage:
@@ -127,11 +145,6 @@ LATER_STAGES = tuple(name for name, kind in STAGE_KINDS.items() if kind.paramete
 
 def _last_training(chain: Sequence[Stage]) -> Stage:
     return next(stage for stage in reversed(chain) if stage.declared.trains)
-
-
-def _digest(spec: Mapping[str, Any]) -> str:
-    text = json.dumps([KEY_VERSION, spec], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,9 @@ def _folders(path: Path, name: re.Pattern[str], skipped: list[str]) -> list[Path
     """Return the folders in `path` whose names match, sorted."""
     try:
         with os.scandir(path) as entries:
-            return sorted(path / e.name for e in entries if name.fullmatch(e.name) and _is_folder(e, skipped))
+            return [
+                path / n for n in sorted(e.name for e in entries if name.fullmatch(e.name) and _is_folder(e, skipped))
+            ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

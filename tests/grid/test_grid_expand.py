@@ -44,6 +44,30 @@ def test_an_expanded_cell_is_the_cell_written_out() -> None:
     assert entries[0].key == by_hand.key
 
 
+def test_cells_that_differ_in_the_seed_alone_are_the_cells_written_out() -> None:
+    axes = {"gate.activation": "[tanh, silu]", "gate": "[gpas]", "optim.lr": "[1e-3, 2e-3]", "seed": "[5, 1, 9]"}
+    entries = grid(cells(**axes) + "\noverride: [{where: {seed: 9}, set: {seed: 4}, why: to see}]")
+    assert len(entries) == 12
+    for entry in entries:
+        by_hand = cell_from(entry.cell.to_mapping())
+        assert (entry.cell, entry.key) == (by_hand, by_hand.key)
+        assert entry.cell.seed == {5: 5, 1: 1, 9: 4}[entry.axes["seed"]]
+        assert (entry.cell.model.gate.activation, entry.cell.optim.lr) == (
+            entry.axes["gate.activation"],
+            entry.axes["optim.lr"],
+        )
+
+
+def test_a_stage_that_takes_its_seed_from_the_cell_gets_each_seed() -> None:
+    entries = grid("base: {size: quickstart, data: quickstart, finetune: {}}\naxes: {seed: [5, 1]}")
+    assert [entry.cell.parameters("finetune").seed for entry in entries] == [5, 1]
+
+
+def test_a_wrong_seed_is_refused_after_valid_ones() -> None:
+    with pytest.raises(GpasError, match=re.escape("-1 is too small; at least 0")):
+        grid(cells(seed="[5, -1]"))
+
+
 @pytest.mark.parametrize(
     ("axes", "names"),
     [
