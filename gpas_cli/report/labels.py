@@ -7,12 +7,15 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.grid.scalar import Label
+from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.downstream import base_name, headline
 from gpas_cli.spec.embed import EMBEDS
-from gpas_cli.spec.family import Family
+from gpas_cli.spec.family import FAMILIES
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import LNS, SCHEMES
-from gpas_cli.spec.size import SIZES
+from gpas_cli.spec.size import SIZES, Size
+from gpas_cli.spec.stage import Metric
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
@@ -29,19 +32,55 @@ def facts(entry: Entry) -> dict[str, Label]:
     """Return the labels that papers use for this cell.
 
     They are read from the cell, not from the grid's labels: a grid may give a gate any name, and only the unmodified
-    71m is the papers' 71m. Axes that papers do not have keep the grid's label.
+    71m is the papers' 71m. Axes that papers do not have keep the grid's label. `data` is the text that the cell is
+    trained on, `text` the one that its perplexity is measured on, with the tokens of it (`measured`).
     """
-    model = entry.cell.model
+    cell = entry.cell
+    model = cell.model
     return {
         **entry.axes,
-        "size": _name_in(SIZES, model.size) if model.family == Family() else NO_MATCH,
+        "family": _name_in(FAMILIES, model.family),
+        "size": _name_in(SIZES, model.size),
+        "shape": describe_shape(model.size),
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),
         "init": model.init.preset,
-        "embed_std": model.init.embed_std,
-        "lr": entry.cell.optim.lr,
+        "std": describe_std(model),
+        "data": _name_of_corpus(cell.data),
+        "text": _name_of_corpus(cell.data) if cell.data.tokenizer == _tokenizer(cell.data) else NO_MATCH,
+        "depth": "full",
+        "lr": cell.optim.lr,
     }
+
+
+def measured(entry: Entry, column: Label, metric: Metric, *, by_task: bool) -> dict[str, Label]:
+    """Return the labels of what a number of the entry is measured on: its task, which is also its text.
+
+    column: the label of the number's column, a task if `by_task`; without a column for each task, metrics of tasks show
+    the last of them. Numbers that belong to no task have no further labels.
+    """
+    section = entry.cell.parameters("downstream")
+    if by_task:
+        task = base_name(str(column))
+    elif metric.by_task and section is not None:
+        task = base_name(headline(section.tasks, metric.name))
+    else:
+        return {}
+    return {"task": task, "text": task}
+
+
+def describe_shape(size: Size) -> str:
+    """Return layers, hidden width, FFN width and heads: "24x1024x4096x16"."""
+    return f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}"
+
+
+def describe_std(model: Model) -> str:
+    """Return "usual", or the standard deviations of the initialisation that differ from those of its preset."""
+    given = model.init
+    usual = usual_init(given.preset, model.family, model.size)
+    names = [name for name in ("std", "embed_std") if getattr(given, name) != getattr(usual, name)]
+    return ", ".join(f"{name}={getattr(given, name):g}" for name in names) or "usual"
 
 
 def describe_norm(model: Model) -> str:
@@ -94,6 +133,16 @@ def scheme_titles(entries: Sequence[Entry]) -> dict[Label, str]:
 
 def _name_in(named: Mapping[str, Any], value: object) -> str:
     return next((name for name, known in named.items() if known == value), NO_MATCH)
+
+
+def _name_of_corpus(data: Data) -> str:
+    """Return the name of the text that is read, whatever its rows and tokens."""
+    return next((name for name, known in CORPORA.items() if (known.source, known.path) == (data.source, data.path)), NO_MATCH)
+
+
+def _tokenizer(data: Data) -> str:
+    """Return the tokenizer with which papers and quickstart read the text of `data`."""
+    return CORPORA[_name_of_corpus(data)].tokenizer if _name_of_corpus(data) in CORPORA else NO_MATCH
 
 
 def _word(value: object) -> str:

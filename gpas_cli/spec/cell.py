@@ -337,7 +337,5 @@ def _parse_init(
     if family is not None and family.tied and size is not None:
         # The table is also the head: it starts with the small std of a head, and its last row is trained.
         values.setdefault("zero_last_row", False)
-        if values["preset"] == "small":
-            values.setdefault("embed_std", math.sqrt(2 / (5 * size.hidden)))
-        values.setdefault("embed_std", values.get("std", Init().std))
+        values.setdefault("embed_std", tied_std(values["preset"], size, values.get("std", Init().std)))
     return parse.build(Init, values, ("init",), problems)

@@ -5,14 +5,15 @@
       poster          the GPAS poster           spike_no_more    Spike No More
       code            the GPAS repository       raptr            RaPTr
 
-A table has rows with labels and one column axis; the labels in `where` apply to all of it. A row matches a cell that
-has every label of the row. A row without a label for the gate or the embedding means that it is unchanged.
+A table has rows with labels and one column axis; the labels in `where` apply to all of it, those in the source's
+`where` to all of its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of
+labels matches any of them. A row without a label for the gate, the embedding or the depth means that it is unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ from gpas_cli.errors import GpasError, nearest
 CellLabels = Mapping[str, Any]
 
 SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
-UNCHANGED = {"gate": "none", "embed": "plain"}
+UNCHANGED = {"gate": "none", "embed": "plain", "depth": "full"}
+# What says which experiment a number belongs to; of these, a row has what its source states.
+IDENTITY = ("family", "norm", "init", "data")
+NOT_COMPARED = ("size", "init", "std", "data", "text")  # with `as_if`: only the direction of effects is compared
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
 
 
@@ -37,10 +41,20 @@ class PublishedRow:
     deltas: tuple[float | None, ...] = ()
     stds: tuple[float | None, ...] = ()
 
-    def fits(self, labels: CellLabels) -> bool:
-        """Return whether a cell with these labels has every label of this row."""
-        cell = {**UNCHANGED, **labels}
-        return all(_same(cell.get(axis), label) for axis, label in {**UNCHANGED, **self.labels}.items())
+    def fits(self, labels: CellLabels, ignored: Collection[str] = ()) -> bool:
+        """Return whether a cell with these labels has every label of this row, apart from `ignored` axes."""
+        return has_labels(labels, {**UNCHANGED, **self.labels}, ignored)
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a reader must know about the numbers of the cells with the labels `where`: a misprint, an unstated choice.
+
+    Without labels it is about the whole table.
+    """
+
+    where: CellLabels
+    text: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,9 @@ class PublishedTable:
     better: "lower" or "higher". axis: the axis of the columns, "" if the table has one column.
     train_tokens: tokens that each column was trained on, if the source states it.
     as_if: the column in which every cell is looked up, whatever its own label: the paper's 71m beside a smaller model.
+    compared_as: our metric that the numbers are compared with, "" for any of the same family.
+    recipes: the names of the source's recipes by which the networks were trained. sizes: shape -> the source's name of
+    it, where that is not ours.
     """
 
     source: str
@@ -63,6 +80,10 @@ class PublishedTable:
     rows: tuple[PublishedRow, ...]
     train_tokens: tuple[int, ...] = ()
     as_if: str = ""
+    compared_as: str = ""
+    recipes: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    sizes: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, labels: CellLabels) -> float | None:
         """Return the printed number of the cell with these labels, None if there is none."""
@@ -81,15 +102,31 @@ class PublishedTable:
         column = self._column(labels)
         return self.train_tokens[column] if self.train_tokens and column is not None and not self.as_if else None
 
+    def remarks_for(self, labels: CellLabels) -> tuple[Remark, ...]:
+        """Return the remarks about the printed number of the cell with these labels."""
+        column = self._column(labels)
+        row = self._row(labels)
+        if row is None or column is None:
+            return ()
+        own = {**row.labels, **({self.axis: self.columns[column]} if self.axis else {})}
+        return tuple(remark for remark in self.remarks if has_labels(own, remark.where))
+
+    def in_own_words(self, labels: CellLabels) -> CellLabels:
+        """Return the labels with the size that the source calls a network of this shape."""
+        if not self.sizes or "shape" not in labels:
+            return labels
+        return {**labels, "size": self.sizes.get(labels["shape"])}
+
     def _column(self, labels: CellLabels) -> int | None:
         if not self.axis:
             return 0
-        wanted = self.as_if or labels.get(self.axis)
+        wanted = self.as_if or self.in_own_words(labels).get(self.axis)
         return next((i for i, label in enumerate(self.columns) if _same(label, wanted)), None)
 
     def _row(self, labels: CellLabels) -> PublishedRow | None:
         """Return the matching row; of several, the one with the most labels."""
-        fitting = [row for row in self.rows if row.fits(labels)]
+        cell = self.in_own_words(labels)
+        fitting = [row for row in self.rows if row.fits(cell, NOT_COMPARED if self.as_if else ())]
         return max(fitting, key=lambda row: len(row.labels), default=None)
 
 
@@ -106,7 +143,7 @@ def published(source: str, name: str) -> PublishedTable:
     table = _table(source, name)
     if as_if and not any(_same(label, as_if) for label in table.columns):
         raise GpasError(f"{source}: {name} has no column '{as_if}'; {nearest(as_if, map(str, table.columns))}")
-    return replace(table, as_if=as_if)
+    return replace(table, as_if=as_if, compared_as="") if as_if else table
 
 
 def tables(source: str) -> tuple[str, ...]:
@@ -126,8 +163,10 @@ def load(source: str) -> dict[str, Any]:
 
 @cache
 def _table(source: str, name: str) -> PublishedTable:
-    data = load(source)["tables"][name]
-    columns, where = data.get("columns", {}), data.get("where", {})
+    whole = load(source)
+    data = whole["tables"][name]
+    columns = data.get("columns", {})
+    where = {**whole.get("where", {}), **data.get("where", {})}
     return PublishedTable(
         source=source,
         name=name,
@@ -139,12 +178,26 @@ def _table(source: str, name: str) -> PublishedTable:
         columns=tuple(columns.get("labels", ())),
         rows=tuple(_row(row, where) for row in data["rows"]),
         train_tokens=tuple(data.get("train_tokens", ())),
+        compared_as=data.get("compared_as", ""),
+        recipes=tuple(data.get("recipes", ())),
+        remarks=tuple(Remark(remark.get("where", {}), remark["text"]) for remark in data.get("remarks", ())),
+        sizes={shape: name for name, shape in whole.get("sizes", {}).items()},
     )
 
 
 def _row(row: Mapping[str, Any], where: CellLabels) -> PublishedRow:
     numbers = {name: tuple(row[name]) for name in ("values", "deltas", "stds") if name in row}
     return PublishedRow({**where, **row["labels"]}, **numbers)
+
+
+def has_labels(cell: CellLabels, wanted: CellLabels, ignored: Collection[str] = ()) -> bool:
+    """Return whether a cell has each of the wanted labels; a list of labels stands for any of them."""
+    known = {**UNCHANGED, **cell}
+    return all(_is_one_of(known.get(axis), label) for axis, label in wanted.items() if axis not in ignored)
+
+
+def _is_one_of(label: object, wanted: object) -> bool:
+    return any(_same(label, one) for one in wanted) if isinstance(wanted, list) else _same(label, wanted)
 
 
 def _same(a: object, b: object) -> bool:
