@@ -23,7 +23,7 @@ def print_number(origin: NumberOrigin) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gpas_cli.report.notes import full_title
+    from gpas_cli.report.shown import full_title
 
     place = origin.place
     table = place.table

@@ -12,6 +12,7 @@ from gpas_cli.spec.downstream import base_name, headline
 from gpas_cli.spec.embed import EMBEDS
 from gpas_cli.spec.family import FAMILIES
 from gpas_cli.spec.gate import ACTIVATIONS, Gate
+from gpas_cli.spec.init import Init, usual_embed_std
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import LNS, SCHEMES
 from gpas_cli.spec.size import SIZES, Size
@@ -47,8 +48,8 @@ def facts(entry: Entry) -> dict[str, Label]:
         "embed": _name_in(EMBEDS, model.embed),
         "init": model.init.preset,
         "std": describe_std(model),
-        "data": _name_of_corpus(cell.data),
-        "text": _name_of_corpus(cell.data) if cell.data.tokenizer == _tokenizer(cell.data) else NO_MATCH,
+        "data": describe_corpus(cell.data),
+        "text": describe_text(cell.data),
         "depth": "full",
         "lr": cell.optim.lr,
     }
@@ -78,9 +79,10 @@ def describe_shape(size: Size) -> str:
 def describe_std(model: Model) -> str:
     """Return "usual", or the standard deviations of the initialisation that differ from those of its preset."""
     given = model.init
-    usual = usual_init(given.preset, model.family, model.size)
-    names = [name for name in ("std", "embed_std") if getattr(given, name) != getattr(usual, name)]
-    return ", ".join(f"{name}={getattr(given, name):g}" for name in names) or "usual"
+    embed_std = usual_embed_std(given.preset, given.std, model.size.hidden, tied=model.family.tied)
+    changed = {"std": given.std} if given.std != Init().std else {}
+    changed |= {"embed_std": given.embed_std} if given.embed_std != embed_std else {}
+    return ", ".join(f"{name}={value:g}" for name, value in changed.items()) or "usual"
 
 
 def describe_norm(model: Model) -> str:
@@ -135,14 +137,15 @@ def _name_in(named: Mapping[str, Any], value: object) -> str:
     return next((name for name, known in named.items() if known == value), NO_MATCH)
 
 
-def _name_of_corpus(data: Data) -> str:
+def describe_corpus(data: Data) -> str:
     """Return the name of the text that is read, whatever its rows and tokens."""
-    return next((name for name, known in CORPORA.items() if (known.source, known.path) == (data.source, data.path)), NO_MATCH)
+    return next((name for name, known in CORPORA.items() if known.source == data.source), NO_MATCH)
 
 
-def _tokenizer(data: Data) -> str:
-    """Return the tokenizer with which papers and quickstart read the text of `data`."""
-    return CORPORA[_name_of_corpus(data)].tokenizer if _name_of_corpus(data) in CORPORA else NO_MATCH
+def describe_text(data: Data) -> str:
+    """Return the name of the text if a perplexity on it is comparable: if it consists of the usual tokens."""
+    name = describe_corpus(data)
+    return name if name in CORPORA and CORPORA[name].tokenizer == data.tokenizer else NO_MATCH
 
 
 def _word(value: object) -> str:

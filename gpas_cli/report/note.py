@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Note:
     """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, external, origin,
-    override, published, budget or gains."""
+    override, published, compared, remark, recipe, budget or gains."""
 
     kind: str
     text: str

@@ -11,15 +11,16 @@ from typing import Any
 from gpas_cli.report.entry_status import EntryStatus
 from gpas_cli.report.note import Note
 from gpas_cli.report.papers import load
+from gpas_cli.report.published_notes import published_notes
 from gpas_cli.report.result import Result
-from gpas_cli.report.table import Row, Table, TableCell
+from gpas_cli.report.shown import full_title, place, shown_cells
+from gpas_cli.report.table import Table, TableCell
 from gpas_cli.spec.downstream import KNOWN_TASKS, base_name, task_title
-from gpas_cli.words import abbreviated, count, listed
+from gpas_cli.words import count, listed
 
 SIGNIFICANT = 0.05
 MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 NAMED = 3  # cells in one note
-SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ def notes(table: Table) -> tuple[Note, ...]:
         _scores,
         _externals,
         _overrides,
-        _published,
-        _budgets,
+        published_notes,
         _gains,
     )
     return tuple(note for make in makers for note in make(table))
@@ -59,16 +59,10 @@ def gains(table: Table) -> list[Gain]:
     """Return a gain for every cell where both we and a source have a number for the method and for its base."""
     return [
         Gain(full_title(table, row), table.columns[i].title, source, cell.delta.mean, printed.delta)
-        for row, i, cell in _cells(table)
+        for row, i, cell in shown_cells(table)
         for source, printed in (cell.printed or {}).items()
         if cell.delta is not None and printed.delta is not None
     ]
-
-
-def full_title(table: Table, row: Row) -> str:
-    """Return the row's title with that of its base: "Pre-LN + GPAS"."""
-    base = next((other for other in table.rows if row.indent and other.key == row.base), None)
-    return f"{base.title} {row.title}" if base else row.title
 
 
 def significant(cell: TableCell) -> bool:
@@ -77,34 +71,26 @@ def significant(cell: TableCell) -> bool:
     return delta is not None and delta.p is not None and delta.n >= MIN_PAIRS and delta.p < SIGNIFICANT
 
 
-def _cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
-    return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.statuses)
-
-
-def _where(table: Table, row: Row, column: int) -> str:
-    return f"{full_title(table, row)} {table.columns[column].title}"
-
-
 def _statuses(table: Table) -> list[EntryStatus]:
     """Return each entry once, with a number if it has one; with a column per task, an entry is in several cells."""
-    every = [s for _, _, cell in _cells(table) for s in cell.statuses]
+    every = [s for _, _, cell in shown_cells(table) for s in cell.statuses]
     return list({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
 def _seeds(table: Table) -> Iterator[Note]:
     over = table.spec.over
-    sizes = sorted({len(cell.statuses) for _, _, cell in _cells(table)})
+    sizes = sorted({len(cell.statuses) for _, _, cell in shown_cells(table)})
     if sizes and sizes[-1] > 1:
         number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
     elif sizes:
         yield Note("seeds", f"one {over} per cell: differences may be noise")
-    if any(cell.stderr is not None for _, _, cell in _cells(table)):
+    if any(cell.stderr is not None for _, _, cell in shown_cells(table)):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
 
 
 def _delta(table: Table) -> Iterator[Note]:
-    deltas = [cell for _, _, cell in _cells(table) if cell.delta is not None]
+    deltas = [cell for _, _, cell in shown_cells(table) if cell.delta is not None]
     if not deltas:
         return
     against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
@@ -123,7 +109,7 @@ def _delta(table: Table) -> Iterator[Note]:
 
 
 def _marks(table: Table) -> Iterator[Note]:
-    cells = [cell for _, _, cell in _cells(table)]
+    cells = [cell for _, _, cell in shown_cells(table)]
     if any(cell.mark for cell in cells):
         rest = "" if all(cell.complete for cell in cells) else " (unfinished cells are not ranked)"
         yield Note("marks", f"bold: best of its column; underlined: second best{rest}")
@@ -131,8 +117,8 @@ def _marks(table: Table) -> Iterator[Note]:
 
 def _diverged(table: Table) -> Iterator[Note]:
     part = [
-        _where(table, row, i)
-        for row, i, cell in _cells(table)
+        place(table, row, i)
+        for row, i, cell in shown_cells(table)
         if cell.summary is not None and any(s.state == "diverged" for s in cell.statuses)
     ]
     if part:
@@ -153,7 +139,7 @@ def _unfinished(table: Table) -> Iterator[Note]:
 def _runs(table: Table) -> list[EntryStatus]:
     """Return the status of each entry in each column, once if the column shows several metrics of it."""
     found: dict[tuple[str, object], EntryStatus] = {}
-    for _, i, cell in _cells(table):
+    for _, i, cell in shown_cells(table):
         for status in cell.statuses:
             place = (status.entry.id, table.columns[i].label)
             if place not in found or status.value is None:
@@ -187,8 +173,8 @@ def _few(statuses: Sequence[EntryStatus]) -> str:
 
 def _pairs(table: Table) -> Iterator[Note]:
     few = [
-        f"{_where(table, row, i)} ({cell.delta.n} of {len(cell.statuses)})"
-        for row, i, cell in _cells(table)
+        f"{place(table, row, i)} ({cell.delta.n} of {len(cell.statuses)})"
+        for row, i, cell in shown_cells(table)
         if cell.delta is not None and cell.delta.n < len(cell.statuses)
     ]
     if few:
@@ -197,8 +183,8 @@ def _pairs(table: Table) -> Iterator[Note]:
 
 def _bases(table: Table) -> Iterator[Note]:
     lone = [
-        _where(table, row, i)
-        for row, i, cell in _cells(table)
+        place(table, row, i)
+        for row, i, cell in shown_cells(table)
         if row.base is not None and cell.summary is not None and cell.delta is None
     ]
     if lone:
@@ -291,35 +277,6 @@ def _overrides(table: Table) -> Iterator[Note]:
             why.setdefault(reason, []).append(status.entry.name)
     for reason, names in why.items():
         yield Note("override", f"{listed(names, NAMED)}: {reason}")
-
-
-def _published(table: Table) -> Iterator[Note]:
-    used = {source for column in table.columns for source in column.sources}
-    for source, printed in table.published.items():
-        data = load(source)
-        where = f"{data['title']}, {printed.name}"
-        if source in used:
-            yield Note("published", f"{data['short']}: {where}: {printed.what}")
-            if printed.as_if:
-                yield Note(
-                    "published",
-                    f"{data['short']}: these are its {printed.as_if}; compare the differences, not the values",
-                )
-        else:
-            yield Note("published", f"{data['short']}: {where} has none of these cells")
-
-
-def _budgets(table: Table) -> Iterator[Note]:
-    """Note published numbers from a much longer or shorter training than ours."""
-    found: dict[str, None] = {}
-    for _, i, cell in _cells(table):
-        entry = cell.statuses[0].entry.cell
-        ours = entry.optim.rows * entry.data.length
-        for source, printed in (cell.printed or {}).items():
-            if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
-                budgets = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
-                found[f"{table.columns[i].title} was trained on {budgets}"] = None
-    yield from (Note("budget", text) for text in found)
 
 
 def _gains(table: Table) -> Iterator[Note]:

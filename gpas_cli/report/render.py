@@ -16,8 +16,9 @@ from gpas_cli.report.external import ExternalRow
 from gpas_cli.report.html_table import to_html
 from gpas_cli.report.latex import to_latex
 from gpas_cli.report.markdown import to_markdown
-from gpas_cli.report.notes import full_title, gains, notes
-from gpas_cli.report.table import Row, Table, TableCell
+from gpas_cli.report.notes import gains, notes
+from gpas_cli.report.shown import full_title
+from gpas_cli.report.table import Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 
 SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
@@ -133,7 +134,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
         "delta": {**vars(cell.delta), "interval": cell.interval} if cell.delta else None,
         "mark": cell.mark,
         "status": cell.status,
-        "published": {source: vars(printed) for source, printed in (cell.printed or {}).items()},
+        "published": {source: _json_printed(printed) for source, printed in (cell.printed or {}).items()},
         "runs": [
             {
                 "name": s.entry.id,
@@ -146,6 +147,16 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
             }
             for s in cell.statuses
         ],
+    }
+
+
+def _json_printed(printed: Printed) -> dict[str, Any]:
+    return {
+        "value": printed.value,
+        "delta": printed.delta,
+        "tokens": printed.tokens,
+        "deviations": [vars(one) for one in printed.deviations],
+        "remarks": [remark.text for remark in printed.remarks],
     }
 
 

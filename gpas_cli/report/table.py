@@ -18,11 +18,13 @@ from gpas_cli.report import stats
 from gpas_cli.report.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
 from gpas_cli.report.external import ExternalNetwork, Externals, external_rows
 from gpas_cli.report.grouping import group
-from gpas_cli.report.labels import RowKey, facts, label_title, row_title, scheme_titles
+from gpas_cli.report.labels import RowKey, facts, label_title, measured, row_title, scheme_titles
 from gpas_cli.report.metrics import metric
-from gpas_cli.report.papers import PublishedTable, published
+from gpas_cli.report.papers import PublishedTable, Remark, published
+from gpas_cli.report.papers.compared import compared_value
+from gpas_cli.report.papers.recipes import Deviation, deviations
 from gpas_cli.report.ranking import marks
-from gpas_cli.spec.downstream import base_name, headline, row_length, task_title
+from gpas_cli.spec.downstream import headline, row_length, task_title
 from gpas_cli.spec.stage import Metric, StageKind
 
 if TYPE_CHECKING:
@@ -31,11 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Printed:
-    """A published number for a cell, its difference from the published base, and the tokens it was trained on."""
+    """A published number for a cell, its difference from the published base, and the tokens it was trained on.
+
+    deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
+    """
 
     value: float
     delta: float | None = None
     tokens: int | None = None
+    deviations: tuple[Deviation, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,9 @@ def build(
     than the averaged axis, and for networks if the columns are not tasks.
     """
     sources = {source: published(source, name) for source, name in spec.published.items()}
-    what = what or metric(spec.value, stage_kinds(entries))
+    kinds = stage_kinds(entries)
+    what = what or metric(compared_value(spec.value, sources.values(), kinds), kinds)
+    spec = replace(spec, value=what.name)
     _check(entries, spec, what, sources)
     groups = group(entries, spec)
     labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
@@ -132,7 +141,7 @@ def build(
     cells = {}
     for key, row in plain.items():
         base = plain.get(bases[key]) if key in bases else None
-        cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, sources)
+        cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, what, sources)
     rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), what)
     columns = tuple(_column(label, i, rows, spec, sources, what) for i, label in enumerate(labels))
     externals = Externals() if networks is None else _externals(networks, entries, columns, spec, what)
@@ -261,25 +270,36 @@ def _with_printed(
     base: Sequence[TableCell] | None,
     labels: Sequence[Label],
     spec: TableSpec,
+    what: Metric,
     sources: Mapping[str, PublishedTable],
 ) -> list[TableCell]:
     bases = base or [TableCell()] * len(labels)
-    return [
-        replace(own, printed={name: p for name, t in sources.items() if (p := _printed(own, other, label, spec, t))})
-        for own, other, label in zip(row, bases, labels, strict=True)
-    ]
+    found = []
+    for own, other, label in zip(row, bases, labels, strict=True):
+        mine, theirs = (_labels(cell, label, spec, what) for cell in (own, other))
+        numbers = {name: _printed(own, table, mine, theirs) for name, table in sources.items()}
+        found.append(replace(own, printed={name: printed for name, printed in numbers.items() if printed}))
+    return found
 
 
-def _printed(own: TableCell, base: TableCell, label: Label, spec: TableSpec, table: PublishedTable) -> Printed | None:
-    if not own.statuses:
-        return None
-    task = {"task": base_name(str(label))} if spec.columns == "task" else {}
-    labels = {**facts(own.statuses[0].entry), **task}
-    value = table.value(labels)
+def _labels(cell: TableCell, label: Label, spec: TableSpec, what: Metric) -> dict[str, Label]:
+    """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
+    if not cell.statuses:
+        return {}
+    entry = cell.statuses[0].entry
+    return {**facts(entry), **measured(entry, label, what, by_task=spec.columns == "task")}
+
+
+def _printed(
+    own: TableCell, table: PublishedTable, labels: Mapping[str, Label], base: Mapping[str, Label]
+) -> Printed | None:
+    """Return the number that `table` prints for the cell `own` with these labels; `base`: those of its base."""
+    value = table.value(labels) if labels else None
     if value is None:
         return None
-    delta = table.delta(labels, {**facts(base.statuses[0].entry), **task}) if base.statuses else None
-    return Printed(value, delta, table.tokens(labels))
+    delta = table.delta(labels, base) if base else None
+    found = deviations(own.statuses[0].entry, table)
+    return Printed(value, delta, table.tokens(labels), found, table.remarks_for(labels))
 
 
 def _order(

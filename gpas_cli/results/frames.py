@@ -229,7 +229,7 @@ def _refuse_unknown(name: str, rows: Sequence[Any], known: Recorded, *, layers: 
 def _table_frame(table: Table) -> pd.DataFrame:
     import pandas as pd
 
-    from gpas_cli.report.notes import full_title
+    from gpas_cli.report.shown import full_title
 
     rows = []
     for row in table.rows:

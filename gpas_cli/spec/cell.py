@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.embed import EMBEDS, Embed
 from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.gate import Gate
-from gpas_cli.spec.init import Init
+from gpas_cli.spec.init import Init, usual_embed_std
 from gpas_cli.spec.key import digest, hashed, text_around
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Scheme
@@ -337,5 +336,6 @@ def _parse_init(
     if family is not None and family.tied and size is not None:
         # The table is also the head: it starts with the small std of a head, and its last row is trained.
         values.setdefault("zero_last_row", False)
-        values.setdefault("embed_std", tied_std(values["preset"], size, values.get("std", Init().std)))
+        std = values.get("std", Init().std)
+        values.setdefault("embed_std", usual_embed_std(values["preset"], std, size.hidden, tied=True))
     return parse.build(Init, values, ("init",), problems)

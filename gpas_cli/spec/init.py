@@ -26,3 +26,10 @@ class Init:
     std: float = setting(0.02, above=0, high=10)
     embed_std: float = setting(math.sqrt(0.4), above=0, high=100)
     zero_last_row: bool = setting(True)
+
+
+def usual_embed_std(preset: str, std: float, hidden: int, *, tied: bool) -> float:
+    """Return the default of `embed_std`: that of the matrices if the embedding is also the head, else sqrt(2/5)."""
+    if not tied:
+        return Init().embed_std
+    return math.sqrt(2 / (5 * hidden)) if preset == "small" else std

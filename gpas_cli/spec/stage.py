@@ -163,17 +163,9 @@ STAGE_KINDS: dict[str, StageKind] = {
             runner="gpas_cli.worker.stages.pretrain:run",
             metrics=(
                 Metric("perplexity", "validation perplexity"),
-                Metric(
-                    "perplexity_reference", "validation perplexity, as the reference averages it", kind="perplexity"
-                ),
+                Metric("perplexity_reference", "reference perplexity", kind="perplexity"),
                 Metric("loss", "validation loss", digits=3, unit="nats/token"),
-                Metric(
-                    "loss_reference",
-                    "validation loss, as the reference averages it",
-                    digits=3,
-                    unit="nats/token",
-                    kind="loss",
-                ),
+                Metric("loss_reference", "reference loss", digits=3, unit="nats/token", kind="loss"),
                 Metric(
                     "loss_batch_mean", "validation loss, mean of batch means", digits=3, unit="nats/token", kind="loss"
                 ),

@@ -122,7 +122,9 @@ class Face:
 
     def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
         """Create an attempt at a cell that ended with this outcome."""
-        metrics = {} if perplexity is None else {"perplexity": perplexity, "loss": 1.5}
+        metrics = (
+            {} if perplexity is None else {"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 1.5}
+        )
         return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
 
 

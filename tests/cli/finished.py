@@ -68,7 +68,11 @@ class Finished:
                 stage="pretrain", host=socket.gethostname(), device="cpu", threads=2, precision="fp32", code="c0de"
             ),
             *(Step(step=step, steps=30, loss=5 - step / 30, lr=1e-3) for step in range(1, 31)),
-            Outcome(outcome="done", step=30, metrics={"perplexity": perplexity, "loss": 4.0}),
+            Outcome(
+                outcome="done",
+                step=30,
+                metrics={"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 4.0},
+            ),
         ]
         return attempt_at(self.runs, cell, events, log="printed by the job\n", created=1.7e9)
 

@@ -9,21 +9,23 @@ from gpas_cli.grid import Entry, TableSpec
 from gpas_cli.report.result import Result
 from gpas_cli.spec.cell import cell_from
 
-OPTIM = {"lr": 1e-3, "warmup": 10, "steps": 10_000}
+OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 
 
 def entry(norm: str = "pre", gate: Any = "none", seed: int = 1, size: str = "71m", **more: Any) -> Entry:
     """Return a cell with its labels; a gate given as a mapping is labelled by what it changes."""
     axes = {"size": size, "norm": norm, "gate": gate if isinstance(gate, str) else "custom", "seed": seed}
     axes |= more.pop("axes", {})
-    cell = cell_from({"size": size, "norm": norm, "gate": gate, "seed": seed, "optim": OPTIM, **more})
+    usual = {"seed": seed, "optim": OPTIM, "precision": "pure_bf16"}
+    cell = cell_from({"size": size, "norm": norm, "gate": gate, **usual, **more})
     return Entry(cell, "demo", "-".join(str(label) for label in axes.values()), axes)
 
 
 def result(of: Entry, perplexity: float | None = None, stage: str = "pretrain", **facts: Any) -> dict[str, Result]:
     """Return a finished stage of the entry."""
     key = next(s.key for s in of.cell.stages if s.kind == stage)
-    metrics: Mapping[str, float] = {} if perplexity is None else {"perplexity": perplexity}
+    both = {"perplexity": perplexity, "perplexity_reference": perplexity}
+    metrics: Mapping[str, float] = {} if perplexity is None else both
     usual = {"outcome": "done", "metrics": metrics, "precision": "fp32", "device": "cpu", "code": "c0de", **facts}
     return {key: Result(key=key, stage=stage, number=1, directory=f"{key[:2]}/{key}/001", **usual)}
 

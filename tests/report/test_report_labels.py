@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from report_cells import entry
 
-from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, row_title, scheme_titles
+from gpas_cli.report.labels import (
+    NO_MATCH,
+    describe_gate,
+    describe_norm,
+    facts,
+    measured,
+    row_title,
+    scheme_titles,
+)
+from gpas_cli.report.metrics import METRICS
 from gpas_cli.spec.cell import parse_model
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
@@ -40,6 +51,37 @@ def test_a_changed_scheme_or_size_is_in_no_paper() -> None:
     assert describe_norm(half) == NO_MATCH
     shallow = entry(size={"like": "71m", "layers": 6}, axes={"size": "71m"})  # type: ignore[arg-type]
     assert facts(shallow)["size"] == NO_MATCH
+
+
+@pytest.mark.parametrize(
+    ("more", "axis", "label"),
+    [
+        ({}, "std", "usual"),
+        ({"init": {"embed_std": 0.02}}, "std", "embed_std=0.02"),
+        ({"init": {"std": 0.08, "zero_last_row": False}}, "std", "std=0.08"),
+        ({"family": "gpt"}, "family", "gpt"),
+        ({"family": "gpt"}, "std", "usual"),
+        ({"family": "gpt", "init": "small"}, "std", "usual"),
+        ({"family": {"like": "gpt", "tied": False}}, "family", NO_MATCH),
+        ({"data": {"like": "c4", "length": 512}}, "text", "c4"),
+        ({"data": {"like": "c4", "tokenizer": "bpe"}}, "data", "c4"),
+        ({"data": {"like": "c4", "tokenizer": "bpe"}}, "text", NO_MATCH),
+        ({"data": {"source": "hf", "path": "own/text"}}, "data", NO_MATCH),
+        ({}, "depth", "full"),
+        ({}, "shape", "12x512x1368x8"),
+    ],
+)
+def test_facts_of_network_and_text(more: dict[str, Any], axis: str, label: str) -> None:
+    assert facts(entry(**more))[axis] == label
+
+
+def test_numbers_of_tasks_are_measured_on_their_text() -> None:
+    scored = entry(downstream={"tasks": ["spike", "piqa"]})
+    perplexity, accuracy = METRICS["task_perplexity"], METRICS["accuracy"]
+    assert measured(scored, "wikitext", perplexity, by_task=True) == {"task": "wikitext", "text": "wikitext"}
+    assert measured(scored, "piqa@0ef0e6d36d4f", accuracy, by_task=True)["task"] == "piqa"
+    assert measured(scored, "71m", perplexity, by_task=False)["text"] == "lambada_openai"
+    assert measured(scored, "71m", METRICS["perplexity"], by_task=False) == {}
 
 
 def test_a_grid_may_name_its_gates() -> None:

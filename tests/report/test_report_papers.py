@@ -11,12 +11,23 @@ import pytest
 import yaml
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.papers import SOURCES, UNCHANGED, PublishedRow, PublishedTable, load, published, tables
+from gpas_cli.report.papers import IDENTITY, SOURCES, UNCHANGED, PublishedRow, PublishedTable, load, published, tables
 
 DIGEST = Path(__file__).parents[1] / "golden" / "paper_numbers.yaml"
 EVERY_TABLE = {f"{source}: {name}": published(source, name) for source in SOURCES for name in tables(source)}
 
 Numbers = list[float | None]
+
+# What every cell of the GPAS experiments is.
+LLAMA = {"family": "llama", "init": "normal", "std": "usual", "data": "c4", "text": "c4"}
+GPT = {"family": "gpt", "norm": "pre", "init": "small", "std": "usual", "data": "c4"}
+BERT = {"family": "bert", "size": "bert-base", "data": "wikipedia+books"}
+UL2 = {"family": "ul2", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
+
+
+def of_cell(labels: dict[str, Any]) -> dict[str, Any]:
+    """Return the labels of a cell that has those of a row: of several, the first."""
+    return {axis: label[0] if isinstance(label, tuple) else label for axis, label in labels.items()}
 
 
 def cells() -> Iterator[tuple[str, PublishedTable, PublishedRow, int, dict[str, Any]]]:
@@ -24,7 +35,13 @@ def cells() -> Iterator[tuple[str, PublishedTable, PublishedRow, int, dict[str, 
     for name, table in EVERY_TABLE.items():
         for row in table.rows:
             for i in range(len(row.values)):
-                yield name, table, row, i, {**row.labels, **({table.axis: table.columns[i]} if table.axis else {})}
+                yield (
+                    name,
+                    table,
+                    row,
+                    i,
+                    of_cell({**row.labels, **({table.axis: table.columns[i]} if table.axis else {})}),
+                )
 
 
 def test_every_table_is_whole() -> None:
@@ -48,14 +65,15 @@ def test_every_number_is_found_by_its_own_labels() -> None:
 def test_printed_differences_are_those_of_printed_numbers() -> None:
     for name, table, row, i, labels in cells():
         if row.deltas and (printed := row.deltas[i]) is not None:
-            derived = table.delta(labels, {**labels, "gate": "none"})
+            plain = "deepnorm" if labels["norm"] == "deepnorm" else "normal"
+            derived = table.delta(labels, {**labels, "gate": "none", "init": plain})
             # Large differences are printed without decimals, and without rounding.
             assert derived == pytest.approx(printed, abs=0.0101 if abs(printed) < 100 else 1), (name, labels)
 
 
 def test_the_number_everyone_asks_for() -> None:
     table = published("gpas", "table2_perplexity")
-    cell = {"size": "71m", "norm": "pre", "gate": "gpas", "seed": 3}
+    cell = {**LLAMA, "size": "71m", "norm": "pre", "gate": "gpas", "seed": 3}
     assert table.value(cell) == 33.49
     assert table.delta(cell, {**cell, "gate": "none"}) == -0.74
     assert table.tokens(cell) == 1_000_000_000
@@ -64,17 +82,36 @@ def test_the_number_everyone_asks_for() -> None:
 
 def test_unprinted_numbers_are_none() -> None:
     table = published("gpas", "table2_perplexity")
-    assert table.value({"size": "71m", "norm": "post", "gate": "gpas"}) is None
-    assert table.value({"size": "7b", "norm": "pre"}) is None
-    assert table.value({"size": "71m", "norm": "pre", "embed": "scaled"}) is None
-    assert table.value({"norm": "pre"}) is None
-    assert table.delta({"size": "71m", "norm": "pre", "gate": "gpas"}, {"size": "7b", "norm": "pre"}) is None
+    cell = {**LLAMA, "size": "71m", "norm": "pre"}
+    assert table.value(cell) == 34.23
+    assert table.value({**cell, "norm": "post", "gate": "gpas"}) is None
+    assert table.value({**cell, "size": "7b"}) is None
+    assert table.value({**cell, "embed": "scaled"}) is None
+    assert table.value({**LLAMA, "norm": "pre"}) is None
+    assert table.delta({**cell, "gate": "gpas"}, {**cell, "size": "7b"}) is None
+
+
+@pytest.mark.parametrize("axis", ["family", "norm", "init", "std", "data", "text"])
+def test_a_cell_that_differs_in_any_label_of_the_row_gets_no_number(axis: str) -> None:
+    table = published("gpas", "table2_perplexity")
+    cell = {**LLAMA, "size": "71m", "norm": "pre"}
+    assert table.value(cell) == 34.23
+    assert table.value({**cell, axis: "other"}) is None
+    assert table.value({name: label for name, label in cell.items() if name != axis}) is None
+
+
+def test_every_row_says_which_network_and_text_it_is_of() -> None:
+    for name, table in EVERY_TABLE.items():
+        needed = {*IDENTITY} - set(load(table.source).get("unstated", ()))
+        measured = {"text"} if table.metric == "perplexity" else set()
+        for row in table.rows:
+            assert needed | measured <= {*row.labels, table.axis}, (name, row.labels)
 
 
 def test_the_row_with_the_most_labels_is_used() -> None:
     table = published("raptr", "table3_loss")
-    assert table.value({"size": "ul2", "depth": "full"}) == 2.06
-    assert table.value({"size": "ul2", "depth": "full", "budget": "equal"}) == 2.07
+    assert table.value({**UL2, "depth": "full"}) == 2.06
+    assert table.value({**UL2, "depth": "full", "budget": "equal"}) == 2.07
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
@@ -119,12 +156,12 @@ TASKS = {
     "avg": "average",
 }
 EMBEDS = {
-    "vanilla": {"embed": "plain"},
-    "embed_detach": {"embed": "detach"},
-    "embed_ln": {"embed": "layernorm"},
-    "scaled_embed": {"embed": "scaled"},
-    "xavier_init": {"embed": "plain", "init": "xavier"},
-    "xavier_init_scaled_embed": {"embed": "scaled", "init": "xavier"},
+    "vanilla": {**GPT, "embed": "plain"},
+    "embed_detach": {**GPT, "embed": "detach"},
+    "embed_ln": {**GPT, "embed": "layernorm"},
+    "scaled_embed": {**GPT, "embed": "scaled"},
+    "xavier_init": {**GPT, "embed": "plain", "init": "xavier"},
+    "xavier_init_scaled_embed": {**GPT, "embed": "scaled", "init": "xavier"},
 }
 
 
@@ -137,7 +174,8 @@ def digest() -> dict[str, Any]:
 def method(key: str) -> dict[str, str]:
     """Return the labels of a NORM_TYPE of the reference."""
     gated = key.endswith("_gpas")
-    return {"norm": SCHEMES[key.removesuffix("_gpas")], "gate": "gpas" if gated else "none"}
+    init = {"init": "deepnorm"} if key == "deeppost" else {}
+    return {**LLAMA, "norm": SCHEMES[key.removesuffix("_gpas")], "gate": "gpas" if gated else "none", **init}
 
 
 def number(value: Any) -> float | None:
@@ -212,7 +250,7 @@ def test_ablations(digest: dict[str, Any], name: str) -> None:
     table = published("gpas", name)
     rows = digest["paper"][f"{name}_350m_pre"]
     for key, printed in rows.items():
-        cell = {"norm": "pre", "size": "350m", "gate": {**ABLATIONS[name], "no_gpas": "none"}[key]}
+        cell = {**LLAMA, "norm": "pre", "size": "350m", "gate": {**ABLATIONS[name], "no_gpas": "none"}[key]}
         assert table.value(cell) == printed["ppl"]
         row = next(row for row in table.rows if row.fits(cell))
         assert (row.deltas[0] if row.deltas else None) == printed.get("delta")
@@ -226,7 +264,7 @@ def test_the_rest_of_gpas_and_its_code(digest: dict[str, Any]) -> None:
     text = dict(paper["text"])
     one = text.pop("activation_1b")
     assert settings["text"] == text
-    pre = {"norm": "pre", "size": "1b"}
+    pre = {**LLAMA, "norm": "pre", "size": "1b"}
     activation = published("gpas", "text_activation")
     assert activation.value({**pre, "gate": "activation=identity"}) == one["identity"]
     assert activation.value({**pre, "gate": "gpas"}) == one["silu"]
@@ -236,7 +274,7 @@ def test_the_rest_of_gpas_and_its_code(digest: dict[str, Any]) -> None:
     assert settings["appendix_7b"] == seven
     pair = readme.pop("350m_default_embedding_init_std0.02")
     table = published("code", "readme_perplexity")
-    cell = {"norm": "pre", "size": "350m", "embed_std": 0.02}
+    cell = {**LLAMA, "norm": "pre", "size": "350m", "std": "embed_std=0.02"}
     assert table.value(cell) == pair["pre"]["ppl"]
     assert table.value({**cell, "gate": "gpas"}) == pair["pre_gpas"]["ppl"]
     assert table.delta({**cell, "gate": "gpas"}, cell) == -pair["gain"]
@@ -265,33 +303,39 @@ def test_curse_of_depth(digest: dict[str, Any]) -> None:
     assert count("curse_of_depth", "table1_perplexity", "table2_accuracy") == 20 + 80
 
 
+TEXTS = {"WikiText": "wikitext", "LAMBADA": "lambada_openai"}
+
+
 def spike_cells(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """Yield every number of Spike No More: (our table, labels, number)."""
     for no in ("1", "6"):
         for size, methods in numbers[f"table{no}_ppl"].items():
             for key, texts in methods.items():
                 for text, value in texts.items():
-                    yield f"table{no}_{text.lower()}", {**EMBEDS[key], "size": size.lower()}, value
+                    yield f"table{no}_perplexity", {**EMBEDS[key], "text": TEXTS[text], "size": size.lower()}, value
     for key, texts in numbers["table2_ppl_13b"].items():
         for text, rates in texts.items():
             for lr, value in rates.items():
-                yield f"table2_{text.lower()}", {**EMBEDS[key], "size": "13b", "lr": float(lr)}, value
+                cell = {**EMBEDS[key], "text": TEXTS[text], "size": "13b", "lr": float(lr)}
+                yield "table2_perplexity", cell, value
     for size, methods in numbers["table7_ppl_vs_lr"].items():
         for key, texts in methods.items():
             for text, rates in texts.items():
                 for lr, value in rates.items():
-                    yield f"table7_{text.lower()}", {**EMBEDS[key], "size": size.lower(), "lr": float(lr)}, value
+                    cell = {**EMBEDS[key], "text": TEXTS[text], "size": size.lower(), "lr": float(lr)}
+                    yield "table7_perplexity", cell, value
     tasks = ["piqa", "openbookqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge"]
     for lr, methods in ((k, v) for k, v in numbers["table3_acc_13b"].items() if k.startswith("lr_")):
         for key, scores in methods.items():
             for task, value in zip(tasks, [None] * 6 if scores == "N/A" else scores, strict=True):
                 yield "table3_accuracy", {**EMBEDS[key], "size": "13b", "lr": float(lr[3:]), "task": task}, value
+    wmt = {**GPT, "family": "encoder-decoder", "data": "wmt-en-de"}
     rows = {"deepnet": {"norm": "deepnorm"}, "b2t": {"norm": "b2t"}, "scaled_embed": {"norm": "pre", "embed": "scaled"}}
     years = numbers["table9_bleu"].pop("columns")
     for lr, methods in numbers["table9_bleu"].items():
         for key, scores in methods.items():
             for year, value in zip(years, [None] * 8 if scores == "N/A" else scores, strict=True):
-                yield "table9_bleu", {**rows[key], "lr": float(lr[3:]), "test_set": year}, value
+                yield "table9_bleu", {**wmt, **rows[key], "lr": float(lr[3:]), "test_set": year}, value
 
 
 def test_spike_no_more(digest: dict[str, Any]) -> None:
@@ -362,9 +406,9 @@ def test_raptr_rows_bear_the_right_names(digest: dict[str, Any]) -> None:
     for name, row in table.items():
         stages = re.search(r"[\d-]{5,}$", name)
         depth = "raptr" if name.startswith("RAPTR") else "stacking" if "Stacking" in name else "full"
-        labels = {"size": "bert-base", "depth": depth, **({"stages": stages[0]} if stages else {})}
+        labels = {**BERT, "depth": depth, **({"stages": stages[0]} if stages else {})}
         assert published("raptr", "table1_loss").value(labels) == row["eval_loss"]
     fixed = digest["raptr"]["table6_fixed_set"]
     for name, row in fixed.items():
-        labels = {"size": "bert-base", "depth": "raptr", "fixed": name[1:-1].replace(" ", "") or "none"}
+        labels = {**BERT, "depth": "raptr", "fixed": name[1:-1].replace(" ", "") or "none"}
         assert published("raptr", "table6_loss").value(labels) == row["eval_loss"]

@@ -120,7 +120,7 @@ def test_a_table_straight_from_the_database(engine: Engine) -> None:
     for number, (one, value) in enumerate(zip(entries, (34.2, 34.4, 33.5, 33.6), strict=True)):
         add(engine, one.cell, number, "done", value)
     table = build(
-        entries, {}, query.results(engine, stage_keys(entries)), spec(published={"gpas": "table2_perplexity"})
+        entries, {}, query.results(engine, stage_keys(entries)), spec(published={"gpas": "table2_perplexity@71m"})
     )
     text = render(table, "markdown")
     assert "| Pre-LN | <u>34.30 ± 0.14</u> | 34.23 |" in text

@@ -11,8 +11,9 @@ import pytest
 from report_cells import entry, quickstart, result, spec
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.notes import full_title, gains, notes
+from gpas_cli.report.notes import gains, notes
 from gpas_cli.report.recorded import stage_keys
+from gpas_cli.report.shown import full_title
 from gpas_cli.report.table import Table, TableCell, build
 
 TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
@@ -351,3 +352,71 @@ def test_overrides_are_noted_once_with_their_cells() -> None:
                [entry(norm) for norm in ("pre", "mix", "lns", "post", "deepnorm")]]  # fmt: skip
     shown = note(build(entries, {}, {}, spec()), "override")
     assert shown == "71m-pre-none-1, 71m-mix-none-1, 71m-lns-none-1 and 2 more: clip_gates 0.01: it diverges without"
+
+
+PAPER = {"gpas": "table2_perplexity"}
+
+
+def test_published_numbers_are_compared_with_the_references_own_average() -> None:
+    lone = entry()
+    results = result(lone, metrics={"perplexity": 34.84, "perplexity_reference": 34.23})
+    table = build([lone], {}, results, spec(published=PAPER))
+    assert (table.metric.name, column(table)[0].values) == ("perplexity_reference", {1: 34.23})
+    assert note(table, "compared").startswith("published numbers are compared with perplexity_reference: ")
+    alone = build([lone], {}, results, spec())
+    assert (alone.metric.name, column(alone)[0].values) == ("perplexity", {1: 34.84})
+    assert note(alone, "compared") == ""
+
+
+def test_a_run_without_the_references_average_is_named_and_not_replaced() -> None:
+    lone = entry()
+    table = build([lone], {}, result(lone, metrics={"perplexity": 34.84}), spec(published=PAPER))
+    assert (column(table)[0].status, column(table)[0].summary) == ("not recorded", None)
+    assert f"1 run did not record perplexity_reference: {lone.id}; without --paper" in note(table, "compared")
+
+
+def test_sources_that_average_otherwise_leave_the_declared_metric() -> None:
+    lone = entry(size="350m")
+    mixed = {"gpas": "table2_perplexity", "spike_no_more": "table1_perplexity"}
+    table = build([lone], {}, {}, spec(published=mixed))
+    assert table.metric.name == "perplexity"
+    said = "GPAS paper: its numbers are averaged as in perplexity_reference, and the table shows perplexity"
+    assert note(table, "compared") == said
+
+
+def test_deviations_are_noted_by_setting_with_their_cells() -> None:
+    optim = {"lr": 1e-3, "warmup": 2_000, "steps": 20_000}
+    entries = [entry(norm, "none", size=size, optim=optim) for norm in ("pre", "mix") for size in ("71m", "130m")]
+    entries.append(entry("lns", size="130m", optim={**optim, "batch": 256}))
+    table = build(entries, {}, {}, spec(published={**PAPER, "poster": "pretrain_perplexity"}))
+    assert note(table, "recipe").split(" | ") == [
+        "optim.mean_rows: 256 in GPAS paper, GPAS poster (in its code), 0 here",
+        "optim.warmup: 1000 in GPAS paper, GPAS poster, 2000 here (71m)",
+        "optim.steps: 10000 in GPAS paper, GPAS poster, 20000 here (71m)",
+        "optim.batch: 512 in GPAS paper, GPAS poster, 256 here (LNS 130m)",
+    ]
+
+
+def test_remarks_name_the_cells_whose_numbers_they_concern() -> None:
+    gates = {"none": "none", "relu": {"activation": "relu", "init": 0.01}}
+    entries = [entry(gate=gate, size="350m", axes={"gate": label}) for label, gate in gates.items()]
+    table = build(entries, {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
+    assert note(table, "remark").startswith(
+        "GPAS paper (no gate + relu 350m): the paper does not state where its ReLU gate starts"
+    )
+    without = build(entries[:1], {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
+    assert note(without, "remark") == ""
+
+
+def test_tasks_have_the_numbers_of_their_text() -> None:
+    shape = {"hidden": 1024, "ffn": 4096, "heads": 16, "layers": 24}
+    spike = {"downstream": {"tasks": ["spike"]}, "size": shape, "axes": {"size": "mine"}}
+    gpt = entry(family="gpt", init="small", **spike)  # type: ignore[arg-type]
+    llama = entry(**{**spike, "size": "350m", "axes": {"norm": "llama"}})  # type: ignore[arg-type]
+    chosen = spec(columns="task", value="task_perplexity", published={"spike_no_more": "table1_perplexity"})
+    table = build([gpt, llama], {}, {}, chosen)
+    assert table.metric.name == "task_perplexity"
+    printed = [[(c.printed or {}).get("spike_no_more") for c in row.cells] for row in table.rows]
+    assert [[p.value if p else None for p in row] for row in printed] == [[30.03, 24.73], [None, None]]
+    assert "30.03 in Table 1 and 30.35 in Table 7" in note(table, "remark")
+    assert "dropout: 0.1 in Spike No More, without a counterpart here" in note(table, "recipe")

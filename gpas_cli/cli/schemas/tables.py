@@ -32,11 +32,23 @@ class DeltaJson(TypedDict):
     ]
 
 
+class DeviationJson(TypedDict):
+    """A setting of a cell that differs from the recipe of the number printed beside it."""
+
+    setting: str
+    published: Any
+    ours: Annotated[Any, "null if cells have no such setting"]
+    origin: Annotated[str, "where the published value is from: paper or code"]
+
+
 class PublishedNumberJson(TypedDict):
     """A number that a paper prints."""
 
     value: NumberJson
     delta: NumberJson | None
+    tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
+    deviations: list[DeviationJson]
+    remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
 
 
 class TableRunJson(TypedDict):

@@ -166,7 +166,7 @@ def _table(source: str, name: str) -> PublishedTable:
     whole = load(source)
     data = whole["tables"][name]
     columns = data.get("columns", {})
-    where = {**whole.get("where", {}), **data.get("where", {})}
+    where = frozen({**whole.get("where", {}), **data.get("where", {})})
     return PublishedTable(
         source=source,
         name=name,
@@ -180,24 +180,29 @@ def _table(source: str, name: str) -> PublishedTable:
         train_tokens=tuple(data.get("train_tokens", ())),
         compared_as=data.get("compared_as", ""),
         recipes=tuple(data.get("recipes", ())),
-        remarks=tuple(Remark(remark.get("where", {}), remark["text"]) for remark in data.get("remarks", ())),
+        remarks=tuple(Remark(frozen(remark["where"]), remark["text"]) for remark in data.get("remarks", ())),
         sizes={shape: name for name, shape in whole.get("sizes", {}).items()},
     )
 
 
 def _row(row: Mapping[str, Any], where: CellLabels) -> PublishedRow:
     numbers = {name: tuple(row[name]) for name in ("values", "deltas", "stds") if name in row}
-    return PublishedRow({**where, **row["labels"]}, **numbers)
+    return PublishedRow({**where, **frozen(row["labels"])}, **numbers)
+
+
+def frozen(labels: CellLabels) -> CellLabels:
+    """Return the labels with tuples in place of lists."""
+    return {axis: tuple(label) if isinstance(label, list) else label for axis, label in labels.items()}
 
 
 def has_labels(cell: CellLabels, wanted: CellLabels, ignored: Collection[str] = ()) -> bool:
-    """Return whether a cell has each of the wanted labels; a list of labels stands for any of them."""
+    """Return whether a cell has each of the wanted labels; a tuple of labels stands for any of them."""
     known = {**UNCHANGED, **cell}
     return all(_is_one_of(known.get(axis), label) for axis, label in wanted.items() if axis not in ignored)
 
 
 def _is_one_of(label: object, wanted: object) -> bool:
-    return any(_same(label, one) for one in wanted) if isinstance(wanted, list) else _same(label, wanted)
+    return any(_same(label, one) for one in wanted) if isinstance(wanted, tuple) else _same(label, wanted)
 
 
 def _same(a: object, b: object) -> bool:
