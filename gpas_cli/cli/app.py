@@ -22,6 +22,7 @@ from gpas_cli.cli import (
     export,
     figure,
     forget,
+    gc,
     init,
     logs,
     plan,
@@ -149,7 +150,14 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate": evaluate.evaluate,
     },
     DATA: {"data": data.app},
-    MAINTAIN: {"sync": sync.sync, "db": db.app, "doctor": doctor.doctor, "trust": trust.trust, "schema": schema.schema},
+    MAINTAIN: {
+        "sync": sync.sync,
+        "db": db.app,
+        "gc": gc.gc,
+        "doctor": doctor.doctor,
+        "trust": trust.trust,
+        "schema": schema.schema,
+    },
 }
 
 for _panel, _commands in COMMANDS.items():

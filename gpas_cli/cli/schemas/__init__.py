@@ -46,6 +46,7 @@ DOCUMENTS: dict[str, type] = {
     "db upgrade": upkeep.BackedUpJson,
     "db export": upkeep.ExportedTablesJson,
     "db merge": upkeep.MergedJson,
+    "gc": upkeep.OccupiedJson,
     "forget": upkeep.ForgottenJson,
     "doctor": upkeep.DiagnosisJson,
 }

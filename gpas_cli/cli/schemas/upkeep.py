@@ -157,3 +157,29 @@ class MergedJson(DocumentJson):
     """`gpas db merge --json`."""
 
     stages: list[MergedStageJson]
+
+
+class RemovableJson(TypedDict):
+    """A checkpoint that a rule selects."""
+
+    path: str
+    bytes: int
+    rule: Literal["superseded", "finished", "failed"]
+
+
+class StageUseJson(TypedDict):
+    """What a stage occupies."""
+
+    key: str
+    state: str
+    checkpoint_bytes: int
+    other_bytes: int
+    removable: list[RemovableJson]
+
+
+class OccupiedJson(DocumentJson):
+    """`gpas gc --json`."""
+
+    deleted: Annotated[bool, "whether the checkpoints were to be deleted"]
+    rules: list[str]
+    stages: list[StageUseJson]

@@ -1,0 +1,148 @@
+"""What the run directories occupy, and which checkpoints no longer serve a purpose: `gpas gc`.
+
+The rules, each with what it adds:
+
+    superseded   all checkpoints of a stage with a result but the last one; all of diverged and forgotten attempts
+    finished     the last one too, unless a declared stage without a result builds on it
+    failed       those of failed and cancelled stages: `gpas retry` then starts at the first update
+
+Checkpoints of stages that are missing, queued, running, interrupted or unknown are always kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.checkpoints import newest_first
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.state import locks
+from gpas_cli.state.observe import observe
+from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.state.status import RESULTS
+from gpas_cli.state.submitters import claims_lock
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import AttemptDir, attempts, forgotten_attempts
+
+SUPERSEDED, FINISHED, FAILED = RULES = ("superseded", "finished", "failed")
+FAILED_STATES = ("failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Removable:
+    """A checkpoint that a rule selects, its bytes, and the rule."""
+
+    path: Path
+    bytes: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """What a stage occupies: bytes of checkpoints and of everything else, and the checkpoints that rules select."""
+
+    key: str
+    state: str
+    checkpoint_bytes: int
+    other_bytes: int
+    removable: tuple[Removable, ...]
+
+
+def stage_use(
+    runs: Path, key: str, view: SchedulerView, *, needed: Collection[str], rules: Collection[str], before: float
+) -> StageUse:
+    """Return what the stage occupies. `needed`: stages whose last checkpoint others build on.
+
+    Only checkpoints from before the unix time `before` are selected.
+    """
+    state = observe(runs, key, view).state
+    known = [*attempts(runs, key), *forgotten_attempts(runs, key)]
+    checkpoints = sum(size_of(attempt.checkpoints) for attempt in known)
+    others = sum(size_of(attempt.path) for attempt in known) - checkpoints
+    selected = [
+        Removable(path, size_of(path), rule)
+        for rule, path in _selected(runs, key, state, needed)
+        if rule in rules and path.stat().st_mtime < before
+    ]
+    return StageUse(key, state, checkpoints, others, tuple(selected))
+
+
+def needed_by(entries: Iterable[Entry], runs: Path, view: SchedulerView) -> set[str]:
+    """Return the stages that a stage of the entries builds on which has no result yet."""
+    found: set[str] = set()
+    states: dict[str, str] = {}
+    for entry in entries:
+        for stage in entry.cell.stages:
+            if stage.parents and stage.key not in states:
+                states[stage.key] = observe(runs, stage.key, view).state
+            if stage.parents and states[stage.key] not in RESULTS:
+                found.update(stage.parents)
+    return found
+
+
+def remove(runs: Path, use: StageUse) -> int:
+    """Delete the selected checkpoints of a stage, and return the bytes. Does nothing if its state has changed.
+
+    A checkpoint is renamed first, so that no reader sees half of one. Raises OSError.
+    """
+    with locks.locked(claims_lock(runs)):
+        if observe(runs, use.key).state != use.state:
+            return 0
+        aside = [_set_aside(one.path) for one in use.removable]
+    for path in aside:
+        shutil.rmtree(path)
+    return sum(one.bytes for one in use.removable)
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a folder's files, hard-linked ones once. Files that vanish meanwhile count nothing."""
+    seen: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                found = os.lstat(f"{folder}/{name}")
+            except FileNotFoundError:
+                continue
+            seen[found.st_dev, found.st_ino] = found.st_size
+    return sum(seen.values())
+
+
+def cutoff(days: float | None) -> float:
+    """Return the unix time `days` ago, without days the present."""
+    return time.time() - (days or 0) * 86400
+
+
+def _selected(runs: Path, key: str, state: str, needed: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the rule and the path of each checkpoint that some rule selects."""
+    yield from ((SUPERSEDED, path) for path in _checkpoints(forgotten_attempts(runs, key)))
+    own = _checkpoints(attempts(runs, key))
+    if state == "done":
+        last = _last(runs, key)
+        yield from ((SUPERSEDED, path) for path in own if last is not None and path != last)
+        if last is not None and key not in needed:
+            yield FINISHED, last
+    elif state in RESULTS:
+        yield from ((SUPERSEDED, path) for path in own)
+    elif state in FAILED_STATES:
+        yield from ((FAILED, path) for path in own)
+
+
+def _checkpoints(known: Iterable[AttemptDir]) -> list[Path]:
+    return [path for path in newest_first(attempt.checkpoints for attempt in known) if path.is_dir()]
+
+
+def _last(runs: Path, key: str) -> Path | None:
+    """Return the checkpoint after the last update; None for stages without one, and if it is gone."""
+    try:
+        return last_checkpoint(runs, key)
+    except GpasError:
+        return None
+
+
+def _set_aside(path: Path) -> Path:
+    return path.rename(path.with_name(f".deleted-{path.name}-{os.getpid()}"))

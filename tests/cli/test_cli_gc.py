@@ -1,0 +1,72 @@
+"""`gpas gc`: lists by default, deletes by rule, and never what a run resumes from or a later stage needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from attempts import attempt_at
+from face import TRAINED, Face, end
+from scored import declare_scored
+
+from gpas_cli.checkpoints import path_of
+from gpas_cli.events import event_of
+from gpas_cli.store.rundir import AttemptDir
+
+
+def with_checkpoints(attempt: AttemptDir, *steps: int) -> AttemptDir:
+    for step in steps:
+        folder = path_of(attempt.checkpoints, step)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(bytes(10_000))
+    return attempt
+
+
+def left(attempt: AttemptDir) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in attempt.checkpoints.iterdir())
+
+
+def test_without_delete_nothing_is_deleted(face: Face) -> None:
+    done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
+    said = face("gc", "small")
+    assert re.search(r"small +8 +20.0 kB", said.out)
+    assert "1 checkpoint (10.0 kB) can be deleted" in said.out
+    assert left(done) == [2, 4]
+
+
+def test_all_but_the_last_checkpoint_of_a_result_goes_and_what_may_be_resumed_stays(face: Face) -> None:
+    done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
+    diverged = with_checkpoints(face.ended("pre-s2", "diverged"), 2)
+    failed = with_checkpoints(face.ended("post-s1", "failed"), 2)
+    stopped = with_checkpoints(face.ended("post-s2", "interrupted"), 2)
+    assert "Deleted 20.0 kB." in face("gc", "--delete", "--yes").out
+    assert [left(one) for one in (done, diverged, failed, stopped)] == [[4], [], [2], [2]]
+    face("gc", "--rule", "failed", "--rule", "finished", "--delete", "--yes")
+    assert [left(one) for one in (done, failed, stopped)] == [[], [], [2]]
+    assert "8.00" in face("table").out
+
+
+def test_checkpoints_of_forgotten_results_go(face: Face) -> None:
+    done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 4)
+    face("forget", "small/pre-s1", "--yes")
+    face("gc", "--delete", "--yes")
+    assert not list(Path(done.path.with_name(".forgotten-001") / "checkpoints").iterdir())
+
+
+def test_a_training_that_an_unfinished_stage_builds_on_keeps_its_last_checkpoint(face: Face) -> None:
+    declare_scored(face)
+    trained = [event_of({"kind": kind, **fields}) for kind, fields in TRAINED]
+    done = event_of({"kind": "outcome", **end("done", metrics={"perplexity": 4.5})})
+    first, second = face.entries("scored")
+    needed = with_checkpoints(attempt_at(face.runs, first, [*trained, done]), 4)
+    spare = with_checkpoints(attempt_at(face.runs, second, [*trained, done]), 4)
+    attempt_at(face.runs, second, [*trained, event_of({"kind": "outcome", **end("done")})], place=1)
+    face("gc", "scored", "--rule", "finished", "--delete", "--yes")
+    assert (left(needed), left(spare)) == ([4], [])
+
+
+def test_age_and_unknown_rules(face: Face) -> None:
+    with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
+    said = face("gc", "--older-than", "1", "--json").json
+    assert [use["removable"] for use in said["stages"] if use["removable"]] == []
+    assert "unknown rule 'finishd'; did you mean 'finished'?" in face("gc", "--rule", "finishd", expect=2).err
