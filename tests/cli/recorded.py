@@ -25,13 +25,18 @@ grids:
 BASE = "{size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}}"
 
 
-def gpas(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `gpas` in `folder` with nothing of this process's GPAS_ settings."""
+def environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without its GPAS_ settings, for `python -m gpas_cli`, and `more`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+    return {**clean, "PYTHONPATH": str(REPOSITORY), **more}
+
+
+def gpas(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run `gpas` in `folder` with nothing of this process's GPAS_ settings."""
     return subprocess.run(
         [sys.executable, "-m", "gpas_cli", *words],
         cwd=folder,
-        env={**clean, "PYTHONPATH": str(REPOSITORY), **environment},
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=300,

@@ -61,7 +61,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "gpas"
     sys_version = ""
-    protocol_version = "HTTP/1.1"
     timeout = TIMEOUT_SECONDS
 
     def do_GET(self) -> None:

@@ -4,46 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from gpas_cli.errors import StoreError
-from gpas_cli.report.page.content import Content
+from live_source import Source
+
 from gpas_cli.report.page.live import IDLE_SHARE as IDLE
-from gpas_cli.report.page.live import LivePage
-
-
-def content(problem: str = "", cells: tuple[Mapping[str, Any], ...] = ()) -> Content:
-    return Content("demo", time.time(), {}, cells=cells, problem=problem)
-
-
-class Source:
-    """Counts its calls; `fails` makes the next ones raise."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.fails = False
-        self.cells: tuple[Mapping[str, Any], ...] = ()
-        self.wait = threading.Event()
-        self.wait.set()
-
-    def collect(self) -> Content:
-        self.calls += 1
-        assert self.wait.wait(10)
-        if self.fails:
-            raise StoreError("the database is locked")
-        return content(cells=self.cells)
-
-    def rescue(self, before: Content | None, error: Exception) -> Content:
-        return content(f"{'again' if before else 'first'}: {error}")
-
-    def details(self, name: str) -> dict[str, Any] | None:
-        if self.fails:
-            raise StoreError("the database is locked")
-        return {"name": name} if name == "a/b" else None
-
-    def page(self, refresh: float) -> LivePage:
-        return LivePage(self.collect, self.rescue, self.details, refresh)
 
 
 def test_a_fresh_snapshot_is_not_taken_again() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
-from test_report_page_live import Source
+from live_source import Source, served
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.page.server import PageServer
@@ -18,12 +17,8 @@ from gpas_cli.report.page.server import PageServer
 def server() -> Iterator[PageServer]:
     source = Source()
     source.cells = ({"id": "a/b"},)
-    with PageServer(source.page(refresh=1000.0), 0) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served(source, refresh=1000.0) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:

@@ -21,6 +21,7 @@ class CellList {
   build() {
     this.search = make("input", { type: "search", id: "search", placeholder: "norm=pre failed ...", oninput: () => this.filter() });
     this.grids = make("select", { id: "grid", onchange: () => this.filter() });
+    this.gridChoice = make("span", { class: "tools" }, make("label", { for: "grid" }, "Grid"), this.grids);
     this.chips = make("div", { class: "tools", role: "group", "aria-label": "States" });
     this.head = make("thead");
     this.body = make("tbody");
@@ -28,10 +29,10 @@ class CellList {
     this.more = make("button", { type: "button", onclick: () => this.showMore() }, "Show more");
     const table = make("table", { class: "cells", "aria-labelledby": "cells-title" }, this.head, this.body);
     this.place.replaceChildren(
-      make("div", { class: "tools" }, make("label", {}, "Filter", this.search), make("label", {}, "Grid", this.grids)),
+      make("div", { class: "tools" }, make("label", { for: "search" }, "Filter"), this.search, this.gridChoice),
       this.chips,
       this.count,
-      make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "Cells" }, table),
+      make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "List of cells" }, table),
       this.more,
     );
   }
@@ -52,7 +53,7 @@ class CellList {
     this.names = names;
     this.grids.replaceChildren(make("option", { value: "" }, "all"), ...names.map((name) => make("option", { value: name }, name)));
     this.grids.value = names.includes(this.grid) ? this.grid : "";
-    this.grids.parentElement.hidden = names.length < 2;
+    this.gridChoice.hidden = names.length < 2;
   }
 
   filter() {
