@@ -214,10 +214,8 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     names, settings = _split(words)
     if settings and not names:
         raise GpasError(f"name the cell to apply {settings[0]} to")
-    everything = expand(experiments(), list(experiments().grids))
-    usual = [entry for entry in everything if entry.grid == experiments().default]
-    named = {entry.name for entry in usual}
-    return _varied([_find(usual if name in named else everything, name) for name in names], settings)
+    declared = expand(experiments(), list(experiments().grids))
+    return _varied([_find(declared, name) for name in names], settings)
 
 
 def _find(declared: Sequence[Entry], name: str) -> Entry:
@@ -225,12 +223,12 @@ def _find(declared: Sequence[Entry], name: str) -> Entry:
 
     A recorded cell is found by the start of its key, or by its name if settings on the command line made it.
     """
-    from gpas_cli.grid.select import find
+    from gpas_cli.grid.select import find, find_preferring
     from gpas_cli.grid.variant import SEPARATOR
     from gpas_cli.plan.undeclared import undeclared, with_key
 
     try:
-        return find(declared, name)
+        return find_preferring(experiments().default, declared, name)
     except UnknownCell:
         keys = (stage.key for entry in declared for stage in entry.cell.stages)
         recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue())

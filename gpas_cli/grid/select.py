@@ -77,6 +77,12 @@ def find(entries: Sequence[Entry], query: str) -> Entry:
     return matching[0]
 
 
+def find_preferring(default: str, entries: Sequence[Entry], query: str) -> Entry:
+    """Return the entry that `find` returns; a name in the grid `default` takes precedence over that in other grids."""
+    usual = [entry for entry in entries if entry.grid == default]
+    return find(usual if any(entry.name == query for entry in usual) else entries, query)
+
+
 def _parse(text: str, entries: Sequence[Entry]) -> _Filter:
     match = _FILTER.fullmatch(text)
     if match is None or not match[3]:

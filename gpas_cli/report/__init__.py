@@ -15,7 +15,8 @@
     provenance  the attempts at one stage, and how its cell differs from its base
     table_place  a cell of a table, by the words that name it
     number    where a number of a table comes from
+    diff      what differs between two cells
     figure    curves (needs the extra `figures`)
 
-Nothing here imports torch; only `query`, `provenance` and `number` import SQLAlchemy.
+Nothing here imports torch; only `query`, `provenance`, `number` and `diff` import SQLAlchemy.
 """

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.scalar import Label, spelled
-from gpas_cli.grid.select import select
+from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.select import conditions, select
 from gpas_cli.report import query
 from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
@@ -159,24 +159,10 @@ def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> tuple[Code, ...]:
 def _command(grid: str, place: Place, entries: Sequence[Entry]) -> tuple[tuple[str, ...], int]:
     """Return the words of a command that runs the cells at `place`, and how many other cells it runs too."""
     wanted = [status.entry for status in place.cell.statuses]
-    conditions: list[str] = []
-    left = list(entries)
-    for axis in _axes(place, wanted):
-        labels = list(dict.fromkeys(spelled(entry.axes[axis]) for entry in wanted))
-        tried = [*conditions, f"{axis}={','.join(labels)}"]
-        try:
-            matching = select(entries, tried)
-        except GpasError:  # a label that --where cannot express, such as one with a comma
-            continue
-        if len(matching) < len(left) and {entry.id for entry in wanted} <= {entry.id for entry in matching}:
-            conditions, left = tried, matching
-    words = [word for condition in conditions for word in ("--where", condition)]
-    return ("gpas", "run", "grid", grid, *words), len({entry.key for entry in left} - {entry.key for entry in wanted})
-
-
-def _axes(place: Place, wanted: Sequence[Entry]) -> list[str]:
-    """Return the axes that all wanted entries have: those of the row and the column first."""
-    spec = place.table.spec
-    first = [*spec.rows, spec.columns]
-    axes = [axis for axis in wanted[0].axes if all(axis in entry.axes for entry in wanted)]
-    return sorted(axes, key=lambda axis: (axis not in first, first.index(axis) if axis in first else 0))
+    where = conditions(wanted, entries)
+    try:
+        chosen = select(entries, where)
+    except GpasError:  # a label that --where cannot express, such as one with a comma
+        where, chosen = [], list(entries)
+    words = [word for condition in where for word in ("--where", condition)]
+    return ("gpas", "run", "grid", grid, *words), len({entry.key for entry in chosen} - {entry.key for entry in wanted})

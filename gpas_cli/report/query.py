@@ -67,11 +67,11 @@ def stage(engine: Engine, key: str) -> dict[str, Any] | None:
     return rows[0] if rows else None
 
 
-def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
+def curve(engine: Engine, key: str, name: str, number: int | None = None) -> list[tuple[int, float]]:
     """Return the curve `name` of a stage as (step, value) pairs in order of step.
 
     Attempts are joined; at a step that several have, the latest one counts. Attempts whose run directories are gone are
-    left out.
+    left out. With `number`, return the curve of that attempt alone.
     """
     points = (
         select(CurveRow.step, CurveRow.value)
@@ -79,6 +79,7 @@ def curve(engine: Engine, key: str, name: str) -> list[tuple[int, float]]:
         .where(AttemptRow.stage_key == key, AttemptRow.gone.is_(None), CurveRow.name == name)
         .order_by(AttemptRow.number)
     )
+    points = points if number is None else points.where(AttemptRow.number == number)
     with engine.connect() as connection:
         joined = {row.step: row.value for row in connection.execute(points)}
     return sorted(joined.items())

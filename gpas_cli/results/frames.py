@@ -14,7 +14,7 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.select import find, select
+from gpas_cli.grid.select import find_preferring, select
 from gpas_cli.project import Project
 from gpas_cli.report.entry_status import is_supported
 from gpas_cli.report.recorded import Recorded, recorded
@@ -148,8 +148,7 @@ class Results:
         """Return the cells of a grid, or the cell with a name or key; cells of the default grid take precedence."""
         if name in self.experiments.grids:
             return [entry for entry in declared if entry.grid == name]
-        usual = [entry for entry in declared if entry.grid == self.experiments.default]
-        return [find(usual if any(entry.name == name for entry in usual) else declared, name)]
+        return [find_preferring(self.experiments.default, declared, name)]
 
 
 def _names(of: Any) -> list[str]:

@@ -51,6 +51,12 @@ def snapshot_path(runs: Path, code: str) -> Path:
     return runs / ".code" / code
 
 
+def snapshot_files(runs: Path, code: str) -> dict[str, bytes] | None:
+    """Return the files of the copy with the version `code` by relative path, None if there is no such copy."""
+    package = snapshot_path(runs, code) / PACKAGE
+    return read_files(package) if code and package.is_dir() else None
+
+
 def current_code(package: Path | None = None) -> str:
     """Return the name of the running package's content, as `snapshot` would give it. Copies nothing."""
     return digest(read_files(package or Path(gpas_cli.__file__).parent))

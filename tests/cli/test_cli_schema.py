@@ -34,6 +34,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "top": [(("top",), Exit.DONE)],
     "cancel": [(("cancel", "post-s1"), Exit.INCOMPLETE)],
     "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
+    "diff": [(("diff", "pre-s1", "pre-gpas-s1"), Exit.DONE), (("diff", "pre-s1", "pre-s2"), Exit.INCOMPLETE)],
     "explain": [(("explain", "pre-gpas-s1", "post-s1"), Exit.DONE)],
     "table": [(("table", "small"), Exit.DONE), (("table", "shares"), Exit.DONE)],
     "claims": [(("claims", "gate-lowers"), Exit.DONE), (("claims",), Exit.DONE)],

@@ -1,6 +1,7 @@
 """The JSON that commands print, as types whose names end in Json: `DOCUMENTS` names the document of each command.
 
     cells.py       cells: their states, what they are, where a number comes from
+    comparisons.py what differs between two cells
     plans.py       plans and results of runs
     tables.py      tables, figures, exported networks
     claims.py      verdicts on claims
@@ -14,7 +15,7 @@ new one; new fields may come at any time.
 
 from __future__ import annotations
 
-from gpas_cli.cli.schemas import cells, claims, plans, tables, upkeep
+from gpas_cli.cli.schemas import cells, claims, comparisons, plans, tables, upkeep
 
 DOCUMENTS: dict[str, type] = {
     "plan": plans.PlanJson,
@@ -27,6 +28,7 @@ DOCUMENTS: dict[str, type] = {
     "logs": cells.EventJson,
     "cancel": cells.CancelledJson,
     "why": cells.WhyJson,
+    "diff": comparisons.ComparisonJson,
     "explain": cells.ExplainedJson,
     "bench": cells.MeasuredJson,
     "table": tables.TableJson,

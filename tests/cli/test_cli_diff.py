@@ -1,0 +1,88 @@
+"""`gpas diff`: two cells, two attempts, the same cell in two projects."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from face import START, TRAINED, Face, end, step
+from test_cli_schema import check
+
+from gpas_cli.errors import Exit
+from gpas_cli.store.snapshot import PACKAGE, snapshot_path
+
+
+@pytest.fixture
+def trained(face: Face) -> Face:
+    """Return a project in which a cell with the gate was run with other code, on another machine, than the base."""
+    face.ended("pre-s1", "done", 5.0)
+    start = {**START, "code": "beef", "host": "elsewhere", "environment": {"torch": "2.10", "gpu": ""}}
+    other = [("start", start), *TRAINED[1:4], ("step", step(4, loss=3.5))]
+    face.attempt("pre-gpas-s1", *other, ("outcome", end("done", metrics={"perplexity": 4.0})))
+    for code, text in {"c0de": "a = 1\nb = 2\n", "beef": "a = 1\nb = 3\nc = 4\n"}.items():
+        folder = snapshot_path(face.runs, code) / PACKAGE
+        folder.mkdir(parents=True)
+        (folder / "loop.py").write_text(text)
+        (folder / "same.py").write_text("")
+        (folder / "packaged/migrations").mkdir(parents=True)
+    return face
+
+
+def test_settings_numbers_curves_code_and_environment_are_compared(trained: Face) -> None:
+    document = trained("diff", "pre-s1", "pre-gpas-s1", "--json").json
+    check("diff", document)
+    assert {"setting": "gate.activation", "a": None, "b": "silu"} in document["settings"]
+    (stage,) = document["stages"]
+    assert stage["metrics"]["perplexity"] == {"a": 5.0, "b": 4.0}
+    loss = stage["curves"][0]
+    assert (loss["name"], loss["common"], loss["first"]) == ("loss", 2, {"step": 4, "a": 4.0, "b": 3.5})
+    assert {"setting": "torch", "a": "2.9", "b": "2.10"} in stage["environment"]
+    assert {"setting": "host", "a": "there", "b": "elsewhere"} in stage["environment"]
+    assert document["code"] == [{"a": "c0de", "b": "beef", "files": [{"path": "loop.py", "added": 2, "removed": 1}]}]
+
+
+def test_the_text_says_the_same(trained: Face) -> None:
+    said = trained("diff", "pre-s1", "pre-gpas-s1", "--code").out
+    lines = [line.split() for line in said.splitlines()]
+    assert ["perplexity", "5", "4", "-1"] in lines
+    assert ["loss", "2", "4:", "4,", "3.5", "4:", "4,", "3.5", "4:", "4,", "3.5"] in lines
+    assert "  loop.py  +2 -1" in said
+    assert "\n-b = 2\n+b = 3\n+c = 4\n" in said
+    assert [line for line in said.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_copy_of_the_code_that_is_gone_is_said(trained: Face) -> None:
+    shutil.rmtree(snapshot_path(trained.runs, "beef"))
+    assert "code c0de -> beef: a copy is gone" in trained("diff", "pre-s1", "pre-gpas-s1").out
+
+
+def test_two_attempts_of_a_cell_are_compared(face: Face) -> None:
+    face.attempt("pre-s1", *TRAINED[:4], ("step", step(3, loss=4.1)), ("outcome", end("failed", cause="no luck")))
+    face.ended("pre-s1", "done", 5.0)
+    document = face("diff", "pre-s1@1", "pre-s1@2", "--json", expect=Exit.INCOMPLETE).json
+    assert document["settings"] == []
+    stage = document["stages"][0]
+    assert (stage["a"]["outcome"], stage["b"]["outcome"]) == ("failed", "done")
+    assert [curve["points"] for curve in stage["curves"] if curve["name"] == "loss"] == [[2, 2]]
+    assert "it has 1, 2" in face("diff", "pre-s1@3", "pre-s1", expect=Exit.USAGE).err
+
+
+def test_the_same_cell_of_two_projects_is_compared(trained: Face, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained.folder, copy)
+    (copy / "runs/.project.json").unlink(missing_ok=True)
+    (copy / "gpas.db").unlink(missing_ok=True)
+    document = trained("diff", "pre-s1", "--in", str(copy), "--json").json
+    assert (document["settings"], document["code"]) == ([], [])
+    assert all(curve["first"] is None for curve in document["stages"][0]["curves"])
+    assert trained("diff", "pre-s1", "pre-gpas-s1", "--in", str(copy), "--json").json["settings"]
+
+
+def test_what_cannot_be_compared_is_said(face: Face) -> None:
+    assert "has not been run" in face("diff", "pre-s1", "pre-s2", expect=Exit.USAGE).err
+    face.ended("pre-s1", "done", 5.0)
+    said = face("diff", "pre-s1", "pre-s2", expect=Exit.USAGE).err
+    assert "no stage to compare: small/pre-s1 has been run and small/pre-s2 has not been run" in said
+    assert "name a second cell" in face("diff", "pre-s1", expect=Exit.USAGE).err
+    assert "does not exist" in face("diff", "pre-s1", "--in", "nowhere", expect=Exit.USAGE).err
