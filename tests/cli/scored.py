@@ -22,7 +22,7 @@ WEIGHTS = "0123456789abcdef" * 4
 
 def declare_scored(face: Face, section: str = "{tasks: [indent, bracket]}") -> None:
     """Declare the grid `scored` beside the others."""
-    face.declare(EXPERIMENTS + SCORED.replace("SECTION", section))
+    face.declare(EXPERIMENTS.replace("claims:\n", SCORED.replace("SECTION", section) + "claims:\n"))
 
 
 def score(task: str, value: float, **more: Any) -> Score:
