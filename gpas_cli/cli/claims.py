@@ -52,14 +52,15 @@ def claims(
     """
     from gpas_cli.cli.claims_json import claim_as_mapping
     from gpas_cli.cli.claims_view import detailed, overview
-    from gpas_cli.report.claims.declared import select_claims
+    from gpas_cli.report.claims.declared import select_claims, undeclared_claims
 
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     verdicts = _verdicts(chosen)
     if as_json:
         print_json(claims=[claim_as_mapping(verdict) for verdict in verdicts])
         return
-    for part in (detailed if names else overview)(verdicts):
+    shown = detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
+    for part in shown:
         console().print(part)
 
 

@@ -1,43 +1,287 @@
-"""Verdicts on claims as text for a terminal, and as JSON."""
+"""Verdicts on claims as text for a terminal of any width."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from gpas_cli.report.claims.verdict import Verdict
+from gpas_cli.cli.console import console
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.claim import EACH_RUN, Claim
+from gpas_cli.grid.scalar import spelled
+from gpas_cli.report.claims.significance import SIGN
+from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
+from gpas_cli.report.entry_status import STATE_NAMES
+from gpas_cli.report.papers import load
+from gpas_cli.words import count, listed, verb
 
-STYLES = {"supported": "green", "contradicted": "red", "undecided": "yellow"}
+STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
+TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run"}
+SMALLEST_P = 1e-4
+NARROW = 110  # characters; below, a table leaves out columns
 
 
-def overview(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
-    """Yield a table with a line for each claim."""
+def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iterator[RenderableType]:
+    """Yield a table of claims for each source and size, and a summary. `skipped`: claims about undeclared grids."""
+    known = [verdict for verdict in verdicts if verdict.n[1]]
+    for (source, toy), group in _grouped(known).items():
+        yield Text(f"{_source_title(source)}{', at toy size' if toy else ''}", style="bold")
+        yield _claims_table(group)
+        yield ""
+    if len(known) < len(verdicts):
+        yield Text("No result yet", style="bold")
+        yield _waiting_table([verdict for verdict in verdicts if not verdict.n[1]])
+        yield ""
+    yield _summary(verdicts)
+    if skipped:
+        names = listed(list(dict.fromkeys(claim.name for claim in skipped)), 4)
+        grids = listed(list(dict.fromkeys(grid for claim in skipped for grid in claim.grids)), 4)
+        yield Text(f"Not shown, because their grids are not declared here ({grids}): {names}.", style="dim")
+
+
+def _grouped(verdicts: Sequence[Verdict]) -> dict[tuple[str, bool], list[Verdict]]:
+    groups: dict[tuple[str, bool], list[Verdict]] = {}
+    for verdict in sorted(verdicts, key=lambda each: each.claim.toy):
+        groups.setdefault((verdict.claim.source.paper, verdict.claim.toy), []).append(verdict)
+    return groups
+
+
+def _source_title(source: str) -> str:
+    try:
+        return str(load(source)["short"]) if source else "Your claims"
+    except GpasError:  # a claim of the user's own file may cite any paper
+        return source
+
+
+def _claims_table(verdicts: Sequence[Verdict]) -> Table:
+    wide = console().width >= NARROW
     drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in ("claim", "verdict", "parts", "effect", "p", "seeds"):
-        drawn.add_column(title)
+    drawn.add_column("claim", overflow="fold", ratio=None)
+    drawn.add_column("verdict", no_wrap=True)
+    drawn.add_column("parts", justify="right", no_wrap=True)
+    drawn.add_column("effect", justify="right", no_wrap=True)
+    if wide:
+        drawn.add_column("p", justify="right", no_wrap=True)
+    drawn.add_column("seeds", justify="right", no_wrap=True)
+    drawn.add_column("to decide it" if wide else "needs", overflow="fold")
     for verdict in verdicts:
-        name = verdict.claim.name + (" (toy size)" if verdict.claim.toy else "")
-        counts = verdict.counts()
-        parts = f"{counts['supported']}/{len(verdict.parts)}" if verdict.parts else "-"
-        low, high = verdict.effects or (None, None)
-        effect = "-" if low is None or high is None else f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-        p = "-" if verdict.p is None else f"{verdict.p:.2g}"
-        fewest, most = verdict.n
-        seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        drawn.add_row(name, Text(verdict.verdict, STYLES[verdict.verdict]), parts, effect, p, seeds)
-    yield drawn
+        cells: list[RenderableType] = [
+            verdict.claim.name,
+            Text(verdict.verdict, STYLES[verdict.verdict]),
+            parts_text(verdict),
+        ]
+        cells += [effects_text(verdict), *([p_text(verdict.p)] if wide else []), seeds_text(verdict)]
+        drawn.add_row(*cells, next_text(verdict))
+    return drawn
+
+
+def _waiting_table(verdicts: Sequence[Verdict]) -> Table:
+    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in ("claim", "size", "runs", "command"):
+        drawn.add_column(title, justify="right" if title == "runs" else "left", overflow="fold")
+    for verdict in verdicts:
+        size = "toy" if verdict.claim.toy else ""
+        drawn.add_row(verdict.claim.name, size, next_text(verdict), verdict.command or verdict.reason)
+    return drawn
+
+
+def _summary(verdicts: Sequence[Verdict]) -> Text:
+    counts = Counter(verdict.verdict for verdict in verdicts)
+    words = ", ".join(f"{counts[word]} {word}" for word in (SUPPORTED, CONTRADICTED, UNDECIDED))
+    return Text(
+        f"{count(len(verdicts), 'claim')}: {words}. `gpas claims NAME` shows the parts, the seeds and the command; "
+        "`gpas run claims NAME --until decided` runs what is missing and adds seeds."
+    )
+
+
+def verdict_text(word: str) -> Text:
+    """Return a verdict in its colour."""
+    return Text(word, STYLES[word])
+
+
+def parts_text(verdict: Verdict) -> str:
+    """Return how many parts are supported: "3/5"; "" for a claim of one part."""
+    return f"{verdict.counts()[SUPPORTED]}/{len(verdict.parts)}" if len(verdict.parts) > 1 else ""
+
+
+def effects_text(verdict: Verdict) -> str:
+    """Return the effect, or the smallest and the largest of several parts."""
+    if verdict.effects is None:
+        return ""
+    low, high = verdict.effects
+    return number(low) if low == high else f"{number(low)} to {number(high)}"
+
+
+def seeds_text(verdict: Verdict) -> str:
+    """Return the number of seeds, or the smallest and the largest of several parts."""
+    fewest, most = verdict.n
+    return str(fewest) if fewest == most else f"{fewest}-{most}"
+
+
+def next_text(verdict: Verdict) -> str:
+    """Return what an undecided claim waits for: runs that are missing, or further seeds."""
+    if verdict.verdict != UNDECIDED:
+        return ""
+    if verdict.missing:
+        states = Counter(STATE_NAMES.get(status.state, status.state) for status in verdict.missing)
+        first, *others = [f"{n} {state}" for state, n in states.items()]
+        return ", ".join([first.replace(" ", f" {verb(len(verdict.missing), 'run', 'runs')} ", 1), *others])
+    if verdict.needed is not None:
+        return f"{count(verdict.needed, 'more seed')}"
+    return verdict.reason or "more seeds"
+
+
+def p_text(p: float | None) -> str:
+    """Return a p value with two digits: "0.013", "<0.0001", "" for none."""
+    if p is None:
+        return ""
+    return f"<{SMALLEST_P:g}" if p < SMALLEST_P else f"{p:.2g}"
+
+
+def number(value: float) -> str:
+    """Return a number with three digits and a sign that is easy to see: "-0.74", "1.58", "-1,390"."""
+    if not math.isfinite(value):
+        return "diverged"
+    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return text if "e" not in text or abs(value) < 1e-3 else f"{value:,.0f}"
 
 
 def detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
-    """Yield each claim with its parts."""
-    yield from overview(verdicts)
-    for verdict in verdicts:
-        for part in verdict.parts:
-            yield f"{part.title}: {part.verdict} {part.effect} {part.interval} p {part.p} {part.adjusted} {part.needed}"
-        yield verdict.command
+    """Yield each claim with its parts, the numbers of each seed, and the command that brings it on."""
+    for place, verdict in enumerate(verdicts):
+        if place:
+            yield ""
+        yield from _claim(verdict)
+
+
+def _claim(verdict: Verdict) -> Iterator[RenderableType]:
+    claim = verdict.claim
+    size = " at toy size" if claim.toy else ""
+    title = Text.assemble((claim.name, "bold"), f"{size}: ", (verdict.verdict, STYLES[verdict.verdict]))
+    if verdict.p is not None and verdict.verdict == SUPPORTED and len(verdict.parts) > 1:
+        title.append(f" (each of {len(verdict.parts)} parts, p at most {p_text(verdict.p)})")
+    yield title
+    yield Padding(Text(claim.statement), (0, 0, 0, 2))
+    if claim.source.where:
+        quote = f": \N{LEFT DOUBLE QUOTATION MARK}{claim.source.quote}\N{RIGHT DOUBLE QUOTATION MARK}"
+        source = f"{_source_title(claim.source.paper)}, {claim.source.where}"
+        yield Padding(Text(source + (quote if claim.source.quote else ""), style="dim"), (0, 0, 0, 2))
+    if verdict.reason:
+        yield Padding(Text(verdict.reason), (0, 0, 0, 2))
+    if verdict.parts:
+        yield _parts_table(verdict.parts)
+        yield _seeds_table(verdict.parts)
+    for line in _notes(verdict):
+        yield Padding(Text(line, style="dim"), (0, 0, 0, 2))
+    if verdict.command:
+        yield Text.assemble("  next: ", (verdict.command, "bold"))
+
+
+def _parts_table(parts: Sequence[Part]) -> Table:
+    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    has_published = any(part.published is not None for part in parts)
+    has_adjusted = len(parts) > 1
+    drawn.add_column("part", overflow="fold")
+    drawn.add_column("verdict", no_wrap=True)
+    for title in (
+        "claimed",
+        "effect",
+        "95 % interval",
+        *(["published"] if has_published else []),
+        "seeds",
+        "test",
+        "p",
+    ):
+        drawn.add_column(title, justify="right", no_wrap=title != "95 % interval")
+    for title in (*(["p (Holm)"] if has_adjusted else []), "more seeds"):
+        drawn.add_column(title, justify="right")
+    for part in parts:
+        cells: list[RenderableType] = [
+            part.title or "all",
+            Text(part.verdict, STYLES[part.verdict]),
+            claimed_text(part),
+        ]
+        cells += ["" if part.effect is None else number(part.effect), interval_text(part)]
+        cells += ["" if part.published is None else number(part.published)] if has_published else []
+        cells += [f"{part.n}/{len(part.pairs)}", TESTS[part.test], p_text(part.p)]
+        cells += [p_text(part.adjusted)] if has_adjusted else []
+        drawn.add_row(*cells, "" if part.needed is None or part.verdict != UNDECIDED else str(part.needed))
+    return drawn
+
+
+def claimed_text(part: Part) -> str:
+    """Return the claimed interval: "< 0", "> 0.99", "0.35 to 0.65"."""
+    low, high = part.comparison.low, part.comparison.high
+    if math.isinf(low):
+        return f"< {high:g}"
+    return f"> {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
+
+
+def interval_text(part: Part) -> str:
+    """Return the interval of the effect: "-2.42 to -1.79"."""
+    return f"{number(part.interval[0])} to {number(part.interval[1])}" if part.interval else ""
+
+
+def _seeds_table(parts: Sequence[Part]) -> Table | str:
+    """Return the number of every seed: of the subject, of its base, and the effect."""
+    measured = [part for part in parts if any(one.value is not None for pair in part.pairs for one in pair.measured)]
+    if not measured:
+        return ""
+    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    compared = any(pair.base is not None for part in measured for pair in part.pairs)
+    for title in ("part", "seed", "cell", "value", *(("base", "its value", "effect") if compared else ())):
+        numeric = title in ("seed", "value", "its value", "effect")
+        drawn.add_column(title, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for part in measured:
+        for place, pair in enumerate(part.pairs):
+            cells = ["" if place else part.title or "all", spelled(pair.seed), pair.own.status.entry.name]
+            cells.append(_value(pair.own.value, pair.own.status.state))
+            if compared:
+                base = pair.base
+                cells += [base.status.entry.name, _value(base.value, base.status.state)] if base else ["", ""]
+                cells.append("" if pair.effect is None else number(part.shown(pair.effect)))
+            drawn.add_row(*cells, end_section=place == len(part.pairs) - 1 and part is not measured[-1])
+    return drawn
+
+
+def _value(value: float | None, state: str) -> str:
+    if value is None or math.isinf(value):
+        return STATE_NAMES.get(state, state)
+    return f"{value:.4g}"
+
+
+def _notes(verdict: Verdict) -> Iterator[str]:
+    """Yield what a reader must know of the numbers, one sentence each."""
+    values = list(dict.fromkeys(f"{part.comparison.value.title}, {_compared(part)}" for part in verdict.parts))
+    yield from (f"Compared: {value}." for value in values)
+    reasons: dict[str, list[str]] = {}
+    for part in verdict.parts:
+        if part.reason:
+            reasons.setdefault(part.reason, []).append(part.title or "all")
+    yield from (f"{listed(titles, 3)}: {reason}." for reason, titles in reasons.items())
+    if len(verdict.parts) > 1 and any(part.p is not None for part in verdict.parts):
+        yield (
+            "A part is decided by its p value after Holm's correction for "
+            f"{count(len(verdict.parts), 'part')}; the claim needs every part to hold, without a correction."
+        )
+    diverged = sum(part.diverged() for part in verdict.parts)
+    if diverged:
+        yield f"{count(diverged, 'run')} diverged; a diverged run counts as worse than any number."
+    if verdict.missing:
+        names = [f"{status.entry.id} ({STATE_NAMES.get(status.state, status.state)})" for status in verdict.missing]
+        yield f"{count(len(names), 'run')} {verb(len(names), 'has', 'have')} no number yet: {listed(names, 4)}."
+    if verdict.claim.toy:
+        yield "At toy size the verdict is about these small networks, not about the paper's."
+
+
+def _compared(part: Part) -> str:
+    words = {"difference": "difference from the base", "ratio": "ratio to the base", "value": "by itself"}
+    across = part.comparison.across
+    return words[part.comparison.compare] + (f", at {across[1]} against {across[2]}" if across else "")

@@ -179,9 +179,9 @@ def experiments() -> Experiments:
     Plugin files are not run for shell completion: pressing TAB in a folder must not execute code in it.
     """
     from gpas_cli.grid.load import load
-    from gpas_cli.report.table_checks import table_problems
+    from gpas_cli.report.checks import report_problems
 
-    return load(project().config, run_plugins=not _completing(), check=table_problems)
+    return load(project().config, run_plugins=not _completing(), check=report_problems)
 
 
 def _completing() -> bool:

@@ -29,10 +29,10 @@ def doctor(
     from rich.text import Text
 
     from gpas_cli.doctor.examine import examine
-    from gpas_cli.report.table_checks import table_problems
+    from gpas_cli.report.checks import report_problems
 
     here = Project.find(STATE.config, required=False)
-    findings = list(examine(here, nodes=nodes, check=table_problems))
+    findings = list(examine(here, nodes=nodes, check=report_problems))
     if as_json:
         print_json(findings=[vars(finding) for finding in findings])
     else:

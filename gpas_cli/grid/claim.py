@@ -73,7 +73,7 @@ class Comparison:
     subject: conditions on labels. against: the labels in which the base differs from the subject, {} if values
     themselves are compared. low, high: the open interval in which the claim places the effect. across: an axis and two
     of its labels. published: source -> table whose numbers give the published effect; printed: an effect that the text
-    of the source states.
+    of the source states. marks: the places of its settings in the file.
     """
 
     says: str
@@ -91,6 +91,7 @@ class Comparison:
     published: Mapping[str, str] = field(default_factory=dict)
     printed: float | None = None
     mark: Mark = NOWHERE
+    marks: Mapping[str, Mark] = field(default_factory=dict)
 
     @property
     def logarithmic(self) -> bool:

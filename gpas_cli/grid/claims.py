@@ -165,6 +165,7 @@ class _Reader:
             published=read_text_mapping(self.parts.get("published"), self._path("published"), self.problems),
             printed=self._number(self.parts["printed"], "printed") if "printed" in self.parts else None,
             mark=self.mark,
+            marks={key: node.mark for key, node in self.parts.items()},
         )
 
     def _path(self, key: str) -> SettingPath:

@@ -3,7 +3,9 @@
     query     the decisive result of each stage, attempts, curves, from the database
     labels    what a cell is called: in row titles, and in the papers
     papers    published numbers, as data
+    checks    whether the tables and claims that experiments.yaml declares name what exists
     table_checks  whether the tables that grids declare can be made
+    claims    statements about results, and what the results say about them
     external  networks that were not trained here, as rows below the cells
     stats     mean, spread, paired differences over seeds
     entry_status  the number that one entry contributes to a table, or why there is none

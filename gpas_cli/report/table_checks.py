@@ -26,7 +26,7 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
     except GpasError as error:
         yield _problem(grid, str(error), "value")
         return
-    if what.stage != PRETRAIN and what.stage not in _stages(grids, grid):
+    if what.stage != PRETRAIN and what.stage not in stages_of(grids, grid):
         message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
         yield _problem(grid, message, "value")
     for source, name in table.published.items():
@@ -40,12 +40,12 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
             yield _problem(grid, message, "published", source)
 
 
-def _stages(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
+def stages_of(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
     """Return the sections that the grid and its included grids set; they include the stages of its cells."""
     settings = [grid.base, *(override.settings for override in grid.override)]
     names = {name for node in settings for name in children(node)}
     names |= {name.partition(".")[0] for axis in grid.all_axes for name in axis.names}
-    return names.union(*(_stages(grids, grids[include.grid]) for include in grid.include))
+    return names.union(*(stages_of(grids, grids[include.grid]) for include in grid.include))
 
 
 def _problem(grid: Grid, message: str, *path: str) -> Problem:

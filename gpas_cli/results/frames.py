@@ -43,9 +43,9 @@ class Results:
     @cached_property
     def experiments(self) -> Experiments:
         """The declared grids. Raises InvalidExperiments with every problem of the file."""
-        from gpas_cli.report.table_checks import table_problems
+        from gpas_cli.report.checks import report_problems
 
-        return load(self.project.config, check=table_problems)
+        return load(self.project.config, check=report_problems)
 
     @property
     def grids(self) -> list[str]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.grid.scalar import identity, spelled
 from gpas_cli.report.claims.verdict import UNDECIDED, Part, Verdict
 from gpas_cli.report.entry_status import EntryStatus
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
 
 MAX_SEEDS = 8  # proposed for `gpas run claims`
 # What a run in this state needs. Those that are queued or running need nothing.
@@ -26,33 +30,38 @@ def missing(parts: Iterable[Part]) -> tuple[EntryStatus, ...]:
     return tuple(found.values())
 
 
-def command(verdict: Verdict) -> str:
-    """Return the command that brings the claim nearer to a verdict, "" if it is decided or its runs are under way."""
+def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
+    """Return the command that brings the claim nearer to a verdict, "" if it is decided or its runs are under way.
+
+    `entries` are all cells of its grids.
+    """
     if verdict.verdict != UNDECIDED or not verdict.parts:
         return ""
     idle = [status for status in verdict.missing if status.state not in WAITING]
-    startable = [status for status in idle if status.state not in REMEDIES]
+    startable = [status.entry for status in idle if status.state not in REMEDIES]
     if startable:
-        return run_command(startable)
+        return run_command(startable, entries)
     if idle:
-        return f"{REMEDIES[idle[0].state]} {' '.join(shlex.quote(one.entry.id) for one in _same_state(idle))}".strip()
+        names = [status.entry.id for status in idle if status.state == idle[0].state]
+        return " ".join([REMEDIES[idle[0].state], *map(shlex.quote, names if idle[0].state != "unsynced" else [])])
     if verdict.missing:
         return ""
     return f"gpas run claims {shlex.quote(verdict.claim.name)} --until decided --max-seeds {MAX_SEEDS}"
 
 
-def _same_state(statuses: Sequence[EntryStatus]) -> list[EntryStatus]:
-    first = statuses[0].state
-    return [status for status in statuses if status.state == first and first != "unsynced"]
+def run_command(wanted: Sequence[Entry], entries: Sequence[Entry]) -> str:
+    """Return `gpas run grid` with the conditions on labels that select these cells, and as few others as they can.
 
-
-def run_command(statuses: Sequence[EntryStatus]) -> str:
-    """Return `gpas run grid` with the conditions on labels that select these cells, and as few others as they can."""
-    grids = list(dict.fromkeys(status.entry.grid for status in statuses))
-    labels: dict[str, dict[str, Label]] = {}
-    for status in statuses:
-        for axis, label in status.entry.axes.items():
-            labels.setdefault(axis, {})[spelled(label)] = label
-    common = [axis for axis in labels if all(axis in status.entry.axes for status in statuses)]
-    conditions = [f"-w {shlex.quote(axis + '=' + ','.join(labels[axis]))}" for axis in common]
-    return " ".join(["gpas run grid", *grids, *conditions])
+    A condition that leaves out none of the `entries` is omitted.
+    """
+    grids = list(dict.fromkeys(entry.grid for entry in wanted))
+    others = [entry for entry in entries if entry.grid in grids]
+    common = [axis for axis in wanted[0].axes if all(axis in entry.axes for entry in wanted)]
+    words = ["gpas run grid", *map(shlex.quote, grids)]
+    for axis in common:
+        labels = {identity(entry.axes[axis]): entry.axes[axis] for entry in wanted}
+        if all(axis in entry.axes and identity(entry.axes[axis]) in labels for entry in others):
+            continue
+        others = [entry for entry in others if axis in entry.axes and identity(entry.axes[axis]) in labels]
+        words.append(f"-w {shlex.quote(axis + '=' + ','.join(map(spelled, labels.values())))}")
+    return " ".join(words)

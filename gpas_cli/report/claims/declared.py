@@ -62,6 +62,12 @@ def select_claims(
     return [claim for claim in chosen if toy is None or claim.toy is toy]
 
 
+def undeclared_claims(experiments: Experiments) -> list[Claim]:
+    """Return the claims of papers about grids that the file does not declare."""
+    claims = [claim for sizes in all_claims(experiments).values() for claim in sizes]
+    return [claim for claim in claims if any(grid not in experiments.grids for grid in claim.grids)]
+
+
 def _check(what: str, given: Sequence[str], valid: Iterable[str]) -> None:
     known = [name for name in dict.fromkeys(valid) if name]
     for name in given:

@@ -47,7 +47,7 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     verdict = _whole(claim, parts)
     lost = missing(parts)
     made = Verdict(claim, verdict, tuple(parts), lost, reason=_reason(claim, parts))
-    return replace(made, command=command(made))
+    return replace(made, command=command(made, known.entries))
 
 
 def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:

@@ -17,7 +17,7 @@ from gpas_cli.report.metrics import metric
 from gpas_cli.report.quantities import Quantity, quantity
 from gpas_cli.report.series import Points, by_layer
 from gpas_cli.spec.downstream import headline
-from gpas_cli.spec.stage import Metric
+from gpas_cli.spec.stage import Metric, StageKind
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -44,14 +44,18 @@ class Measured:
         return self.status.state == DIVERGED
 
 
-def state_metric(feature: Feature, entry: Entry) -> Metric:
-    """Return the metric of the stage that reports the feature. Raises GpasError for an unknown metric or curve."""
-    kinds = {stage.declared for stage in entry.cell.stages}
+def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
+    """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
     if feature.metric and feature.metric != DIVERGED:
         return metric(feature.metric, kinds)
     if feature.curve:
         curve_of(feature)
     return metric("mean_importance" if feature.curve in IMPORTANCE_CURVES else "loss", kinds)
+
+
+def stage_of(feature: Feature, kinds: Iterable[StageKind]) -> str:
+    """Return the name of the stage that reports the feature. Raises GpasError for an unknown metric or curve."""
+    return state_metric(feature, kinds).stage
 
 
 def curve_of(feature: Feature) -> Quantity:
@@ -73,7 +77,7 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
 
 
 def _status(entry: Entry, feature: Feature, over: str, known: Recorded) -> EntryStatus:
-    what = state_metric(feature, entry)
+    what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
     name = what.name
     section = entry.cell.parameters("downstream")
     if what.by_task and section is not None:
@@ -87,7 +91,8 @@ def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
         ended = {"done": 0.0, DIVERGED: 1.0}
         return Measured(status, ended.get(status.state))
     if status.state == DIVERGED:
-        better = state_metric(feature, status.entry).better
+        kinds = {stage.declared for stage in status.entry.cell.stages}
+        better = state_metric(feature, kinds).better
         return Measured(status, math.inf if better == "lower" else -math.inf)
     return Measured(status, status.value)
 
@@ -182,24 +187,21 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     return math.fsum((x - centre) * (y - height) for x, y in points) / spread
 
 
-def check_feature(feature: Feature, metrics: Iterable[str]) -> str:
-    """Return what is wrong with a declared feature, "" if nothing is."""
-    if feature.metric:
-        if feature.metric == DIVERGED:
-            return ""
-        try:
-            metric(feature.metric)
-        except GpasError as error:
-            return "" if feature.metric in metrics else str(error)
-        return ""
+def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
+    """Return what is wrong with a declared feature, "" if nothing is. `kinds` are the stages that plugins add."""
     try:
-        drawn = curve_of(feature)
+        state_metric(feature, kinds)
     except GpasError as error:
         return str(error)
+    if not feature.curve:
+        return ""
+    drawn = curve_of(feature)
     if drawn.spans:
-        return f"'{feature.curve}' has a value for every pair of layers; a claim needs a curve"
+        return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
     if feature.layers != ("all",) and not drawn.by_layer:
         return f"'{feature.curve}' is not recorded by layer"
     if feature.take.endswith("slope") and drawn.by_layer and feature.updates == "all":
         return "a slope over layers is taken at one update; write updates: last, or a number"
+    if feature.take == "early-change" and feature.updates != "all":
+        return "early-change compares updates; write updates: all"
     return ""

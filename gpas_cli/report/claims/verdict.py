@@ -91,13 +91,18 @@ class Verdict:
 
     @property
     def p(self) -> float | None:
-        """The largest p of a part that speaks for a supported claim, the smallest adjusted one against it otherwise."""
-        found = [part for part in self.parts if part.p is not None and part.adjusted is not None]
-        if not found or (self.verdict != CONTRADICTED and len(found) < len(self.parts)):
-            return None
+        """The p value of the verdict.
+
+        If supported, the largest of the parts', all of which must hold; if contradicted, the smallest adjusted one that
+        speaks against a part. An undecided claim of one part has that of its part, and one of several parts has none.
+        """
         if self.verdict == CONTRADICTED:
-            return min(part.adjusted or 0.0 for part in found if part.verdict == CONTRADICTED)
-        return max(part.inside or 0.0 for part in found)
+            against = [part.adjusted for part in self.parts if part.verdict == CONTRADICTED]
+            return min((p for p in against if p is not None), default=None)
+        if self.verdict == SUPPORTED:
+            found = [part.inside for part in self.parts if part.inside is not None]
+            return max(found) if len(found) == len(self.parts) else None
+        return self.parts[0].p if len(self.parts) == 1 else None
 
     @property
     def needed(self) -> int | None:
