@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.recorded import Recorded
 
+ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
 # The metric whose state says whether the stage that records a curve has ended.
 IMPORTANCE_CURVES = ("importance", "importance_score", "angular_distance", "angular_distances")
@@ -71,7 +72,7 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
     statuses = {entry.id: _status(entry, feature, over, known) for entry in entries}
     if not feature.curve:
         return {name: _of_metric(status, feature) for name, status in statuses.items()}
-    done = {status.key: status for status in statuses.values() if status.state in ("done", "unrecorded")}
+    done = {status.key: status for status in statuses.values() if status.state in ENDED}
     points = _points(list(done), curve_of(feature), feature, known)
     return {name: _of_curve(status, points.get(status.key), feature) for name, status in statuses.items()}
 
@@ -88,7 +89,7 @@ def _status(entry: Entry, feature: Feature, over: str, known: Recorded) -> Entry
 
 def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
     if feature.metric == DIVERGED:
-        ended = {"done": 0.0, DIVERGED: 1.0}
+        ended = {**dict.fromkeys(ENDED, 0.0), DIVERGED: 1.0}
         return Measured(status, ended.get(status.state))
     if status.state == DIVERGED:
         kinds = {stage.declared for stage in status.entry.cell.stages}
@@ -98,7 +99,7 @@ def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
 
 
 def _of_curve(status: EntryStatus, points: Mapping[int, Mapping[int, float]] | None, feature: Feature) -> Measured:
-    if status.state not in ("done", "unrecorded"):
+    if status.state not in ENDED:
         return Measured(status, None)
     if feature.take == "early-change":
         return Measured(status, _early_change(points or {}))

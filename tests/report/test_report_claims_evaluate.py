@@ -1,0 +1,220 @@
+"""Verdicts on claims about made-up results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from report_cells import entry, result
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.claim import Claim, Comparison, Feature
+from gpas_cli.grid.entry import Entry
+from gpas_cli.report.claims.evaluate import evaluate
+from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Verdict
+from gpas_cli.report.recorded import Recorded
+
+INF = math.inf
+Numbers = Mapping[tuple[str, str], Sequence[float | str | None]]
+CLEAR = {("pre", "none"): (34.0, 34.3, 34.1), ("pre", "gpas"): (33.1, 33.5, 33.2)}
+
+
+def known(numbers: Numbers, size: str = "71m") -> Recorded:
+    """Return cells by scheme and gate, a seed for each number; None is missing, a word is a state without a number."""
+    entries: list[Entry] = []
+    results: dict[str, Any] = {}
+    states: dict[str, tuple[str, float | None]] = {}
+    for (norm, gate), values in numbers.items():
+        for seed, value in enumerate(values, 1):
+            cell = entry(norm, gate, seed, size)
+            entries.append(cell)
+            if value == "diverged":
+                results |= result(cell, outcome="diverged")
+            elif isinstance(value, str):
+                states[cell.cell.key] = (value, None)
+            elif value is not None:
+                results |= result(cell, value)
+    return Recorded(tuple(entries), states, results)
+
+
+def comparison(**changes: Any) -> Comparison:
+    usual = {"says": "", "grids": ("demo",), "subject": {"gate": ("gpas",)}, "against": {"gate": "none"}}
+    return Comparison(**{**usual, "value": Feature(metric="perplexity"), "high": 0.0, "by": ("norm",), **changes})
+
+
+def verdict(numbers: Numbers, *comparisons: Comparison, **changes: Any) -> Verdict:
+    return evaluate(Claim("c", "A claim.", comparisons or (comparison(**changes),)), known(numbers))
+
+
+def test_a_clear_difference_supports_the_claim() -> None:
+    found = verdict(CLEAR)
+    (part,) = found.parts
+    assert (found.verdict, part.verdict, part.title, part.n) == (SUPPORTED, SUPPORTED, "Pre-LN", 3)
+    assert part.effect == pytest.approx(-0.8667, abs=1e-4)
+    assert part.interval[0] < part.effect < part.interval[1] < 0
+    assert part.p == part.adjusted == found.p < 0.01
+    assert (found.missing, found.command) == ((), "")
+    assert [(pair.seed, round(pair.effect, 6)) for pair in part.pairs] == [(1, -0.9), (2, -0.8), (3, -0.9)]
+
+
+def test_a_clear_difference_the_other_way_contradicts_it() -> None:
+    swapped = {("pre", "none"): CLEAR["pre", "gpas"], ("pre", "gpas"): CLEAR["pre", "none"]}
+    found = verdict(swapped)
+    assert (found.verdict, found.command) == (CONTRADICTED, "")
+    assert found.p < 0.01
+
+
+def test_a_small_difference_leaves_it_undecided_and_says_how_many_seeds_would_decide() -> None:
+    found = verdict({("pre", "none"): (34.0, 34.3, 34.1), ("pre", "gpas"): (33.9, 34.35, 33.8)})
+    (part,) = found.parts
+    assert found.verdict == UNDECIDED
+    assert part.needed == found.needed > 1
+    assert found.command == "gpas run claims c --until decided --max-seeds 8"
+
+
+@pytest.mark.parametrize("numbers", [(30.0,), (30.0, None, None)])
+def test_one_seed_never_decides(numbers: tuple[float | None, ...]) -> None:
+    found = verdict({("pre", "none"): (34.0, 34.3, 34.1)[: len(numbers)], ("pre", "gpas"): numbers})
+    (part,) = found.parts
+    assert (found.verdict, part.p, part.effect, part.needed) == (UNDECIDED, None, -4.0, None)
+    assert part.reason == "one seed: a test needs two or more"
+
+
+def test_seeds_are_paired() -> None:
+    drift = {("pre", "none"): (30.0, 40.0, 50.0), ("pre", "gpas"): (29.5, 39.55, 49.45)}
+    assert verdict(drift).verdict == SUPPORTED
+
+
+def test_missing_runs_are_named_with_the_command_that_runs_them() -> None:
+    numbers = {**CLEAR, ("lns", "none"): (30.0, None, 30.0), ("lns", "gpas"): (29.0, None, "running")}
+    found = verdict(numbers)
+    assert found.verdict == UNDECIDED
+    assert {status.entry.name: status.state for status in found.missing} == {
+        "71m-lns-none-2": "missing",
+        "71m-lns-gpas-2": "missing",
+        "71m-lns-gpas-3": "running",
+    }
+    assert found.command == "gpas run grid demo -w norm=lns -w seed=2"
+
+
+@pytest.mark.parametrize(
+    ("state", "command"),
+    [("failed", "gpas retry demo/71m-pre-gpas-1 demo/71m-pre-gpas-2"), ("done", "gpas sync"), ("queued", "")],
+)
+def test_what_helps_depends_on_the_state(state: str, command: str) -> None:
+    assert verdict({("pre", "none"): (34.0, 34.3), ("pre", "gpas"): (state, state)}).command == command
+
+
+def test_every_part_must_hold_and_one_against_it_contradicts() -> None:
+    worse = {("lns", "none"): (30.0, 30.2, 30.1), ("lns", "gpas"): (31.0, 31.25, 31.1)}
+    found = verdict({**CLEAR, **worse})
+    assert (found.verdict, found.counts()) == (CONTRADICTED, {SUPPORTED: 1, CONTRADICTED: 1, UNDECIDED: 0})
+    unclear = {("lns", "none"): (30.0, 30.2, 30.1), ("lns", "gpas"): (29.9, 30.4, 30.0)}
+    assert verdict({**CLEAR, **unclear}).verdict == UNDECIDED
+
+
+def test_single_parts_are_corrected_for_their_number_but_the_claim_that_all_hold_is_not() -> None:
+    # One part has p = 0.016; with seven unclear ones beside it, its adjusted p is eight times as large.
+    weak = {"none": (34.0, 34.3, 34.1), "gpas": (33.4, 33.4, 33.45)}
+    names = ("lns", "post", "sandwich", "mix", "deepnorm", "peri", "b2t")
+    unclear = {(norm, gate): (30.0, 30.1, 29.8 + 0.2 * (gate == "none")) for norm in names for gate in ("none", "gpas")}
+    found = verdict({**{("pre", gate): values for gate, values in weak.items()}, **unclear})
+    first = found.parts[0]
+    assert first.p < 0.05 < first.adjusted == pytest.approx(8 * first.p)
+    assert first.verdict == UNDECIDED
+    every = {(norm, gate): weak[gate] for norm in ("pre", *names) for gate in weak}
+    found = verdict(every)
+    assert found.parts[0].adjusted > 0.05
+    assert found.verdict == SUPPORTED
+    assert {part.verdict for part in found.parts} == {SUPPORTED}
+    assert found.p == pytest.approx(first.p)
+
+
+def test_a_diverged_run_is_worse_than_any_number() -> None:
+    six = tuple(30.0 + seed for seed in range(6))
+    found = verdict({("pre", "none"): ("diverged",) * 6, ("pre", "gpas"): six})
+    (part,) = found.parts
+    assert (found.verdict, part.test, part.effect, part.diverged()) == (SUPPORTED, "sign", None, 6)
+    assert part.p == pytest.approx(2 / 2**6)
+    assert found.missing == ()
+    found = verdict({("pre", "none"): six, ("pre", "gpas"): ("diverged",) * 6})
+    assert found.verdict == CONTRADICTED
+
+
+def test_two_diverged_runs_of_a_seed_say_nothing() -> None:
+    found = verdict({("pre", "none"): ("diverged", "diverged"), ("pre", "gpas"): ("diverged", 30.0)})
+    (part,) = found.parts
+    assert [pair.effect for pair in part.pairs] == [None, -INF]
+    assert found.verdict == UNDECIDED
+
+
+def test_of_ratios_the_geometric_mean_is_shown() -> None:
+    found = verdict(CLEAR, compare="ratio", high=1.0)
+    (part,) = found.parts
+    ratios = [own / base for own, base in zip(CLEAR["pre", "gpas"], CLEAR["pre", "none"], strict=True)]
+    assert part.effect == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert found.verdict == SUPPORTED
+    assert part.bounds() == (-INF, 0.0)
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(0.95, 1.05, SUPPORTED), (1.0, 1.05, CONTRADICTED)])
+def test_a_ratio_between_two_bounds_is_an_equivalence_test(low: float, high: float, expected: str) -> None:
+    assert verdict(CLEAR, compare="ratio", low=low, high=high).verdict == expected
+
+
+def test_values_without_a_base() -> None:
+    found = verdict(CLEAR, subject={"gate": ("none",)}, against={}, compare="value", low=34.0, high=INF)
+    (part,) = found.parts
+    assert (part.pairs[0].base, found.verdict) == (None, UNDECIDED)
+    assert part.effect == pytest.approx(34.1333, abs=1e-4)
+
+
+def test_a_claim_about_each_run_is_decided_without_a_test() -> None:
+    gone = {"value": Feature(metric="diverged"), "against": {}, "compare": "value", "test": "each-run", "low": 0.5}
+    about = comparison(**gone, subject={"gate": ("none",)}, high=INF)
+    numbers = {("pre", "none"): ("diverged",), ("pre", "gpas"): (30.0,)}
+    found = verdict(numbers, about)
+    assert (found.verdict, found.parts[0].p, found.parts[0].test) == (SUPPORTED, None, "each-run")
+    assert found.parts[0].reason == "decided by each run, without a test"
+    assert verdict({("pre", "none"): ("diverged", 31.0)}, about).verdict == CONTRADICTED
+    assert verdict({("pre", "none"): ("diverged", None)}, about).verdict == UNDECIDED
+
+
+def test_the_interaction_across_two_labels() -> None:
+    schemes = {("lns", "none"): (30.0, 30.2, 30.1), ("lns", "gpas"): (29.9, 30.15, 30.02)}
+    found = verdict({**CLEAR, **schemes}, across=("norm", "pre", "lns"), by=())
+    (part,) = found.parts
+    assert [round(pair.effect, 6) for pair in part.pairs] == [-0.8, -0.75, -0.82]
+    assert found.verdict == SUPPORTED
+    assert len(part.pairs[0].measured) == 4
+
+
+def test_a_subject_without_a_base_is_said() -> None:
+    found = verdict({("pre", "gpas"): (30.0, 31.0)})
+    assert (found.verdict, found.parts[0].reason) == (UNDECIDED, "demo/71m-pre-gpas-1 has no base in demo")
+
+
+def test_a_claim_without_cells_is_undecided() -> None:
+    assert verdict(CLEAR, grids=("other",)).reason == "no cell of grid other is declared here"
+    assert verdict(CLEAR, subject={"gate": ("tanh",)}).reason == "no cell of demo is a subject of this claim"
+
+
+def test_two_subjects_with_one_seed_are_refused() -> None:
+    numbers = {**CLEAR, ("lns", "none"): (30.0,), ("lns", "gpas"): (29.0,)}
+    with pytest.raises(GpasError, match="are both subjects with seed 1; add norm to `by`, or to `subject`"):
+        verdict(numbers, by=())
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(GpasError, match="unknown metric 'perplexty'; did you mean 'perplexity'"):
+        verdict(CLEAR, value=Feature(metric="perplexty"))
+
+
+def test_the_published_effect_stands_beside_ours() -> None:
+    found = verdict(CLEAR, published={"gpas": "table2_perplexity"})
+    assert found.parts[0].published == pytest.approx(-0.74)
+    found = verdict(CLEAR, published={"gpas": "table2_perplexity"}, compare="ratio", high=1.0)
+    assert found.parts[0].published == pytest.approx(33.49 / 34.23)
+    assert verdict(CLEAR, printed=0.5).parts[0].published == 0.5
