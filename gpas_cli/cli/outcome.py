@@ -44,7 +44,7 @@ def finish(summary: RunSummary | None, notify: str | None = None, submitted: Sub
     if notify and summary is None:
         console().print("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
     elif notify:
-        _notify(notify, document)
+        run_notify(notify, document, one_line(document))
     raise typer.Exit(code)
 
 
@@ -66,10 +66,10 @@ def one_line(run: dict[str, Any]) -> str:
     return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
 
 
-def _notify(command: str, run: dict[str, Any]) -> None:
+def run_notify(command: str, fields: dict[str, Any], line: str) -> None:
     """Run the --notify command. Names from the experiments file reach it only as data, never as shell text."""
-    environment = {**os.environ, SUMMARY_VARIABLE: one_line(run)}
-    document = json.dumps({"schema": SCHEMA, **run}, allow_nan=False)
+    environment = {**os.environ, SUMMARY_VARIABLE: line}
+    document = json.dumps({"schema": SCHEMA, **fields}, allow_nan=False)
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command], input=document, text=True, capture_output=True, timeout=NOTIFY_SECONDS,

@@ -112,13 +112,13 @@ def run_entries(
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {count(len(planned.jobs), 'job')}?", options.yes)
     request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
-    submitted, summary = _run(scheduler, request, options.wait)
+    submitted, summary = run_request(scheduler, request, options.wait)
     if summary:
         _conclude(summary)
     finish(summary, options.notify, submitted)
 
 
-def _run(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitted | None, RunSummary | None]:
+def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitted | None, RunSummary | None]:
     """Submit the cells, and wait for them if the scheduler needs this process or if asked to.
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
@@ -141,12 +141,7 @@ def _run(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitt
 def _conclude(summary: RunSummary) -> None:
     from rich.text import Text
 
-    from gpas_cli.state.status import OUTCOMES
-
-    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
-    for name in (*OUTCOMES[1:], "skipped"):
-        for line in _reasons(lists[name]):
-            console().print(f"{name}: {line}", markup=False)
+    lists = print_reasons(summary)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
     grids = list(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
     console().print(Text.assemble((counts or "nothing to do", "bold"), ". Table: ", (_table_command(grids), "bold")))
@@ -154,6 +149,17 @@ def _conclude(summary: RunSummary) -> None:
         console().print("Run the same command to resume from the last checkpoints.")
     if summary.failed or summary.cancelled:
         console().print("`gpas logs CELL` shows why a cell failed; `gpas retry` runs failed and cancelled cells again.")
+
+
+def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
+    """Print why cells have no result. Return all cells by how they ended."""
+    from gpas_cli.state.status import OUTCOMES
+
+    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
+    for name in (*OUTCOMES[1:], "skipped"):
+        for line in _reasons(lists[name]):
+            console().print(f"{name}: {line}", markup=False)
+    return lists
 
 
 def _table_command(grids: Sequence[str]) -> str:

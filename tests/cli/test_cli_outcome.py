@@ -50,7 +50,8 @@ def test_text_from_files_is_never_passed_to_a_shell(face: Face) -> None:
     face("run", "small", *ONE, "--notify", command, expect=Exit.FAILED)
     assert hostile in (face.folder / "document.json").read_text()
     cell = {"grid": hostile, "state": "done"}
-    outcome._notify(command, {"counts": {"done": 1}, "cells": [cell]})
+    document = {"counts": {"done": 1}, "cells": [cell]}
+    outcome.run_notify(command, document, outcome.one_line(document))
     assert (face.folder / "line.txt").read_text() == f"gpas: 1 done of {hostile}\n"
     assert not (face.folder / "broken").exists()
 

@@ -1,0 +1,141 @@
+"""The evidence of the sequential test as text for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import json_number
+from gpas_cli.words import count, listed
+
+if TYPE_CHECKING:
+    from gpas_cli.cli.columns import Columns
+    from gpas_cli.cli.run_claims import Campaign, Round, Rules
+    from gpas_cli.errors import Exit
+    from gpas_cli.report.claims.rounds import Candidate
+    from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence
+
+STYLES = {"supported": "green", "contradicted": "red", "undecided": "yellow"}
+NAMED = 6  # cells in one line
+
+
+def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
+    """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
+    from gpas_cli.cli.columns import Columns
+
+    rows: list[tuple[Any, ...]] = []
+    for claim in claims:
+        whole = (claim.verdict, STYLES[claim.verdict])
+        if len(claim.parts) == 1:
+            rows.append((claim.claim.name, *_numbers(claim.parts[0], rules), whole))
+            continue
+        rows.append((claim.claim.name, "", "", "", "", "", whole))
+        for part in claim.parts:
+            rows.append((f"  {part.part.title}", *_numbers(part, rules), (part.verdict, STYLES[part.verdict])))
+    percent = f"{100 * (1 - rules.level):g} % interval"
+    headers = ("claim", "seeds", "effect", percent, "for", "against", "verdict")
+    return Columns(headers, rows, right=frozenset(("seeds", "effect", "for", "against")))
+
+
+def _numbers(part: PartEvidence, rules: Rules) -> tuple[str, str, str, str, str]:
+    effect = "" if part.effect is None else f"{part.effect:+.4g}"
+    limits = part.interval
+    interval = "" if limits is None else f"{limits[0]:+.4g} to {limits[1]:+.4g}"
+    seeds = f"{len(part.seeds)}/{max(rules.max_seeds, len(part.seeds))}"
+    return seeds, effect, interval, _e(part.evidence.inside), _e(part.evidence.outside)
+
+
+def _e(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0e}" if value < 1e300 else "certain"
+
+
+def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
+    """Return what a round runs: a line for each part that gets seeds."""
+    from gpas_cli.cli.plan import cost
+
+    lines = []
+    for part, cells, guess in zip(following.parts, following.cells, following.costs, strict=True):
+        seeds = listed([str(seed) for seed in part.seeds], NAMED)
+        chance = f"{100 * part.chances[len(part.seeds) - 1]:.0f} %"
+        lines.append(
+            f"{_title(part, state)}: {_plural('seed', len(part.seeds))} {seeds}, {count(len(cells), 'cell')}, "
+            f"about {cost(guess)}; decides it with a chance of {chance}"
+        )
+    return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
+
+
+def _plural(word: str, number: int) -> str:
+    return word if number == 1 else f"{word}s"
+
+
+def _title(candidate: Candidate, state: Sequence[ClaimEvidence]) -> str:
+    claim = state[candidate.at[0]].claim.name
+    return f"{claim}, {candidate.part.part.title}" if candidate.part.part.title else claim
+
+
+def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], rules: Rules) -> Iterator[str]:
+    """Yield a sentence for each claim, and what prevents parts from getting more seeds."""
+    for claim in claims:
+        name = claim.claim.name
+        if claim.reason:
+            yield f"{name}: {claim.reason}"
+        elif claim.verdict != "undecided":
+            yield f"{name} is {claim.verdict}: this is wrong with a probability of at most {rules.level:g}."
+        elif all(len(part.seeds) >= rules.max_seeds for part in claim.parts if part.verdict == "undecided"):
+            yield f"{name} is undecided with {rules.max_seeds} seeds; --max-seeds {2 * rules.max_seeds} continues."
+        else:
+            yield f"{name} is undecided."
+    for part in stuck:
+        blocking = {status.entry.id: status.state for status in part.waiting(part.pending)}
+        if blocking:
+            cells = listed([f"{name} ({state})" for name, state in blocking.items()], NAMED)
+            yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"
+
+
+def as_mapping(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> dict[str, Any]:
+    """Return the document `RunClaims` without its schema number."""
+    return {
+        "exit_code": int(code),
+        "level": campaign.rules.level,
+        "max_seeds": campaign.rules.max_seeds,
+        "rounds": campaign.rounds,
+        "claims": [_claim(claim) for claim in claims],
+        "added": campaign.added,
+        "next": [
+            {
+                "claim": claims[part.at[0]].claim.name,
+                "part": part.part.part.title,
+                "seeds": list(part.seeds),
+                "cells": [entry.id for entry in cells],
+                "gpu_hours": guess.gpu_hours,
+                "core_hours": guess.core_hours,
+                "chances": list(part.chances),
+            }
+            for part, cells, guess in zip(following.parts, following.cells, following.costs, strict=True)
+        ],
+    }
+
+
+def _claim(claim: ClaimEvidence) -> dict[str, Any]:
+    return {
+        "name": claim.claim.name,
+        "statement": claim.claim.statement,
+        "toy": claim.claim.toy,
+        "verdict": claim.verdict,
+        "reason": claim.reason,
+        "parts": [
+            {
+                "title": part.part.title,
+                "labels": dict(part.part.labels),
+                "verdict": part.verdict,
+                "seeds": list(part.seeds),
+                "effects": [None if x is None else json_number(part.part.shown(x)) for x in part.effects],
+                "effect": part.effect,
+                "interval": list(part.interval) if part.interval else None,
+                "e_for": part.evidence.inside,
+                "e_against": part.evidence.outside,
+                "pending": list(part.pending),
+            }
+            for part in claim.parts
+        ],
+    }
