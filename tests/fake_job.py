@@ -1,5 +1,5 @@
 """A stand-in for the job of a stage: journals as one does, needs no torch, and does what its cell's label `act`
-says, or its name in acts.json.
+says, or its name in acts.json. Its perplexity is that of its name in numbers.json, by default 7.5.
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
 killed (by a SIGKILL, once it has begun), progressing (the same after a checkpoint, until the third attempt),
@@ -23,6 +23,7 @@ asked: list[int] = []
 directory = Path(sys.argv[1])
 attempt = json.loads((directory / "attempt.json").read_text())
 acts = json.loads(Path("acts.json").read_text()) if Path("acts.json").exists() else {}
+numbers = json.loads(Path("numbers.json").read_text()) if Path("numbers.json").exists() else {}
 act = str(acts.get(attempt["name"], attempt["axes"].get("act", "done")))
 if act == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -41,7 +42,8 @@ with Path("ran.txt").open("a") as ran:
 
 
 def leave(outcome: str, code: int, cause: str = "") -> None:
-    journal.append(Outcome(outcome=outcome, step=3, cause=cause, metrics={"perplexity": 7.5}))
+    perplexity = numbers.get(attempt["name"], 7.5)
+    journal.append(Outcome(outcome=outcome, step=3, cause=cause, metrics={"perplexity": perplexity}))
     journal.close()
     sys.exit(code)
 

@@ -31,6 +31,7 @@ from gpas_cli.cli import (
     rerun,
     retry,
     run,
+    run_claims,
     schema,
     serve,
     status,
@@ -162,6 +163,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
 }
 
+run.app.command("claims")(run_claims.run_claims)
 for _panel, _commands in COMMANDS.items():
     for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):

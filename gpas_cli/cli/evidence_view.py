@@ -54,7 +54,7 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     from gpas_cli.cli.plan import cost
 
     lines = []
-    for part, cells, guess in zip(following.parts, following.cells, following.costs, strict=True):
+    for part, cells, guess in following.rows():
         seeds = listed([str(seed) for seed in part.seeds], NAMED)
         chance = f"{100 * part.chances[len(part.seeds) - 1]:.0f} %"
         lines.append(
@@ -111,7 +111,7 @@ def as_mapping(campaign: Campaign, claims: Sequence[ClaimEvidence], following: R
                 "core_hours": guess.core_hours,
                 "chances": list(part.chances),
             }
-            for part, cells, guess in zip(following.parts, following.cells, following.costs, strict=True)
+            for part, cells, guess in following.rows()
         ],
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gpas_cli.cli.claims import complete_claim
-from gpas_cli.cli.console import STATE, Where, confirm, console, experiments, print_json, project
+from gpas_cli.cli.console import STATE, complete_where, confirm, console, experiments, print_json, project
 from gpas_cli.cli.outcome import run_notify
 from gpas_cli.cli.run import ASK_ABOVE_HOURS, print_reasons, run_request
 from gpas_cli.cli.run_options import RunOptions, with_run_options
@@ -30,6 +30,16 @@ DECIDED = "decided"
 DECLARED = "declared"
 LOCK_NAME = "added-seeds.lock"  # in the run directories; held while the file of added seeds is written
 
+OnlyRun = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        help="Run only parts whose cells match, such as size=71m; the verdict is on the whole claim. Repeat to narrow.",
+        autocompletion=complete_where,
+    ),
+]
+
 
 @with_run_options
 def run_claims(
@@ -45,7 +55,7 @@ def run_claims(
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
     ] = None,
-    where: Where = None,
+    where: OnlyRun = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only print the evidence and what the next round would run.")
     ] = False,
@@ -88,6 +98,15 @@ class Round:
     parts: tuple[Candidate, ...] = ()
     cells: tuple[tuple[Entry, ...], ...] = ()
     costs: tuple[Estimate, ...] = ()
+
+    @staticmethod
+    def of(rows: Sequence[tuple[Candidate, tuple[Entry, ...], Estimate]]) -> Round:
+        """Return the round of these parts, each with its cells and their cost."""
+        return Round(tuple(row[0] for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows))
+
+    def rows(self) -> list[tuple[Candidate, tuple[Entry, ...], Estimate]]:
+        """Return each part with its cells and their cost."""
+        return list(zip(self.parts, self.cells, self.costs, strict=True))
 
     @property
     def entries(self) -> list[Entry]:
@@ -141,17 +160,20 @@ class Campaign:
 
     def look(self, declared: Experiments) -> list[ClaimEvidence]:
         """Return the evidence on each claim by what is recorded of the cells of `declared`."""
-        from gpas_cli.grid.expand import expand
-        from gpas_cli.grid.select import select
         from gpas_cli.report.claims.evaluate import evaluate
         from gpas_cli.report.claims.sequential import assess
         from gpas_cli.report.recorded import recorded
 
-        grids = list(dict.fromkeys(grid for claim in self.claims for grid in claim.grids))
-        with recorded(project(), select(expand(declared, grids), self.where)) as known:
+        with recorded(project(), self.cells(declared)) as known:
             if known.problem:
                 console().print(known.problem, style="yellow", markup=False)
             return [assess(evaluate(claim, known), self.rules.level) for claim in self.claims]
+
+    def cells(self, declared: Experiments) -> list[Entry]:
+        """Return the cells of all grids that the claims compare."""
+        from gpas_cli.grid.expand import expand
+
+        return expand(declared, list(dict.fromkeys(grid for claim in self.claims for grid in claim.grids)))
 
     def next_round(self, state: Sequence[ClaimEvidence], scheduler: Scheduler) -> Round:
         """Return what decides most for its cost: nothing if each claim is decided or no part may have more seeds."""
@@ -159,33 +181,33 @@ class Campaign:
 
         rules = self.rules
         found = candidates(state, rules.level, rules.max_seeds, rules.step, rules.declared_only)
-        found = [candidate for candidate in found if candidate.at not in self.stuck]
-        ahead = self.planned(found, scheduler)
-        best = {candidate.at for candidate in chosen(found, [_hours(cost) for cost in ahead.costs])}
-        kept = [i for i, candidate in enumerate(found) if candidate.at in best and ahead.cells[i]]
-        if not kept and found:  # their runs are recorded, but not their numbers
-            self.stuck |= best
-            return self.next_round(state, scheduler)
-        return Round(
-            tuple(found[i] for i in kept), tuple(ahead.cells[i] for i in kept), tuple(ahead.costs[i] for i in kept)
-        )
+        every = self.planned([candidate for candidate in found if candidate.at not in self.stuck], scheduler)
+        best = {candidate.at for candidate in chosen(every.parts, [_hours(cost) for cost in every.costs])}
+        return Round.of([one for one in every.rows() if one[0].at in best])
 
     def planned(self, found: Sequence[Candidate], scheduler: Scheduler) -> Round:
-        """Return the cells that the next seeds of these parts need, and their cost, without adding the seeds."""
+        """Return the cells that the next seeds of these parts need, and their cost, without adding the seeds.
+
+        Parts with a cell that does not match --where are left out, and so are those without a cell to run.
+        """
         from gpas_cli.cli.plan import plan_for
         from gpas_cli.grid.seeds import with_seeds
+        from gpas_cli.grid.select import select
         from gpas_cli.report.claims.rounds import additions
 
         if not found:
             return Round()
-        ahead = self.look(with_seeds(self.experiments, additions(self.experiments, found)))
-        cells = []
+        declared = with_seeds(self.experiments, additions(self.experiments, found))
+        ahead = self.look(declared)
+        matching = {entry.id for entry in select(self.cells(declared), self.where)}
+        rows = []
         for candidate in found:
             claim, part = candidate.at
             waiting = ahead[claim].parts[part].waiting(candidate.seeds)
-            cells.append(tuple({status.entry.cell.key: status.entry for status in waiting}.values()))
-        costs = tuple(plan_for(scheduler, list(each)).estimate for each in cells)
-        return Round(tuple(found), tuple(cells), costs)
+            cells = tuple({status.entry.cell.key: status.entry for status in waiting}.values())
+            if cells and all(entry.id in matching for entry in cells):
+                rows.append((candidate, cells, plan_for(scheduler, list(cells)).estimate))
+        return Round.of(rows)
 
     def ask(self, state: Sequence[ClaimEvidence], scheduler: Scheduler) -> None:
         """Print what the campaign costs at most, and ask for confirmation if that is much."""

@@ -20,6 +20,7 @@ from gpas_cli.cli.schemas import cells, claims, comparisons, plans, tables, upke
 DOCUMENTS: dict[str, type] = {
     "plan": plans.PlanJson,
     "run grid": plans.RunJson,
+    "run claims": claims.RunClaimsJson,
     "train": plans.RunJson,
     "retry": plans.RunJson,
     "rerun": plans.RunJson,

@@ -108,9 +108,7 @@ def chosen(found: Sequence[Candidate], hours: Sequence[float]) -> list[Candidate
     return sorted(near, key=lambda candidate: -values[candidate.at])
 
 
-def additions(
-    experiments: Experiments, found: Iterable[Candidate]
-) -> dict[str, dict[str, set[int]]]:
+def additions(experiments: Experiments, found: Iterable[Candidate]) -> dict[str, dict[str, set[int]]]:
     """Return the seeds to add so that the grids have the runs of the candidates' next seeds: by grid and cell."""
     added: dict[str, dict[str, set[int]]] = {}
     for candidate in found:
