@@ -9,8 +9,8 @@ from gpas_cli.cli.console import json_number
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
+    from gpas_cli.cli.campaign import Campaign, Round, Rules
     from gpas_cli.cli.columns import Columns
-    from gpas_cli.cli.run_claims import Campaign, Round, Rules
     from gpas_cli.errors import Exit
     from gpas_cli.report.claims.rounds import Candidate
     from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence
@@ -54,18 +54,14 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     from gpas_cli.cli.plan import cost
 
     lines = []
-    for part, cells, guess in following.rows():
-        seeds = listed([str(seed) for seed in part.seeds], NAMED)
-        chance = f"{100 * part.chances[len(part.seeds) - 1]:.0f} %"
+    for one in following:
+        number = len(one.part.seeds)
+        seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.part.seeds], NAMED)}"
         lines.append(
-            f"{_title(part, state)}: {_plural('seed', len(part.seeds))} {seeds}, {count(len(cells), 'cell')}, "
-            f"about {cost(guess)}; decides it with a chance of {chance}"
+            f"{_title(one.part, state)}: {seeds}, {count(len(one.cells), 'cell')}, "
+            f"about {cost(one.cost)}; decides it with a chance of {100 * one.part.chances[number - 1]:.0f} %"
         )
     return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
-
-
-def _plural(word: str, number: int) -> str:
-    return word if number == 1 else f"{word}s"
 
 
 def _title(candidate: Candidate, state: Sequence[ClaimEvidence]) -> str:
@@ -103,15 +99,15 @@ def as_mapping(campaign: Campaign, claims: Sequence[ClaimEvidence], following: R
         "added": campaign.added,
         "next": [
             {
-                "claim": claims[part.at[0]].claim.name,
-                "part": part.part.part.title,
-                "seeds": list(part.seeds),
-                "cells": [entry.id for entry in cells],
-                "gpu_hours": guess.gpu_hours,
-                "core_hours": guess.core_hours,
-                "chances": list(part.chances),
+                "claim": claims[one.part.at[0]].claim.name,
+                "part": one.part.part.part.title,
+                "seeds": list(one.part.seeds),
+                "cells": [entry.id for entry in one.cells],
+                "gpu_hours": one.cost.gpu_hours,
+                "core_hours": one.cost.core_hours,
+                "chances": list(one.part.chances),
             }
-            for part, cells, guess in following.rows()
+            for one in following
         ],
     }
 

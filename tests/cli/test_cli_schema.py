@@ -28,6 +28,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "plan": [(("plan", "--gpu", "H100", "--price", "2"), Exit.DONE), (("plan", "small"), Exit.DONE)],
     "run grid": [(("run", "small", *ONE, *LOCAL), Exit.DONE), (("run", "small", *LOCAL), Exit.FAILED)],
     "train": [(("train", "post-gpas-s1"), Exit.DONE)],
+    "run claims": [(("run", "claims", "gate-lowers", *LOCAL, "--dry-run"), Exit.INCOMPLETE)],
     "retry": [(("retry", "pre-s2", *LOCAL), Exit.DONE), (("retry", "--where", "norm=post", *LOCAL), Exit.DONE)],
     "rerun": [(("rerun", "pre-s1", *LOCAL), Exit.DONE)],
     "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
