@@ -22,6 +22,7 @@ from gpas_cli.cli.console import (
 from gpas_cli.cli.number_view import hours_name, hours_text, number_mapping, print_number, spent_mapping
 from gpas_cli.cli.scores import score_as_mapping, scores_table
 from gpas_cli.errors import GpasError
+from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.number import NumberOrigin
-    from gpas_cli.report.provenance import AttemptProvenance, Provenance
+    from gpas_cli.report.provenance import AttemptProvenance, ForgottenAttempt, Provenance
     from gpas_cli.report.table_place import PlaceName
     from gpas_cli.state.status import StageStatus
+    from gpas_cli.store.records import Imported
 
 
 GONE = "its run directory is gone"
@@ -156,6 +158,9 @@ def _print(stage: Provenance) -> None:
     say(f"  {hours_name(stage.spent)}: {hours_text(stage.spent)}", markup=False)
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
+    for one in stage.forgotten:
+        say(f"  attempt {one.number}: forgotten: {_forgotten(one)}", markup=False)
+        say(f"    {'directory':<12} {one.directory}", markup=False)
 
 
 def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
@@ -173,6 +178,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
     retry = attempt.retry
     lines = {
+        "copied from": _imported(attempt.imported),
         "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
         "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",
         "where": where,
@@ -187,6 +193,17 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     for name, text in lines.items():
         if text:
             say(f"    {name:<12} {text}", markup=False)
+
+
+def _imported(record: Imported | None) -> str:
+    if record is None:
+        return ""
+    return f"{record.runs}, attempt {record.number}, project {record.project}, by {record.user}, {_when(record.t)}"
+
+
+def _forgotten(one: ForgottenAttempt) -> str:
+    reason = f": {one.record.why}" if one.record.why else ""
+    return f"it was {one.outcome or 'without an outcome'}; by {one.record.user}, {_when(one.record.t)}{reason}"
 
 
 def _computed(facts: Mapping[str, Any]) -> str:
@@ -240,6 +257,7 @@ def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
         "evidence": seen.evidence,
         "signal": attempt.signal,
         "retry": vars(attempt.retry) if attempt.retry else None,
+        "imported": to_mapping(attempt.imported) if attempt.imported else None,
         "computed": dict(attempt.computed),
         "facts": dict(attempt.facts),
         "log": str(attempt.log),
@@ -257,4 +275,8 @@ def _as_mapping(stage: Provenance) -> dict[str, Any]:
         "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
         "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
         "hours": spent_mapping(stage.spent), "scores": [score_as_mapping(score) for score in stage.scores],
+        "forgotten": [
+            {"number": one.number, "outcome": one.outcome, "directory": str(one.directory), **to_mapping(one.record)}
+            for one in stage.forgotten
+        ],
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +17,13 @@ from gpas_cli.report import query
 from gpas_cli.report.result import TaskResult
 from gpas_cli.spec.cell import Catalogue, Cell, cell_from
 from gpas_cli.spec.downstream import measure_of
+from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.forgetting import read_forgetting
+from gpas_cli.state.merging import RECORD as IMPORTED
 from gpas_cli.state.spent import Spent, spent_on
 from gpas_cli.store.journal import read
-from gpas_cli.store.records import Retry
-from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.records import Forgetting, Imported, Retry
+from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
 
 T = TypeVar("T")
 
@@ -43,7 +47,7 @@ class AttemptProvenance:
     computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and what
     chose it, `gemm_origin`. checkpoint: the newest one that still exists. signal: the number of the signal that killed
     the process, if one did and it was recorded. gone: the run directory is gone. retry: why the attempt was made, if
-    after a failure of another one.
+    after a failure of another one. imported: from which project it was copied.
     """
 
     number: int
@@ -58,6 +62,17 @@ class AttemptProvenance:
     signal: int | None = None
     gone: bool = False
     retry: Retry | None = None
+    imported: Imported | None = None
+
+
+@dataclass(frozen=True)
+class ForgottenAttempt:
+    """An attempt that `gpas forget` has set aside. outcome: None if it had none."""
+
+    number: int
+    outcome: str | None
+    record: Forgetting
+    directory: Path
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,7 @@ class Provenance:
     spent: Spent = field(default_factory=Spent)
     spikes: tuple[tuple[int, str, float], ...] = ()
     scores: tuple[TaskResult, ...] = ()
+    forgotten: tuple[ForgottenAttempt, ...] = ()
 
 
 def trace_number(
@@ -101,8 +117,9 @@ def trace_number(
     for schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
     """
     stage = query.stage(engine, key)
+    forgotten = _forgotten(runs, key)
     tries = query.attempts(engine, key)
-    if stage is None or not tries:
+    if stage is None or not (tries or forgotten):
         raise UnknownCell(f"{key}: the database has no attempt at this stage; `gpas sync` ingests new ones")
     # Parsed as a cell, so that one recorded by an older version has the settings that were added later.
     own = cell_from(stage["cell"], catalogue)
@@ -112,7 +129,7 @@ def trace_number(
         key=key,
         stage=stage["kind"],
         parents=tuple(stage["parents"]),
-        name=f"{tries[-1]['grid']}/{tries[-1]['name']}",
+        name=_name(tries, forgotten),
         cell=own.to_mapping(),
         base_key=_key_of(base, stage["kind"]),
         differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
@@ -121,6 +138,7 @@ def trace_number(
         spent=spent_on(runs, [key]),
         spikes=query.spikes(engine, key),
         scores=_in_order(result.scores if result else (), own),
+        forgotten=forgotten,
     )
 
 
@@ -129,6 +147,23 @@ def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Differ
     left, right = _flat(base), _flat(own)
     names = dict.fromkeys((*right, *left))
     return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
+
+
+def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
+    found = []
+    for attempt in forgotten_attempts(runs, key):
+        record = _read(partial(read_forgetting, attempt))
+        if record:
+            outcome = conclude_or_unknown(attempt).outcome or None
+            found.append(ForgottenAttempt(attempt.number, outcome, record, attempt.path))
+    return tuple(found)
+
+
+def _name(tries: Sequence[Mapping[str, Any]], forgotten: Sequence[ForgottenAttempt]) -> str:
+    if tries:
+        return f"{tries[-1]['grid']}/{tries[-1]['name']}"
+    record = _read(AttemptDir(forgotten[-1].directory).read_attempt)
+    return f"{record.grid}/{record.name}" if record else ""
 
 
 def _in_order(scores: Sequence[TaskResult], cell: Cell) -> tuple[TaskResult, ...]:
@@ -184,6 +219,7 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
         signal=ended.signal if ended else None,
         gone=row["gone"] is not None,
         retry=asked.retry if asked else None,
+        imported=_read(lambda: read_record(Imported, directory.path / IMPORTED)),
     )
 
 

@@ -44,6 +44,7 @@ def test_results_come_with_all_attempts_and_their_origin(face: Face) -> None:
     assert origin["project"] == json.loads((there / "runs/.project.json").read_text())["id"]
     assert (origin["runs"], origin["number"]) == (str(there / "runs"), 2)
     assert "8.00" in face("table").out
+    assert f"copied from  {there}/runs, attempt 2, project {origin['project']}" in face("why", "small/pre-s1").out
     assert face("db", "check").code == 0
     assert face("db", "merge", str(there / "runs")).out == "Copied before: 1 stage\n"
 

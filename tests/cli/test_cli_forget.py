@@ -69,3 +69,12 @@ def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(face: Face) -> 
     face.ended("pre-s1", "done", 8.0)
     assert "has no stage 'finetune'" in face("forget", "small/pre-s1", "--stage", "finetune", expect=2).err
     assert states(face, "small")["small/pre-s1"] == "done"
+
+
+def test_why_shows_what_was_forgotten(face: Face) -> None:
+    face.ended("pre-s1", "done", 8.0)
+    face("forget", "small/pre-s1", "--why", "wrong text", "--yes")
+    said = face("why", "small/pre-s1").out
+    assert "attempt 1: forgotten: it was done; by " in said
+    assert said.rstrip().splitlines()[-2].endswith(": wrong text")
+    assert face("why", "small/pre-s1", "--json").json["stages"][0]["forgotten"][0]["why"] == "wrong text"

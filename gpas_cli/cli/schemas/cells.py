@@ -176,6 +176,7 @@ class TryJson(TypedDict):
     evidence: str
     signal: Annotated[Any, "the signal that ended the process, null when none did"]
     retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
+    imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
     computed: dict[str, Any]
     facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: str
@@ -275,6 +276,7 @@ class OriginJson(TypedDict):
     differences: list[DifferenceJson]
     attempts: list[TryJson]
     hours: SpentJson
+    forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
     scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
 
 
