@@ -36,7 +36,7 @@ CLIPPED = {
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
 # Figures of other papers, with recipes of their own.
-OTHERS = {"curse-figure1", "spike-figures", "spike-13b"}
+OTHERS = {"curse-figure1", "spike-figures", "spike-lr", "spike-13b"}
 ON_C4 = [
     entry
     for grid, entries in GRIDS.items()
@@ -112,7 +112,7 @@ def test_the_papers_clipping_for_7b_is_one_setting() -> None:
 
 
 def test_spike_no_more_has_the_recipe_of_its_table_4() -> None:
-    for entry in (*GRIDS["spike-figures"], *GRIDS["spike-13b"]):
+    for entry in (*GRIDS["spike-figures"], *GRIDS["spike-lr"], *GRIDS["spike-13b"]):
         optim = entry.cell.optim
         large = entry.axes["size"] == "gpt-13b"
         assert (optim.batch, optim.steps) == ((1024, 50_000) if large else (528, 35_000))
@@ -120,6 +120,7 @@ def test_spike_no_more_has_the_recipe_of_its_table_4() -> None:
         assert (optim.clip, optim.weight_decay, entry.cell.data.length) == (1.0, 0.01, 2048)
     assert {entry.cell.optim.lr for entry in GRIDS["spike-13b"]} == {3e-4, 1e-4}
     assert {entry.cell.optim.lr for entry in GRIDS["spike-figures"]} == {5e-4}
+    assert {entry.cell.optim.lr for entry in GRIDS["spike-lr"]} == {1e-3, 5e-4, 1e-4}
 
 
 def test_figure_4_of_the_curse_of_depth_is_the_pretraining_of_its_table_2() -> None:
