@@ -78,15 +78,19 @@ def _targets(data: Data, totals: Totals) -> int:
     return totals.tokens - totals.documents if data.layout == "pad" else rows_in(data, totals) * data.length
 
 
-def estimate_usage(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> TextUsage | None:
+def estimate_usage(
+    data: Data, vocab: int, cache: Path, root: Path, rows: int, trained: int | None = None
+) -> TextUsage | None:
     """Return `text_usage` from the token cache, or an estimate from file sizes and a sample; None if neither is known.
+
+    rows: those of the whole schedule, which are tokenised; trained: those that the run reads, by default all.
 
     Builds nothing and reads at most SAMPLE_BYTES of text. Raises DataError if there is no text.
     """
     if shards := cached(data, vocab, cache, root=root, rows=rows):
-        return text_usage(data, rows, sum_of(shards["train"]), sum_of(shards["validation"]))
+        return text_usage(data, trained or rows, sum_of(shards["train"]), sum_of(shards["validation"]))
     source = open_source(data, cache, root)
-    return _estimate(data, source, rows) if isinstance(source, Files) else None
+    return _estimate(data, source, trained or rows) if isinstance(source, Files) else None
 
 
 def _estimate(data: Data, source: Files, rows: int) -> TextUsage | None:

@@ -119,7 +119,7 @@ def export(
         reason=reason,
         checkpoint=trained,
         step=position.step,
-        steps=position.steps or cell.optim.steps,
+        steps=position.steps or cell.optim.updates,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         dtype=str(network.model.embed_tokens.weight.dtype).removeprefix("torch."),
         measured=measured,

@@ -210,7 +210,7 @@ def _refusal(entry: Entry, seen: Mapping[str, StageStatus], machine: Machine) ->
 
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:
     if mine and mine[0] in resume:
-        return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.steps}"
+        return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.updates}"
     if mine and state.stage != "pretrain":
         return f"the stage {state.stage} has no result yet"
     if state.state == "missing":

@@ -58,7 +58,7 @@ def by_size(cells: Iterable[Cell], works: Sequence[Work]) -> list[SizeCost]:
 
 
 def _group(cell: Cell) -> _Group:
-    recipe = (cell.precision, cell.optim.batch, cell.data.length, cell.optim.steps)
+    recipe = (cell.precision, cell.optim.batch, cell.data.length, cell.optim.updates)
     return (size_label(cell), parameters(cell), *recipe)
 
 
@@ -71,8 +71,8 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work]) -> SizeCost:
         precision=cell.precision,
         batch=cell.optim.batch,
         length=cell.data.length,
-        updates=cell.optim.steps,
-        tokens=cell.optim.rows * cell.data.length,
+        updates=cell.optim.updates,
+        tokens=cell.optim.trained_rows * cell.data.length,
         devices=max((work.devices for work in works), default=0),
         hours=max((work.hours for work in works), default=0.0),
         gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),

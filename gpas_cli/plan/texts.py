@@ -62,11 +62,13 @@ class Texts:
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
         from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without
 
-        wanted = dict.fromkeys((cell.data, cell.model.size.vocab, cell.optim.rows) for cell in cells)
-        for data, vocab, rows in wanted if self._project else ():
+        wanted = dict.fromkeys(
+            (cell.data, cell.model.size.vocab, cell.optim.rows, cell.optim.trained_rows) for cell in cells
+        )
+        for data, vocab, rows, trained in wanted if self._project else ():
             assert self._project is not None
             try:
-                seen = estimate_usage(data, vocab, self._project.cache, self._project.config.parent, rows)
+                seen = estimate_usage(data, vocab, self._project.cache, self._project.config.parent, rows, trained)
             except (DataError, OSError):
                 continue
             for warning in seen.warnings() if seen else []:

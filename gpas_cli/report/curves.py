@@ -101,7 +101,7 @@ def _stage_curves(engine: Engine, key: str, blank: CellCurve, selection: Selecti
 
 
 def _first_update(entry: Entry, start: float) -> float:
-    return start * entry.cell.optim.steps if start < 1 else start
+    return start * entry.cell.optim.updates if start < 1 else start
 
 
 def _from(points: Points, first: float) -> Points:

@@ -121,7 +121,7 @@ def _budgets(table: Table) -> Iterator[Note]:
     found: dict[str, None] = {}
     for _, i, cell in shown_cells(table):
         entry = cell.statuses[0].entry.cell
-        ours = entry.optim.rows * entry.data.length
+        ours = entry.optim.trained_rows * entry.data.length
         for source, printed in (cell.printed or {}).items():
             if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
                 budgets = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"

@@ -17,6 +17,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.optimizers import OPTIMIZERS
+from gpas_cli.spec.size import usual_validation_rows
 
 
 def canonical_model(model: Model) -> Model:
@@ -31,7 +32,7 @@ def canonical_model(model: Model) -> Model:
 
 
 def canonical_optim(optim: Optim, model: Model) -> Optim:
-    """Return the canonical spelling of a recipe: gate clipping needs a trainable gate, one mean over all rows is 0."""
+    """Return the canonical spelling of a recipe: gate clipping needs a trainable gate; 0 is the name of a default."""
     gated = model.gate is not None and model.gate.learnable
     if not gated:
         optim = replace(optim, clip_gates=0.0)
@@ -39,6 +40,10 @@ def canonical_optim(optim: Optim, model: Model) -> Optim:
         optim = replace(optim, clip_over="all")
     if optim.mean_rows == optim.batch:
         optim = replace(optim, mean_rows=0)
+    if optim.validation_rows == usual_validation_rows(model.size, optim.batch):
+        optim = replace(optim, validation_rows=0)
+    if optim.stop == optim.steps:
+        optim = replace(optim, stop=0)
     return replace(optim, **_unread_settings(optim))
 
 
@@ -214,6 +219,8 @@ def _check_data(model: Model, data: Data) -> Iterator[Problem]:
 def _check_optim(data: Data, optim: Optim) -> Iterator[Problem]:
     if optim.warmup >= optim.steps:
         yield Problem(("optim", "warmup"), f"{optim.warmup} is not shorter than the {optim.steps} steps")
+    if optim.stop > optim.steps:
+        yield Problem(("optim", "stop"), f"{optim.stop} is after the last of the {optim.steps} steps")
     if optim.mean_rows and optim.batch % optim.mean_rows:
         yield Problem(("optim", "mean_rows"), f"{optim.mean_rows} does not divide the batch of {optim.batch}")
     elif optim.mean_rows and data.layout == "pack":

@@ -21,6 +21,9 @@ class Optim:
     `mean_rows`: 0 weighs all tokens of an update equally; n averages the means over each n consecutive rows, as the
     reference does with the rows of a micro-batch (256 at 71M and 130M, 128 at 250M and 350M, 32 at 1B, 4 at 7B). The
     number of rows on a device at once has no effect.
+    `stop`: the update after which training ends, with its final evaluation, of a schedule that goes on to `steps`; 0
+    trains to its end. GPAS Appendix A reports 7B after 40,000 of 150,000 updates. Batches are those of the whole
+    schedule, so that the updates are the first of a training to its end, bit for bit.
     `validation_rows`: the rows of a validation batch, on which only the two averages over batches depend; 0 takes those
     of the reference for its sizes, else `batch`.
     """
@@ -39,6 +42,7 @@ class Optim:
     clip_gates: float = setting(0.0, low=0)
     clip_over: str = setting("all", choices=("all", "others"), omit_default_from_key=True)
     mean_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
+    stop: int = setting(0, low=0, high=100_000_000, omit_default_from_key=True)
     validation_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
     optimizer: str = setting(ADAM.name, choices=OPTIMIZERS, omit_default_from_key=True)
 
@@ -48,9 +52,19 @@ class Optim:
         return OPTIMIZERS[self.optimizer]
 
     @property
+    def updates(self) -> int:
+        """The number of updates that are done: all of the schedule, unless `stop` ends it earlier."""
+        return self.stop or self.steps
+
+    @property
     def rows(self) -> int:
-        """The number of sequences in the whole training."""
+        """The number of sequences in the whole schedule, from which those of every update are drawn."""
         return self.steps * self.batch
+
+    @property
+    def trained_rows(self) -> int:
+        """The number of sequences that are trained on."""
+        return self.updates * self.batch
 
     @property
     def rows_per_mean(self) -> int:

@@ -44,3 +44,14 @@ SIZES: dict[str, Size] = {
     "7b": _size(4096, 11008, 32, 32),
     "quickstart": _size(32, 88, 2, 12, vocab=512),
 }
+
+# Rows of a validation batch in the published scripts, over all their GPUs. The published average is sum / (n + 1), so
+# the number of batches n decides by how much it is too low.
+_REFERENCE_ROWS = {
+    SIZES[name]: rows for name, rows in {"71m": 256, "130m": 256, "250m": 256, "350m": 512, "1b": 128, "7b": 32}.items()
+}
+
+
+def usual_validation_rows(size: Size, batch: int) -> int:
+    """Return the rows of a validation batch: the reference's for its sizes, else those of a training batch."""
+    return _REFERENCE_ROWS.get(size, batch)

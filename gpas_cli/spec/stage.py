@@ -131,7 +131,7 @@ class Importance:
 
 def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the tokens of the remaining updates, plus a third of those of the evaluations between and after them."""
-    steps = max(0, cell.optim.steps - resumed)
+    steps = max(0, cell.optim.updates - resumed)
     evaluations = steps // cadence.eval_every + 1
     return steps * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
 

@@ -63,7 +63,7 @@ def assemble(
 def _compiled(cell: Cell, resources: Resources, precision: Precision, world: World) -> bool:
     if resources.compile != "auto":
         return resources.compile == "on"
-    flops = cell.optim.rows * cell.data.length * flops_per_token(cell)
+    flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
     return world.broadcast(worth_compiling(precision.device, flops))
 
 

@@ -13,18 +13,11 @@ from gpas_cli.data.loader import Batch
 from gpas_cli.model.dtensors import reshard
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.size import SIZES
+from gpas_cli.spec.size import usual_validation_rows
 from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
-
-# Rows of a validation batch in the published scripts, over all their GPUs. The published average is sum / (n + 1), so
-# the number of batches n decides by how much it is too low.
-REFERENCE_ROWS = {
-    SIZES[name]: rows for name, rows in {"71m": 256, "130m": 256, "250m": 256, "350m": 512, "1b": 128, "7b": 32}.items()
-}
-
 
 Watch = Callable[[DeviceRows], AbstractContextManager[object]]
 """Returns the context of one forward pass over the rows, to read activations in it."""
@@ -36,9 +29,8 @@ def unwatched(rows: DeviceRows) -> AbstractContextManager[object]:
 
 
 def validation_rows(cell: Cell) -> int:
-    """Return the rows of a validation batch: `optim.validation_rows` if set, else the reference's for the model size,
-    else the training batch's."""
-    return cell.optim.validation_rows or REFERENCE_ROWS.get(cell.model.size, cell.optim.batch)
+    """Return the rows of a validation batch: `optim.validation_rows` if set, else the usual ones."""
+    return cell.optim.validation_rows or usual_validation_rows(cell.model.size, cell.optim.batch)
 
 
 def perplexity(loss: float) -> float:

@@ -94,7 +94,7 @@ class Loop:
         seconds = self.position.seconds + time.perf_counter() - began
         self.position = replace(
             self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
-            micro_batch=self.micro_batch, processes=self.layout.world.size, steps=self.spec.steps,
+            micro_batch=self.micro_batch, processes=self.layout.world.size, steps=self.spec.updates,
         )  # fmt: skip
         return Update(step, loss, rate, norm, layers)
 

@@ -105,7 +105,7 @@ class Observer:
     """Collects updates, checks them for spikes and divergence, and reports them. Only `settle` waits for the device."""
 
     def __init__(self, cell: Cell, watch: Monitoring, device: torch.device, emit: Emit, world: World = ALONE) -> None:
-        self.steps = cell.optim.steps
+        self.steps = cell.optim.updates
         self.emit = emit
         self.world = world
         self.health = Health(watch, cell.model.size.vocab)

@@ -49,7 +49,7 @@ def train(
     corpus = prepare_text(cell, paths.cache, paths.root, notify=lambda message: emit(Phase("tokenising", message)))
     batches = Batches(corpus.train, cell.optim.batch, cell.seed)
     first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
-    usage = text_usage(cell.data, cell.optim.rows, corpus.train_totals, corpus.validation_totals)
+    usage = text_usage(cell.data, cell.optim.trained_rows, corpus.train_totals, corpus.validation_totals)
     known = replace(corpus.facts(), epochs=usage.epochs, cut=usage.cut, validation_targets=usage.targets)
     emit(replace(known, first_batch=first_batch))
     for message in usage.warnings():
@@ -65,7 +65,7 @@ def train(
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
-    """Return the cell's tokenised text, as many rows as the recipe reads. Raises DataError."""
+    """Return the cell's tokenised text, as many rows as the whole schedule reads. Raises DataError."""
     vocab = cell.model.size.vocab
     rows = cell.optim.rows
     return prepare(cell.data, vocab, cache, root=root, notify=notify, rows=rows)

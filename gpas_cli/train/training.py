@@ -169,7 +169,7 @@ class _Training:
         self._observer = Observer(self.inputs.recipe, self.watch, self.loop.precision.device, self.emit, world)
         self._observer.resume([self.paths.checkpoints, *self.paths.earlier], self.loop.position)
         profile = self.watch.profile if world.leads else 0
-        steps = self.loop.spec.steps
+        steps = self.loop.spec.updates
         with (
             PrefetchedBatches(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
             profiling(profile, self.paths.checkpoints.parent / "profile", self.emit) as profiled,
@@ -184,7 +184,7 @@ class _Training:
         return None
 
     def _due(self, step: int, every: int) -> bool:
-        return step % every == 0 or step in (1, self.loop.spec.steps)
+        return step % every == 0 or step in (1, self.loop.spec.updates)
 
     def _log(self, step: int) -> Outcome | None:
         """Record the updates since the last log line, if one is due."""
@@ -213,7 +213,7 @@ class _Training:
 
     def _save_and_evaluate(self, step: int) -> Outcome | None:
         """Write a checkpoint and evaluate, if due. The last update is always saved (and evaluated by `_final`)."""
-        last = step == self.loop.spec.steps
+        last = step == self.loop.spec.updates
         ended = None
         if last or step % self.cadence.checkpoint_every == 0:
             ended = self._checkpoint()

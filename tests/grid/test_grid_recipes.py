@@ -63,6 +63,7 @@ def test_recipes() -> None:
         assert entry.cell.optim == Optim(
             lr=lr, warmup=warmup, steps=steps, batch=batch, schedule="cosine", min_ratio=0.1, beta1=0.9, beta2=0.999,
             eps=1e-8, weight_decay=0.0, clip=clip, clip_gates=clip_gates, clip_over="all", mean_rows=0,
+            stop=40_000 if entry.grid == "appendix-7b" else 0,
         ), entry.id  # fmt: skip
         assert entry.resources.micro_batch == rows, entry.id
         assert entry.cadence.eval_every == 1000, entry.id

@@ -15,6 +15,7 @@ from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import published
+from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence
 
@@ -95,6 +96,16 @@ def test_7b_is_clipped() -> None:
     optims = {name: entry.cell.optim for name, entry in named("appendix-7b").items()}
     assert {name: (o.clip, o.clip_gates) for name, o in optims.items()} == {"pre": (1.0, 0.0), "pre-gpas": (1.0, 0.01)}
     assert {(o.lr, o.warmup, o.steps, o.batch) for o in optims.values()} == {(3e-4, 10_000, 150_000, 2048)}
+    assert {(o.stop, o.updates, o.trained_rows) for o in optims.values()} == {(40_000, 40_000, 40_000 * 2048)}
+
+
+def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
+    found = {
+        name: {d.setting: (d.published, d.ours) for d in deviations(entry, published("gpas", "appendix_7b"))}
+        for name, entry in named("appendix-7b").items()
+    }
+    means = {"optim.mean_rows": (4, 0)}
+    assert found == {"pre": means, "pre-gpas": {**means, "optim.clip_over": ("others", "all")}}
 
 
 @pytest.mark.parametrize("grid", ["table4-activation", "table4-position", "table5-stopgrad", "table5-gate"])

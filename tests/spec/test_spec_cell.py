@@ -52,6 +52,8 @@ def test_round_trip_through_json() -> None:
         ({"gate": "gpas"}, {"gate": "gpas", "optim": {**RECIPE, "clip_over": "others"}}),
         ({"optim": {**RECIPE, "clip": 1}}, {"optim": {**RECIPE, "clip": 1, "clip_over": "others"}}),
         ({"data": PADDED}, {"data": PADDED, "optim": {**RECIPE, "mean_rows": 16}}),
+        ({}, {"optim": {**RECIPE, "stop": 600}}),
+        ({}, {"optim": {**RECIPE, "validation_rows": 16}}),
         ({"seed": 42}, {}),
         ({"init": "normal"}, {"init": {"preset": "normal", "std": 0.02}}),
     ],
@@ -79,6 +81,8 @@ def test_two_spellings_of_one_network_have_one_key(one: dict, other: dict) -> No
         {"optim": {**RECIPE, "lr": 1e-3}},
         {"gate": "gpas", "optim": {**RECIPE, "clip": 1, "clip_over": "others"}},
         {"data": PADDED, "optim": {**RECIPE, "mean_rows": 8}},
+        {"optim": {**RECIPE, "stop": 599}},
+        {"optim": {**RECIPE, "validation_rows": 8}},
     ],
 )
 def test_every_setting_that_can_change_the_result_changes_the_key(change: dict) -> None:
@@ -119,6 +123,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
         ({"optim": {**RECIPE, "warmup": 600}}, "not shorter than the 600 steps"),
         ({"optim": {**RECIPE, "lr": float("nan")}}, "not a finite number"),
+        ({"optim": {**RECIPE, "stop": 601}}, "601 is after the last of the 600 steps"),
         ({"data": PADDED, "optim": {**RECIPE, "mean_rows": 5}}, "5 does not divide the batch of 16"),
         ({"optim": {**RECIPE, "mean_rows": 8}}, "has no effect with data.layout: pack"),
         ({"data": {"source": "files"}}, "is required with source: files"),

@@ -98,6 +98,40 @@ def test_a_run_reports_every_event(paths: RunPaths, tmp_path: Path) -> None:
     assert len(data["first_batch"]) == 64
 
 
+@pytest.mark.parametrize("precision", ["fp32", "pure_bf16"])
+def test_a_training_that_stops_is_the_beginning_of_the_whole_one(
+    paths: RunPaths, tmp_path: Path, precision: str
+) -> None:
+    """Stopped at an update of a longer schedule, resumed on the way: the same updates, evaluation and weights."""
+    schedule = {"lr": 0.01, "warmup": 3, "steps": 2 * STEPS, "batch": 4, "clip": 1.0, "clip_gates": 0.01}
+    whole = cell(optim=schedule, precision=precision)
+    stopped = cell(optim={**schedule, "stop": 20}, precision=precision)
+    assert whole.key != stopped.key
+    _, all_of_it = go(paths, tmp_path / "whole", whole)
+    interrupted, first = go(paths, tmp_path / "first", stopped, stop_at=9)
+    outcome, rest = go(paths, tmp_path / "second", stopped, earlier=[tmp_path / "first"])
+    assert (interrupted.outcome, outcome.outcome, outcome.step) == ("interrupted", "done", 20)
+
+    def series(*recorders: Recorder) -> dict[int, tuple[float, ...]]:
+        steps = [event for recorder in recorders for event in recorder.of("step") if event["step"] <= 20]
+        return {event["step"]: (event["loss"], event["lr"], event["grad_norm"]) for event in steps}
+
+    assert series(first, rest) == series(all_of_it)
+    assert {event["steps"] for event in rest.of("step")} == {20}
+    at_stop = {event["step"]: event for event in all_of_it.of("evaluation")}[20]
+    (final,) = [event for event in rest.of("evaluation") if event["step"] == 20]
+    assert final == at_stop
+    assert outcome.metrics["perplexity"] == at_stop["perplexity"]
+    assert outcome.metrics["train_tokens"] == 20 * 4 * 16
+    assert max(event["step"] for event in rest.of("step")) == 20
+    (shard,) = path_of(tmp_path / "second", 20).glob("*.safetensors")
+    go(paths, tmp_path / "again", whole, stop_at=20)
+    (other,) = path_of(tmp_path / "again", 20).glob("*.safetensors")
+    ours, theirs = load_file(shard), load_file(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_run_that_is_killed_before_its_first_checkpoint_takes_the_same_product_again(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
