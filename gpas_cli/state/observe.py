@@ -22,12 +22,14 @@ from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import conclude_or_unknown, lives
 from gpas_cli.state.claims import CLAIM, read_claim
+from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import (
     ALIVE,
     RESULTS,
     UNREADABLE,
     CellStatus,
     StageStatus,
+    cell_status,
 )
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, look_in
@@ -49,7 +51,9 @@ def look(
     """
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
-    states = [_cell_state(runs, entry, seen, alive) for entry in entries]
+    index = EndedIndex(runs)
+    states = [_cell_state(runs, entry, seen, alive, index) for entry in entries]
+    index.save()
     return [_with_job(runs, state, alive) for state in states] if jobs else states
 
 
@@ -62,29 +66,48 @@ def _with_job(runs: Path, state: CellStatus, alive: SchedulerView) -> CellStatus
 def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
     """Return the status of every stage of the entries, by key."""
     alive = SchedulerView(runs)
+    index = EndedIndex(runs)
     keys = dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages)
-    return {key: observe(runs, key, alive) for key in keys}
+    found = {key: observe(runs, key, alive, index) for key in keys}
+    index.save()
+    return found
 
 
-def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: SchedulerView) -> CellStatus:
+def _cell_state(
+    runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: SchedulerView, index: EndedIndex
+) -> CellStatus:
     for stage in entry.cell.stages:
         if stage.key not in seen:
-            seen[stage.key] = observe(runs, stage.key, alive)
+            seen[stage.key] = observe(runs, stage.key, alive, index)
         if seen[stage.key].state != "done":
             break
-    return CellStatus(entry=entry, stage=stage.kind, key=stage.key, **vars(seen[stage.key]))
+    return cell_status(entry, stage.kind, stage.key, seen[stage.key])
 
 
-def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
-    """Return the status of the stage `key`, `unknown` if its directory cannot be read."""
+def observe(runs: Path, key: str, alive: SchedulerView | None = None, index: EndedIndex | None = None) -> StageStatus:
+    """Return the status of the stage `key`, `unknown` if its directory cannot be read.
+
+    The attempts of a stage that has ended are read only if it is not in `index`, or has changed since.
+    """
+    alive = alive or SchedulerView(runs)
     try:
-        return _observe(runs, key, alive or SchedulerView(runs))
+        known = index.find(key) if index else None
+        if known is not None:
+            return _with_claim(runs, key, alive, *known)
+        proof = index.proof(key) if index else None
+        tries, files = look_in(runs, key)
+        if index:
+            index.look_at(proof, tries)
+        found = _of_attempts(runs, key, tries, files)
+        if index:
+            index.keep(key, found, files, proof)
+        return _with_claim(runs, key, alive, found, files)
     except UNREADABLE as error:
         return StageStatus(state="unknown", evidence=f"unreadable: {explain(error)}")
 
 
-def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
-    tries, files = look_in(runs, key)
+def _of_attempts(runs: Path, key: str, tries: list[AttemptDir], files: frozenset[str]) -> StageStatus:
+    """Return the status that the attempts at a stage show, without claims and requests to cancel."""
     result = None
     if rerun.FILE in files:
         after = rerun.superseded(runs, key)
@@ -96,10 +119,17 @@ def _observe(runs: Path, key: str, alive: SchedulerView) -> StageStatus:
     if last.state not in RESULTS:
         # An earlier result remains valid, whatever happened in later attempts.
         last = _newest_result(tries[:-1]) or replace(last, stands=result.state if result else "")
-    if last.source in ("outcome", "exit") and last.state not in RESULTS and lives(tries[-1]):
+    return last
+
+
+def _with_claim(runs: Path, key: str, alive: SchedulerView, last: StageStatus, files: frozenset[str]) -> StageStatus:
+    """Return the status that attempts, claims and requests to cancel show together."""
+    if last.state in RESULTS:
+        return last
+    if last.source in ("outcome", "exit") and last.directory and lives(AttemptDir(last.directory)):
         evidence = f"{last.state}, but a process of attempt {last.attempt} still holds alive.lock"
-        last = replace(last, state="running", evidence=evidence, cause="", source="ending")
-    if last.state in RESULTS or (last.state in ALIVE and last.source != "silence"):
+        return replace(last, state="running", evidence=evidence, cause="", source="ending")
+    if last.state in ALIVE and last.source != "silence":
         return last
     claim = read_claim(runs, key) if CLAIM in files else None
     if claim:

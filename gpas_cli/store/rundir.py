@@ -83,6 +83,11 @@ class AttemptDir:
         return read_record(ExitRecord, self.exit_path)
 
 
+def is_number(name: str) -> bool:
+    """Return whether `name` is that of an attempt's directory."""
+    return _NUMBER.fullmatch(name) is not None
+
+
 def stage_dir(runs: Path, key: str) -> Path:
     """Return the folder of the attempts at the stage `key` (16 hex digits). The folder may not exist.
 

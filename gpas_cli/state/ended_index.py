@@ -1,0 +1,199 @@
+"""An index of stages that have ended, so that their attempts are not read again: `runs/.ended/<key[:2]>.json`.
+
+An entry has the status that the attempts at a stage show, and what `stat` returned for the files that decided it before
+they were read: the stage's folder, the journals of its attempts from the newest to the one with the result (of a stage
+without a result, of all) and, without a result, the other files of the newest attempt. It is used only if `stat`
+returns the same inodes, sizes, modification times and change times again, and the same files are missing. No program
+can set a change time, so it also changes when a file is restored from a backup with its old modification time. Besides,
+
+- only what an outcome or an exit.json has decided is indexed; locks, claims and requests to cancel are examined again;
+- a stage with a request to run it again is not indexed, because the request may be edited in place;
+- files that changed within the last SETTLED_SECONDS are not indexed, because another change at the same tick of the
+  clock would not be seen;
+- files that other users may not read are checked for permission;
+- on a network file system each file is opened, which makes the client ask the server for its times;
+- on file systems without lasting inodes and change times (SMB, FUSE) there is no index.
+
+The index may be deleted at any time. Each file is replaced as a whole and has a checksum; of two processes that write
+the same file the last wins, and what the other one added is read from the attempts once more. A user who may not write
+to `runs` uses the index and does not extend it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gpas_cli
+from gpas_cli import file_systems
+from gpas_cli.files import replace_file
+from gpas_cli.state import cancellation, rerun
+from gpas_cli.state.progress import Progress
+from gpas_cli.state.status import RESULTS, UNREADABLE, StageStatus
+from gpas_cli.store.rundir import AttemptDir, is_number
+
+FOLDER = ".ended"
+SETTLED_SECONDS = 10.0
+FORMAT = [1, gpas_cli.__version__]  # another version may word the evidence differently
+OPENED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs"})  # network file systems with an index
+
+NEWEST = ("attempt.json", "exit.json", "log.txt", cancellation.FILE)  # decide an attempt without a result, too
+
+Seen = list[int]  # inode, size, modification time and change time in nanoseconds
+Known = tuple[StageStatus, frozenset[str]]  # a status, and the files in the stage's folder that are not attempts
+Files = list[tuple[str, Seen | None]]  # by path in the stage's folder; None: not there
+
+
+@dataclass
+class Proof:
+    """What `stat` returned for a stage's folder and the files of its attempts, newest first, before they were read."""
+
+    folder: Seen
+    journals: list[tuple[int, str, Seen | None]] = field(default_factory=list)  # with the number of the attempt
+    others: Files = field(default_factory=list)  # of the newest attempt
+
+
+class EndedIndex:
+    """The index of the stages under `runs`, for one look at them. Nothing is written before `save`."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+        self._now = time.time()
+        self._shards: dict[str, dict[str, Any]] = {}
+        self._changed: dict[str, dict[str, Any]] = {}  # by shard, the new entries; None removes one
+
+    def find(self, key: str) -> Known | None:
+        """Return the status that the attempts at a stage show, with the names of the files beside them.
+
+        None if the stage is not indexed or has changed.
+        """
+        shard = key[:2]
+        if shard not in self._shards:
+            self._shards[shard] = _read(self._path(shard)) if self._stat else {}
+        entry = self._shards[shard].get(key)
+        if entry is None:
+            return None
+        folder = f"{self.runs}/{shard}/{key}"
+        try:
+            if self._holds(folder, *entry[:2]):
+                return _known(folder, *entry[2:])
+        except UNREADABLE:
+            pass  # an entry that another program has written
+        self._changed.setdefault(shard, {})[key] = None
+        return None
+
+    def proof(self, key: str) -> Proof | None:
+        """Return the proof of a stage's folder, before it is listed; None without an index or a folder."""
+        seen = self._seen(f"{self.runs}/{key[:2]}/{key}") if self._stat else None
+        return Proof(seen) if seen else None
+
+    def look_at(self, proof: Proof | None, attempts: Sequence[AttemptDir]) -> None:
+        """Add the files of a stage's attempts to its proof, before they are read."""
+        if proof is None or not attempts:
+            return
+        for attempt in reversed(attempts):
+            seen = self._seen(str(attempt.journal_path))
+            proof.journals.append((attempt.number, f"{attempt.path.name}/{attempt.journal_path.name}", seen))
+        newest = attempts[-1].path
+        proof.others = [(f"{newest.name}/{name}", self._seen(f"{newest}/{name}")) for name in NEWEST]
+
+    def keep(self, key: str, status: StageStatus, files: frozenset[str], proof: Proof | None) -> None:
+        """Index the status that the attempts at a stage show, if it cannot change unless the proof does.
+
+        `files` are the names in the stage's folder other than attempts. A number among them is a link to nothing, which
+        may become an attempt without a change of the folder.
+        """
+        if proof is None or status.source not in ("outcome", "exit") or status.attempt is None or not status.age:
+            return  # an age of 0 is that of events in the future, by this host's clock
+        if rerun.FILE in files or any(map(is_number, files)):
+            return
+        ended = status.state in RESULTS
+        deciding: Files = [(path, seen) for n, path, seen in proof.journals if n >= status.attempt or not ended]
+        deciding += [] if ended else proof.others
+        newest = max(seen[3] for seen in (proof.folder, *(seen for _, seen in deciding if seen)))
+        if newest / 1e9 < self._now - SETTLED_SECONDS:
+            entry = [proof.folder, deciding, _plain(status), sorted(files)]
+            self._changed.setdefault(key[:2], {})[key] = entry
+
+    def save(self) -> None:
+        """Write what is new. An index that cannot be written is left as it is."""
+        for shard, changed in self._changed.items():
+            path = self._path(shard)
+            entries = {**_read(path), **changed}
+            with suppress(OSError):
+                path.parent.mkdir(exist_ok=True)
+                body = json.dumps([FORMAT, {key: entry for key, entry in entries.items() if entry}]).encode()
+                replace_file(path, b"%08x %s" % (zlib.crc32(body), body), durable=False)
+        self._changed = {}
+
+    def _path(self, shard: str) -> Path:
+        return self.runs / FOLDER / f"{shard}.json"
+
+    @cached_property
+    def _stat(self) -> Callable[[str], os.stat_result] | None:
+        """The function that proves that a file has not changed, None on a file system where none does."""
+        kind = file_systems.type_of(self.runs)
+        return os.stat if kind in file_systems.LOCAL else _stat_opened if kind in OPENED else None
+
+    def _seen(self, path: str) -> Seen | None:
+        """Return what `stat` returns, None for a file that is not there or that this user may not read."""
+        try:
+            found = self._stat(path) if self._stat else None
+        except OSError:
+            return None
+        if found is None or (found.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK)):
+            return None
+        return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+    def _holds(self, folder: str, seen: Seen, files: Files) -> bool:
+        return self._seen(folder) == seen and all(self._seen(f"{folder}/{path}") == own for path, own in files)
+
+
+def _plain(status: StageStatus) -> dict[str, Any]:
+    """Return what `_known` turns into the status: its fields, with the time of the evidence instead of its age."""
+    said = {name: getattr(status, name) for name in _SAID if getattr(status, name) != getattr(_MISSING, name)}
+    progress = asdict(status.progress) if status.progress else None
+    return {"said": said, "number": status.attempt, "time": time.time() - (status.age or 0.0), "progress": progress}
+
+
+def _known(folder: str, plain: Mapping[str, Any], files: Sequence[str]) -> Known:
+    progress = plain["progress"]
+    made = object.__new__(StageStatus)  # not by keyword: that takes five times as long
+    made.__dict__.update(
+        vars(_MISSING), **plain["said"], attempt=plain["number"], age=max(0.0, time.time() - plain["time"]),
+        directory=Path(f"{folder}/{plain['number']:03d}"),
+        progress=Progress(**{**progress, "losses": tuple(progress["losses"])}) if progress else None,
+    )  # fmt: skip
+    return made, frozenset(files)
+
+
+_MISSING = StageStatus(state="", evidence="")
+_SAID = ("state", "evidence", "outcome", "cause", "metrics", "source", "submission", "signal", "stands")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the entries in a file of the index, {} if it is missing, damaged or of another version."""
+    try:
+        content = path.read_bytes()
+        if content[:9] != b"%08x " % zlib.crc32(content[9:]):
+            return {}
+        version, entries = json.loads(content[9:])
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    return entries if version == FORMAT and isinstance(entries, dict) else {}
+
+
+def _stat_opened(path: str) -> os.stat_result:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
