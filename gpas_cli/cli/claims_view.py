@@ -16,6 +16,7 @@ from gpas_cli.cli.console import console
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.grid.scalar import spelled
+from gpas_cli.report.claims.sequential import SEQUENTIAL
 from gpas_cli.report.claims.significance import SIGN
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.entry_status import STATE_NAMES
@@ -23,7 +24,7 @@ from gpas_cli.report.papers import load
 from gpas_cli.words import count, listed, verb
 
 STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
-TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run"}
+TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
 SMALLEST_P = 1e-4
 NARROW = 110  # characters; below, a table leaves out columns
 

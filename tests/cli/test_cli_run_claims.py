@@ -82,11 +82,16 @@ def test_a_true_claim_is_supported_and_a_second_run_does_nothing(claimed: Face) 
 
 def test_added_seeds_are_cells_of_the_grid_for_every_command(claimed: Face) -> None:
     write_numbers(claimed, {"pre": -1.0})
-    seeds = run(claimed, "helps")["claims"][0]["parts"][0]["seeds"]
+    (decided,) = run(claimed, "helps")["claims"][0]["parts"]
+    seeds = decided["seeds"]
     status = claimed("status", "small", "--json", expect=None).json
     assert {f"pre-gpas-s{seed}" for seed in seeds} <= {cell["name"] for cell in status["cells"]}
     table = claimed("table", "small").out
     assert "seed added to decide a claim" in table
+    (part,) = claimed("claims", "helps", "--json").json["claims"][0]["parts"]
+    assert (part["test"], part["verdict"]) == ("sequential", "supported")
+    assert part["interval"] == decided["interval"]
+    assert "sequential" in claimed("claims", "helps").out
     assert claimed("why", "pre-gpas-s3").code == 0
     assert "no job to start" in claimed("run", "grid", "small", "--where", "norm=pre", *LOCAL).out
 

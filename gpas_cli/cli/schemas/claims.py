@@ -40,7 +40,7 @@ class ClaimPartJson(TypedDict):
     low: Annotated[float | None, "the claimed interval of the effect; null: unbounded"]
     high: float | None
     verdict: VerdictWord
-    test: Literal["t", "sign", "each-run"]
+    test: Annotated[Literal["t", "sign", "each-run", "sequential"], "sequential: seeds were added to decide the claim"]
     effect: Annotated[float | None, "the mean over seeds; of ratios, the geometric mean"]
     interval: Annotated[list[float] | None, "its 95 % interval"]
     p: Annotated[float | None, "two-sided, for the side of the claimed interval on which the effect is"]

@@ -13,7 +13,7 @@ from gpas_cli.report.entry_status import EntryStatus
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
-MAX_SEEDS = 8  # proposed for `gpas run claims`
+MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
 # What a run in this state needs. Those that are queued or running need nothing.
 REMEDIES = {"failed": "gpas retry", "unsynced": "gpas sync", "unrecorded": "gpas rerun"}
 WAITING = ("queued", "running")
@@ -46,7 +46,10 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
         return " ".join([REMEDIES[idle[0].state], *map(shlex.quote, names if idle[0].state != "unsynced" else [])])
     if verdict.missing:
         return ""
-    return f"gpas run claims {shlex.quote(verdict.claim.name)} --until decided --max-seeds {MAX_SEEDS}"
+    claim = verdict.claim
+    size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
+    seeds = max(MAX_SEEDS, 2 * verdict.n[0])
+    return f"gpas run claims {shlex.quote(claim.name)}{size} --until decided --max-seeds {seeds}"
 
 
 def run_command(wanted: Sequence[Entry], entries: Sequence[Entry]) -> str:

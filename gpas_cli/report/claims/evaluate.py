@@ -4,7 +4,7 @@ A part is one comparison at one combination of the labels on its axes `by`. It i
 inside the claimed interval, adjusted by Holm over the parts of the claim, is at most 0.05, and contradicted if that for
 lying outside is. The claim is contradicted if a part is. It is supported if the own p value of every part is at most
 0.05: all must hold, so that this needs no correction (an intersection-union test). One seed never decides, except where
-the claim is about each run.
+the claim is about each run. Where seeds were added to decide the claim, the test is `report.claims.sequential`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.scalar import Label
 from gpas_cli.report.claims.commands import command, missing
 from gpas_cli.report.claims.pairs import Group, groups
+from gpas_cli.report.claims.sequential import has_added_seeds, judged
 from gpas_cli.report.claims.significance import SIGN, Assessed, sign_test, t_test
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.labels import facts, label_title, scheme_titles
@@ -47,6 +48,8 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     verdict = _whole(claim, parts)
     lost = missing(parts)
     made = Verdict(claim, verdict, tuple(parts), lost, reason=_reason(claim, parts))
+    if has_added_seeds(made):
+        made = judged(made, ALPHA)
     return replace(made, command=command(made, known.entries))
 
 

@@ -14,9 +14,11 @@ from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.report.claims.pairs import Pair
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.entry_status import EntryStatus
+from gpas_cli.report.multiplicity import holm
 from gpas_cli.report.sequential import Evidence, decide, evidence
 
 SEED = "seed"  # the axis whose labels can be added to
+SEQUENTIAL = "sequential"  # the name of the test
 CERTAIN = 1e300  # the e-value of a claim about each run, which is decided without a test
 
 
@@ -87,6 +89,41 @@ def assess(verdict: Verdict, level: float = 0.05) -> ClaimEvidence:
     complete = all(id(comparison) in compared for comparison in verdict.claim.comparisons)
     return ClaimEvidence(
         verdict.claim, whole if complete or whole == CONTRADICTED else UNDECIDED, decided, verdict.reason
+    )
+
+
+def has_added_seeds(verdict: Verdict) -> bool:
+    """Return whether a run of the claim has a seed that was added to decide a claim."""
+    entries = (one.status.entry for part in verdict.parts for pair in part.pairs for one in pair.measured)
+    return any(entry.declared is not None and entry.declared.added for entry in entries)
+
+
+def judged(verdict: Verdict, level: float = 0.05) -> Verdict:
+    """Return the verdict by the sequential test: p values, intervals and words that hold when seeds were added.
+
+    The adjusted p value of a part is Holm's for what speaks against the claim, and the own one for what speaks for it.
+    """
+    found = assess(verdict, level)
+    against = holm([part.evidence.p_outside for part in found.parts])
+    parts = [_judged(part, p) for part, p in zip(found.parts, against, strict=True)]
+    return replace(verdict, verdict=found.verdict, parts=tuple(parts))
+
+
+def _judged(found: PartEvidence, against: float | None) -> Part:
+    if found.part.comparison.test == EACH_RUN:
+        return found.part
+    inside, outside = found.evidence.p_inside, found.evidence.p_outside
+    return replace(
+        found.part,
+        verdict=found.verdict,
+        test=SEQUENTIAL,
+        effect=found.effect,
+        interval=found.interval,
+        p=min(inside, outside) if found.effects else None,
+        adjusted=(inside if inside <= outside else against) if found.effects else None,
+        inside=inside if found.effects else None,
+        needed=None,
+        reason="seeds were added: a sequential test" if found.part.reason == "" else found.part.reason,
     )
 
 
