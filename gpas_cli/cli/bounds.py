@@ -31,6 +31,20 @@ def theory_of(cell: Cell, *, force: bool = False) -> Theory:
         return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, notify=show)
 
 
+def identity_bounds_of(cell: Cell) -> list[float]:
+    """Return equation (15) of Spike No More for every layer of a cell at initialisation.
+
+    Raises GpasError without torch or enough memory.
+    """
+    try:
+        from gpas_cli.evaluate.theory import identity_bounds
+    except ImportError as error:
+        raise GpasError(f"the bounds of this figure need torch, which cannot be imported: {error}") from error
+    here = project()
+    with working(f"the bounds of {cell.key}"):
+        return identity_bounds(cell, here.cache, here.config.parent)
+
+
 def _checkpoints(cell: Cell) -> list[Path]:
     """Return the cell's checkpoints, the one with the most updates first, then those that its gates are copied from."""
     from gpas_cli.store.rundir import checkpoints_of

@@ -21,6 +21,7 @@ from gpas_cli.cli.console import (
     print_json,
     project,
 )
+from gpas_cli.cli.figure_output import Output, print_plots
 from gpas_cli.errors import GpasError
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count
@@ -105,6 +106,9 @@ Toy = Annotated[
     bool,
     typer.Option("--toy", help="Draw each from its grid at quickstart size.", rich_help_panel=FROM_PAPERS),
 ]
+Terminal = Annotated[
+    bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
+]
 Title = Annotated[
     str | None, typer.Option("--title", help="Title above the plot; by default the grid's title. '' for none.")
 ]
@@ -132,6 +136,7 @@ def figure(
     paper: Paper = None,
     grid: GridOption = "",
     toy: Toy = False,
+    terminal: Terminal = False,
     out: Out = None,
     title: Title = None,
     size: Size = None,
@@ -154,12 +159,12 @@ def figure(
 
         if names or where or at or layers or against or heat_map:
             raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
-        draw_figures(paper, grid, toy=toy, out=out, title=title, size=size, as_json=as_json)
+        draw_figures(paper, grid, toy, Output(out, terminal, title, size, as_json))
         return
     if grid or toy:
         raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
     selection = _selection(what, at, layers, start, heat_map)
-    _plot(names, where, selection, _labels(against), out, every_run, title, size, as_json)
+    _plot(names, where, selection, _labels(against), every_run, Output(out, terminal, title, size, as_json))
 
 
 def _plot(
@@ -167,27 +172,32 @@ def _plot(
     where: Sequence[str] | None,
     selection: Selection,
     against: dict[str, str],
-    out: Sequence[Path] | None,
     every_run: bool,
-    title: str | None,
-    size: tuple[float, float] | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
+    from gpas_cli.report.curves import ratios
     from gpas_cli.report.figure import as_mapping, make_figure
     from gpas_cli.report.plot import Sheet, check_formats, save
 
-    paths = [path for asked in out or ([] if as_json else [DEFAULT]) for path in files_of(asked)]
+    paths = [path for asked in output.places(DEFAULT) for path in _files(asked)]
     check_formats(paths)
     chosen = cells_or_grids(names, where) if names else entries(names, where)
-    runs = _runs(chosen, selection, against)
+    runs = _runs(chosen, selection)
+    found = ratios(runs, against) if against else runs
     divisor = ", ".join(f"{axis} {label}" for axis, label in against.items())
     made = make_figure(
-        runs, selection, title if title is not None else _title(chosen), every_run=every_run, ratio_to=divisor
+        found,
+        selection,
+        output.title if output.title is not None else _title(chosen),
+        every_run=every_run,
+        ratio_to=divisor,
     )
+    if output.terminal:
+        print_plots([made])
     if paths:
-        save(Sheet((made,)), paths, size)
+        save(Sheet((made,)), paths, output.size)
         console().print(_conclusion(made, paths, chosen, runs), soft_wrap=True)
-    if as_json:
+    if output.as_json:
         recorded = {run.entry.id: None for run in runs}
         missing = [entry.id for entry in chosen if entry.id not in recorded]
         print_json(
@@ -230,7 +240,7 @@ def _labels(against: Sequence[str] | None) -> dict[str, str]:
     return {axis: label for axis, _, label in (word.partition("=") for word in against or ())}
 
 
-def files_of(asked: Path) -> list[Path]:
+def _files(asked: Path) -> list[Path]:
     """Return the files that one --out names."""
     return [asked] if asked.suffix else [asked.with_name(asked.name + suffix) for suffix in (".svg", ".png")]
 
@@ -242,16 +252,15 @@ def _title(chosen: Sequence[Entry]) -> str:
     return "; ".join(dict.fromkeys(titles))
 
 
-def _runs(chosen: Sequence[Entry], selection: Selection, against: dict[str, str]) -> list[CellCurve]:
-    """Return the curves of the cells that have recorded one, or their ratios."""
-    from gpas_cli.report.curves import curves, ratios
+def _runs(chosen: Sequence[Entry], selection: Selection) -> list[CellCurve]:
+    """Return the curves of the cells that have recorded one."""
+    from gpas_cli.report.curves import curves
     from gpas_cli.report.recorded import recorded
 
     with recorded(project(), chosen) as known:
         if known.problem:
             console().print(known.problem, style="yellow")
-        found = curves(known.engine, chosen, selection, _averaged)
-    return ratios(found, against) if against else found
+        return curves(known.engine, chosen, selection, _averaged)
 
 
 def _averaged(entry: Entry) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpas_cli.cli.console import console, experiments, print_json, project
+from gpas_cli.cli.figure_output import Output, print_plots
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import count, listed
 
@@ -24,12 +25,8 @@ SHOWN = 4  # cells that a message names
 def draw_figures(
     names: Sequence[str],
     grid: str,
-    *,
     toy: bool,
-    out: Sequence[Path] | None,
-    title: str | None,
-    size: tuple[float, float] | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Draw the named figures of the papers, each as PDF, SVG and PNG, and say what the others lack.
 
@@ -39,26 +36,28 @@ def draw_figures(
     from gpas_cli.report.paper_figures import named
 
     chosen = named(names)
-    paths = _paths(chosen, out, as_json)
+    paths = _paths(chosen, output)
     made = list(_made([_request(spec, grid, toy) for spec in chosen]))
     for figure in made:
         if figure.panels and paths:
-            _save(figure, paths[figure.name], title, size)
+            _save(figure, paths[figure.name], output)
         console().print(_conclusion(figure, paths), soft_wrap=True)
-    if as_json:
+        if output.terminal:
+            print_plots(figure.panels)
+    if output.as_json:
         panels = {figure.name: [as_mapping(panel) for panel in figure.panels] for figure in made}
         print_json(figures=[{**_as_mapping(figure, paths), "panels": panels[figure.name]} for figure in made])
     if any(not figure.panels for figure in made):
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-def _paths(chosen: Sequence[FigureSpec], out: Sequence[Path] | None, as_json: bool) -> dict[str, list[Path]]:
+def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
     from gpas_cli.report.plot import check_formats
 
-    if as_json and not out:
+    asked = output.places(FOLDER)
+    if not asked:
         return {}
-    asked = list(out or [FOLDER])
     named_files = [path for path in asked if path.suffix]
     if named_files and len(chosen) > 1:
         raise GpasError(f"{named_files[0]} is one file, and {count(len(chosen), 'figure')} are drawn: name a folder")
@@ -94,16 +93,16 @@ def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
 
 def _bounds(entry: Entry) -> list[float]:
     """Return equation (15) for each layer of a cell at initialisation."""
-    from gpas_cli.cli.bounds import theory_of
+    from gpas_cli.cli.bounds import identity_bounds_of
 
-    return [layer.feed_forward.identity for layer in theory_of(entry.cell).layers]
+    return identity_bounds_of(entry.cell)
 
 
-def _save(figure: PaperFigure, paths: Sequence[Path], title: str | None, size: tuple[float, float] | None) -> None:
+def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
     from gpas_cli.report.plot import Sheet, save
 
-    heading = figure.heading if title is None else title or figure.note
-    save(Sheet(figure.panels, heading), paths, size)
+    heading = figure.heading if output.title is None else output.title or figure.note
+    save(Sheet(figure.panels, heading), paths, output.size)
 
 
 def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:

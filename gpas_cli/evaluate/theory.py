@@ -153,6 +153,22 @@ def examine(
     return Theory(sample.origin, sample.tokens.shape[1], layers, gates, tuple(preserved))
 
 
+def identity_bounds(cell: Cell, cache: Path, root: Path) -> list[float]:
+    """Return equation (15) of every layer at initialisation, as in Figure 2 of Spike No More.
+
+    No Jacobian is measured: one forward pass is enough. Raises GpasError if the network does not fit into memory.
+    """
+    device = choose_device()
+    _check_cost(cell.model, device, force=True)
+    sample = _on(device, own_text(cell, cache, root) or random_text(cell))
+    network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
+    found = []
+    for _, feed_forward, _, middle in sublayer_inputs(network, sample.tokens):
+        numbers = feed_forward_numbers(feed_forward.module, network.spec.size)
+        found.append(readings(feed_forward, middle)[0].around.bound(numbers.identity()))
+    return found
+
+
 def own_text(cell: Cell, cache: Path, root: Path) -> Sample | None:
     """Return the first row of the cell's first batch without padding; None unless its text is in the cache."""
     if not any((cache / "tokens").glob(f"{cell.data.source}-*")):

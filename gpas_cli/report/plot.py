@@ -25,6 +25,7 @@ SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
 COLUMN = (3.3, 2.3)  # of a paper's column
 WIDE = (6.8, 2.4)  # of both columns
 NARROW = 5.0  # inches; narrower panels are below each other, and narrower plots have their legend below
+TITLE_CHARACTERS = 19  # in an inch
 STYLE: dict[str, Any] = {
     # A Times that matplotlib brings along, as in the body of most papers; the second has the characters it lacks.
     "font.family": ["STIXGeneral", "DejaVu Sans"],
@@ -156,4 +157,4 @@ def _scale(axes: Sequence[Any], panels: Sequence[Figure]) -> None:
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    return textwrap.wrap(text, int(16 * width))
+    return textwrap.wrap(text, int(TITLE_CHARACTERS * width))

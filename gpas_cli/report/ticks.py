@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from gpas_cli.report.figure import Figure
 
 TICKS = 4  # the least number of ticks on a logarithmic axis
 STEPS = ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)))  # multiples of powers of ten, the coarsest first
+ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
+CLOSEST = 0.08  # of a logarithmic axis between two ticks
 MOST_LAYERS = 12  # with a number in a plot of usual width
 
 
@@ -19,13 +22,22 @@ def log_ticks(low: float, high: float) -> list[float]:
         # Powers of whole numbers, so that 3e-5 is not 3.0000000000000004e-05.
         ticks = [tick for power in decades for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
         if len(ticks) >= TICKS:
-            return ticks[:: math.ceil(len(ticks) / (3 * TICKS))]
+            return apart(ticks[:: math.ceil(len(ticks) / (3 * TICKS))], CLOSEST * math.log(high / low))
     return [float(f"{low + (high - low) * i / TICKS:.3g}") for i in range(TICKS + 1)]
+
+
+def apart(ticks: Sequence[float], least: float) -> list[float]:
+    """Return the ticks whose logarithms differ by `least`, preferring those that begin with 1, 2 or 5."""
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda tick: ROUNDEST.index(f"{tick:e}"[0])):
+        if all(abs(math.log(tick / other)) >= least for other in kept):
+            kept.append(tick)
+    return sorted(kept)
 
 
 def readable(value: float) -> str:
     """Return a tick's number: 0.003, 20, 10⁻⁶, 2×10⁵."""
-    if 1e-4 < value < 1e5:
+    if value == 0 or 1e-4 < abs(value) < 1e5:
         return f"{value:g}"
     factor, power = f"{value:e}".split("e")
     raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -1,0 +1,39 @@
+"""Where `gpas figure` puts what it draws: files, the terminal or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpas_cli.cli.console import console
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.report.figure import Figure
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where figures go: files, the terminal, JSON. The last two write files only if `out` names them."""
+
+    out: Sequence[Path] | None
+    terminal: bool
+    title: str | None
+    size: tuple[float, float] | None
+    as_json: bool
+
+    def places(self, usual: Path) -> list[Path]:
+        """Return the files or folders that were asked for, by default `usual`."""
+        return list(self.out or ([] if self.as_json or self.terminal else [usual]))
+
+
+def print_plots(plots: Sequence[Figure]) -> None:
+    """Print plots as text."""
+    from gpas_cli.report.terminal_plot import Plot
+
+    for one in plots:
+        if one.is_empty:
+            raise GpasError(f"{one.title}: no such curve has been recorded")
+        console().print(Plot(one))
