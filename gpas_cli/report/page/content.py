@@ -13,6 +13,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
 from gpas_cli.report.page.cells import LogTail, details, row
 from gpas_cli.report.page.charts import grid_charts, paper_charts
+from gpas_cli.report.page.claims import ClaimView, claim_views
 from gpas_cli.report.page.limits import Limits
 from gpas_cli.report.render import render
 from gpas_cli.report.table import build
@@ -31,7 +32,10 @@ _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", 
 
 @dataclass(frozen=True)
 class GridSection:
-    """One grid: its table as HTML, or why there is none (`problem`), and its figures."""
+    """One grid: its table as HTML, or why there is none (`problem`), and its figures.
+
+    captioned: the caption of the table says more than the title.
+    """
 
     name: str
     title: str
@@ -39,6 +43,7 @@ class GridSection:
     charts: Sequence[Mapping[str, Any]] = ()
     table: str = ""
     problem: str = ""
+    captioned: bool = True
 
     @property
     def anchor(self) -> str:
@@ -62,6 +67,7 @@ class Content:
     made: float
     states: Mapping[str, int]
     grids: tuple[GridSection, ...] = ()
+    claims: Sequence[ClaimView] = ()
     figures: Sequence[Mapping[str, Any]] = ()
     cells: Sequence[Mapping[str, Any]] = ()
     details: Mapping[str, Any] | None = None
@@ -83,6 +89,7 @@ def collect(
         made=time.time(),
         states=_of_cells(states),
         grids=sections,
+        claims=tuple(claim_views(experiments, known, names)),
         figures=tuple(paper_charts(experiments, known, names, limits)),
         cells=[row(state) for state in states],
         details=shown,
@@ -122,7 +129,9 @@ def _section(
     grid = experiments.grids.get(name)
     title = grid.title if grid and grid.title else name
     spec = grid.table if grid and grid.table else TableSpec(title=title)
-    section = GridSection(name, title, _counts(own), tuple(grid_charts(known, entries, spec, limits)))
+    section = GridSection(
+        name, title, _counts(own), tuple(grid_charts(known, entries, spec, limits)), captioned=spec.title != title
+    )
     try:
         return replace(section, table=render(build(entries, known.states, known.results, spec), "html"))
     except GpasError as error:

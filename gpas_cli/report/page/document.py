@@ -64,6 +64,7 @@ def to_mapping(content: Content) -> dict[str, Any]:
     return {
         "made": date_and_time(content.made),
         "overview": templates.get_template("overview.html").render(content=content),
+        "claims": templates.get_template("claims.html").render(content=content) if content.claims else "",
         "grids": [
             {
                 "name": grid.name,

@@ -25,6 +25,15 @@ GRIDS = """\
   other:
     base: BASE
     axes: {norm: [lns], seed: [1, 2, 10]}
+claims:
+  gates-help:
+    statement: 'GPAS <img src=x onerror=alert(5)> helps'
+    grids: quick
+    subject: {gate: gpas}
+    against: {gate: none}
+    by: norm
+    value: perplexity
+    expect: lower
 """
 TIMEOUT_MS = 3000
 PERPLEXITIES = (31.0, 35.0, 30.0, 33.0, 41.0, 39.5)
@@ -123,6 +132,16 @@ def test_text_of_others_is_shown_and_never_executed(visit: Visit) -> None:
     assert visit.page.locator("img").count() == 0
     assert visit.page.get_by_role("heading", name="Quick <img src=x onerror=alert(3)>").is_visible()
     assert visit.texts("caption") == ["<script>alert(4)</script>", "other"]
+
+
+def test_a_claim_opens_and_shows_its_parts(visit: Visit) -> None:
+    claim = visit.page.locator("#claim-gates-help")
+    assert "undecided" in claim.locator("summary").inner_text()
+    assert "GPAS <img src=x onerror=alert(5)> helps" in claim.locator("summary").inner_text()
+    claim.locator("summary").click()
+    assert visit.texts("#claim-gates-help tbody th")[0].startswith("Pre-LN")
+    assert "-1.5" in claim.locator("tbody tr").first.inner_text().replace("\N{MINUS SIGN}", "-")
+    assert claim.locator(".forest circle").count() == 1
 
 
 def test_the_policy_stops_a_script_and_a_request_that_got_in(window: Any, report: Path) -> None:

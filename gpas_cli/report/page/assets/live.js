@@ -49,7 +49,9 @@ function replaceHtml(element, html) {
   if (element.shownHtml === html) return;
   element.shownHtml = html;
   const left = [...element.querySelectorAll(".wide")].map((one) => one.scrollLeft);
+  const open = [...element.querySelectorAll("details[open]")].map((one) => one.id);
   const parsed = new DOMParser().parseFromString(html, "text/html");
   element.replaceChildren(...parsed.body.childNodes);
   element.querySelectorAll(".wide").forEach((one, i) => (one.scrollLeft = left[i] ?? 0));
+  for (const id of open) element.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
 }

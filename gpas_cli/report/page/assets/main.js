@@ -20,6 +20,8 @@ class Page {
   update(data) {
     document.getElementById("made").textContent = data.made;
     replaceHtml(document.querySelector("#overview .summary"), data.overview);
+    showSection("claims", data.claims !== "");
+    replaceHtml(document.querySelector("#claims .summary"), data.claims);
     for (const grid of data.grids) {
       if (!document.getElementById(grid.anchor)) this.addGrid(grid);
       replaceHtml(document.querySelector(`#${CSS.escape(grid.anchor)} .summary`), grid.summary);
@@ -47,10 +49,15 @@ class Page {
 
   showPaperFigures(figures) {
     const section = document.getElementById("figures");
-    section.hidden = document.querySelector('nav a[href="#figures"]').parentElement.hidden = !figures.length;
+    showSection("figures", figures.length > 0);
     if (this.paper) this.paper.update(figures);
     else this.paper = new PaperFigures(section, figures);
   }
+}
+
+function showSection(id, shown) {
+  document.getElementById(id).hidden = !shown;
+  document.querySelector(`nav a[href="#${id}"]`).parentElement.hidden = !shown;
 }
 
 // The list of contents marks the section that is read.
