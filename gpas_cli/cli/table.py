@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
-from gpas_cli.cli.published import print_published, printed_tables
+from gpas_cli.cli.paper_tables import paper_sections, print_paper_tables, printed_tables
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -79,8 +79,19 @@ def table(
     form = "json" if as_json else form
     if form not in FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
-    if published_only:
-        print_published(printed_tables(names or [], source), form)
+    from gpas_cli.report.papers.layouts import is_printed_name
+
+    names = names or []
+    as_papers = any(map(is_printed_name, names)) or source is not None or (paper and not names)
+    if published_only or as_papers:
+        if value or external:
+            raise GpasError("--value and --external are for the tables of grids: gpas table GRID")
+        tables = printed_tables(names, source)
+        if published_only:
+            print_paper_tables([part for one in tables for part in one.parts], form)
+        else:
+            grids = [name for name in names if not is_printed_name(name)]
+            print_paper_tables(paper_sections(tables, grids, where), form)
         return
     made = [_make(name, where, paper, external or (), value or ()) for name in names or [experiments().default]]
     if form == "json" and len(made) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from gpas_cli.report.external import ExternalCell, ExternalRow
 from gpas_cli.report.notes import notes, significant
@@ -58,34 +59,60 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
     """Return a published number with its difference from the published base, "" if there is none."""
     if printed is None:
         return ""
+    if printed.text:
+        return as_printed(printed.text, style)
     delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
     return number(printed.value, digits, style) + delta
 
 
 def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
-    first = 1 + len(table.rows)
-    rules = frozenset([first]) if table.externals.rows else frozenset()
     groups, published = column_groups(table), published_columns(table)
-    return Sheet(table.spec.title, lambda style: grid(table, style), groups, notes(table), rules, published)
+    return Sheet(table.spec.title, lambda style: grid(table, style), groups, notes(table), _rules(table), published)
+
+
+def _rules(table: Table) -> frozenset[int]:
+    """Return the lines of `grid` with a rule above: networks that were not trained here, and all sections but one."""
+    rules, place, section = set(), 1, ""
+    for i, row in enumerate(table.rows):
+        if row.section != section:
+            rules |= {place} if i else set()
+            place += bool(row.section)
+        section = row.section
+        place += 1
+    return frozenset(rules | ({place} if table.externals.rows else set()))
+
+
+def as_printed(text: str, style: Style) -> str:
+    """Return text of a paper with the style's minus before numbers."""
+    return re.sub(r"-(?=\d)", lambda _: style.minus, style.escape(text))
 
 
 def grid(table: Table, style: Style) -> list[list[str]]:
     """Return the text of all cells, headers first, networks that were not trained here last."""
     header = [corner(table), *(title for column in table.columns for title in titles(table, column))]
-    ours = [_line(table, row, style) for row in table.rows]
-    others = [_external_line(table, row, style) for row in table.externals.rows]
-    return [[style.escape(text) for text in header], *ours, *others]
+    lines = [[style.escape(text) for text in header]]
+    section = ""
+    for row in table.rows:
+        if row.section and row.section != section:
+            lines.append([style.escape(row.section), *[""] * (len(header) - 1)])
+        section = row.section
+        lines.append(_line(table, row, style))
+    return [*lines, *(_external_line(table, row, style) for row in table.externals.rows)]
 
 
 def titles(table: Table, column: Column) -> list[str]:
     """Return the headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
+    if table.printed:
+        return [column.title, *(load(source)["short"] for source in column.sources)]
     theirs = {source: table.published[source].as_if or column.title for source in column.sources}
     return [column.title, *(f"{theirs[source]}, {load(source)['short']}" for source in column.sources)]
 
 
 def corner(table: Table) -> str:
-    """Return the text of the top left cell: the metric and its unit, "" if the columns have several."""
+    """Return the text of the top left cell: by default the metric and its unit, "" if the columns have several."""
+    if table.printed:
+        return table.corner
     if len({column.metric.name for column in table.columns}) > 1:
         return ""
     unit = f", {table.metric.unit}" if table.metric.unit else ""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Note:
     """`kind`: seeds, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, external, origin,
-    override, published, compared, remark, recipe, budget or gains."""
+    override, published, compared, remark, recipe, budget, gains, or cells: which grid has the cells of a printed
+    table.
+    """
 
     kind: str
     text: str

@@ -52,7 +52,7 @@ def notes(table: Table) -> tuple[Note, ...]:
         published_notes,
         _gains,
     )
-    return tuple(note for make in makers for note in make(table))
+    return (*table.remarks, *(note for make in makers for note in make(table)))
 
 
 def gains(table: Table) -> list[Gain]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator
 from typing import Any
 
+from gpas_cli.report.cell_text import as_printed
 from gpas_cli.report.html_table import to_html
 from gpas_cli.report.latex import to_latex
 from gpas_cli.report.markdown import to_markdown
-from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart, PrintedTable
+from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.render import csv_cell
 from gpas_cli.report.sheet import Sheet, Style
 
@@ -19,12 +19,8 @@ FORMATS = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
 CSV_HEADER = ("table", "part", "band", "row", "column", "text", "value", "delta")
 
 
-def sheets(table: PrintedTable) -> list[Sheet]:
-    """Return each part of the table as text, digit by digit as printed."""
-    return [_sheet(part) for part in table.parts]
-
-
-def _sheet(part: PrintedPart) -> Sheet:
+def sheet(part: PrintedPart) -> Sheet:
+    """Return a part of a table as text, digit by digit as printed."""
     bands = [line.band for line in part.lines]
     # A band's heading takes a line of its own.
     rules, place = set(), 1
@@ -49,40 +45,37 @@ def _texts(part: PrintedPart, style: Style) -> list[list[str]]:
 
 def printed_text(cell: PrintedCell, style: Style) -> str:
     """Return a cell as printed, underlined if it is."""
-    text = re.sub(r"-(?=\d)", lambda _: style.minus, style.escape(cell.text))
+    text = as_printed(cell.text, style)
     if cell.mark != "second":
         return text
     number, space, rest = text.partition(" (")
     return style.underline(number) + space + rest
 
 
-def to_csv(table: PrintedTable) -> str:
+def to_csv(part: PrintedPart) -> str:
     """Return one line per cell: the text as printed, and its numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEADER)
-    for line in _csv_lines(table):
+    for line in _csv_lines(part):
         writer.writerow(map(csv_cell, line))
     return out.getvalue()
 
 
-def _csv_lines(table: PrintedTable) -> Iterator[list[object]]:
-    for part in table.parts:
-        for line in part.lines:
-            for heading, cell in zip(part.headings, line.cells, strict=True):
-                where = [table.name, part.corner, line.band, line.title, heading]
-                yield [*where, cell.text, cell.value, cell.delta]
+def _csv_lines(part: PrintedPart) -> Iterator[list[object]]:
+    for line in part.lines:
+        for heading, cell in zip(part.headings, line.cells, strict=True):
+            yield [part.name, part.corner, line.band, line.title, heading, cell.text, cell.value, cell.delta]
 
 
-def to_mapping(table: PrintedTable) -> dict[str, Any]:
-    """Return the table as the document `PrintedTable` without its schema number."""
+def to_mapping(part: PrintedPart) -> dict[str, Any]:
+    """Return the part as the document `PrintedTable`."""
     return {
-        "name": table.name,
-        "title": table.title,
-        "parts": [
-            {"corner": part.corner, "columns": list(part.headings), "rows": [_row(line) for line in part.lines]}
-            for part in table.parts
-        ],
+        "name": part.name,
+        "title": part.title,
+        "corner": part.corner,
+        "columns": list(part.headings),
+        "rows": [_row(line) for line in part.lines],
     }
 
 
@@ -94,6 +87,6 @@ def _row(line: PrintedLine) -> dict[str, Any]:
     return {"band": line.band, "title": line.title, "cells": cells}
 
 
-def render(table: PrintedTable, form: str) -> str:
-    """Return the table as text in one of FORMATS, or as CSV."""
-    return to_csv(table) if form == "csv" else "\n".join(map(FORMATS[form], sheets(table)))
+def render(part: PrintedPart, form: str) -> str:
+    """Return the part as text in one of FORMATS, or as CSV."""
+    return to_csv(part) if form == "csv" else FORMATS[form](sheet(part))

@@ -84,6 +84,7 @@ def to_json(table: Table) -> str:
     """Return the whole table as JSON. Numbers that are not finite are the strings "nan", "inf", "-inf"."""
     data = {
         "schema": SCHEMA,
+        "name": table.printed or None,
         "title": table.spec.title,
         "metric": _json_metric(table.metric),
         "rows": [_json_row(table, row) for row in table.rows],

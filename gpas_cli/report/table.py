@@ -20,6 +20,7 @@ from gpas_cli.report.external import ExternalNetwork, Externals, external_rows
 from gpas_cli.report.grouping import group
 from gpas_cli.report.labels import RowKey, facts, label_title, measured, row_title, scheme_titles
 from gpas_cli.report.metrics import metric
+from gpas_cli.report.note import Note
 from gpas_cli.report.papers import PublishedTable, Remark, published
 from gpas_cli.report.papers.compared import compared_value
 from gpas_cli.report.papers.recipes import Deviation, deviations
@@ -36,6 +37,7 @@ class Printed:
     """A published number for a cell, its difference from the published base, and the tokens it was trained on.
 
     deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
+    text: the number and the difference as printed, if the table has the paper's own layout.
     """
 
     value: float
@@ -43,6 +45,7 @@ class Printed:
     tokens: int | None = None
     deviations: tuple[Deviation, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,17 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Row:
-    """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base."""
+    """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
+
+    section: the heading above the row and its neighbours, if the table has such headings.
+    """
 
     key: RowKey
     title: str
     cells: tuple[TableCell, ...]
     indent: int = 0
     base: RowKey | None = None
+    section: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `rows` are in display order. `metric` is that of the first columns."""
+    """A table. `rows` are in display order. `metric` is that of the first columns.
+
+    printed: the name of the printed table whose layout it has, SOURCE:NUMBER, "" if it has its own. corner: then, the
+    heading of the row titles. remarks: further notes.
+    """
 
     spec: TableSpec
     metric: Metric
@@ -112,6 +123,9 @@ class Table:
     rows: tuple[Row, ...]
     published: Mapping[str, PublishedTable]
     externals: Externals = field(default_factory=Externals)
+    printed: str = ""
+    corner: str = ""
+    remarks: tuple[Note, ...] = ()
 
 
 def build(

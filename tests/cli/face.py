@@ -117,8 +117,12 @@ class Face:
 
     def attempt(self, name: str, *events: tuple[str, dict[str, Any]], log: str = "") -> AttemptDir:
         """Create the next attempt at a cell's pretraining, with these events in its journal."""
+        return self.recorded(self.entry(name), *events, log=log)
+
+    def recorded(self, entry: Entry, *events: tuple[str, dict[str, Any]], log: str = "") -> AttemptDir:
+        """Create the next attempt at an entry's pretraining, with these events in its journal."""
         known = [event_of({"kind": kind, **fields}) for kind, fields in events]
-        return attempt_at(self.runs, self.entry(name), known, log=log, code="c0de")
+        return attempt_at(self.runs, entry, known, log=log, code="c0de")
 
     def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
         """Create an attempt at a cell that ended with this outcome."""

@@ -13,7 +13,7 @@ import pytest
 from gpas_cli.errors import GpasError
 from gpas_cli.report.papers import SOURCES, load, tables
 from gpas_cli.report.papers.layouts import PrintedTable, numbers, printed, printed_named
-from gpas_cli.report.printed_sheet import render, sheets, to_csv, to_mapping
+from gpas_cli.report.printed_sheet import render, sheet, to_csv, to_mapping
 from gpas_cli.report.sheet import PLAIN
 
 EVERY_TABLE = [printed(source, number) for source in SOURCES for number in numbers(source)]
@@ -135,7 +135,7 @@ AS_PRINTED = {
 def test_a_table_is_as_printed(name: str) -> None:
     lines = AS_PRINTED[name].replace(" x ", f" {TIMES} ").strip().splitlines()
     wanted = "\n".join(line.strip() for line in lines)
-    parts = ["\n".join("|".join(line) for line in sheet.texts(PLAIN)) for sheet in sheets(printed_named(name))]
+    parts = ["\n".join("|".join(line) for line in text.texts(PLAIN)) for text in map(sheet, printed_named(name).parts)]
     assert "\n\n".join(parts) == wanted
 
 
@@ -143,8 +143,7 @@ def test_a_table_is_as_printed(name: str) -> None:
 def test_a_table_has_a_cell_for_every_heading(table: PrintedTable) -> None:
     for part in table.parts:
         assert all(len(line.cells) == len(part.headings) for line in part.lines), part.title
-        for sheet in sheets(table):
-            assert len({len(line) for line in sheet.texts(PLAIN)}) == 1
+        assert len({len(line) for line in sheet(part).texts(PLAIN)}) == 1
 
 
 @pytest.mark.parametrize("table", EVERY_TABLE, ids=lambda table: table.name)
@@ -204,22 +203,22 @@ def test_names_of_tables() -> None:
 
 
 def test_underlined_numbers_are_underlined() -> None:
-    text = render(printed("poster", "1"), "markdown")
+    text = render(printed("poster", "1").parts[0], "markdown")
     assert "| LNS+GPAS | 32.68 (-1.90) | <u>24.95</u> (-0.96) |" in text
-    assert "\\underline{24.95} ($-$0.96)" in render(printed("poster", "1"), "latex")
+    assert "\\underline{24.95} ($-$0.96)" in render(printed("poster", "1").parts[0], "latex")
 
 
 def test_csv_and_json_have_the_text_and_the_number() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(printed("gpas", "2")))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(printed("gpas", "2").parts[0]))))
     assert len(rows) == 55
     row = next(row for row in rows if (row["row"], row["column"]) == ("DeepNorm + GPAS", "1B"))
     assert (row["table"], row["text"], row["value"], row["delta"]) == ("gpas:2", "18.10 (-1386)", "18.1", "-1386")
-    data = json.loads(json.dumps(to_mapping(printed("poster", "1"))))
-    cell = data["parts"][0]["rows"][-1]["cells"][1]
+    data = json.loads(json.dumps(to_mapping(printed("poster", "1").parts[0])))
+    cell = data["rows"][-1]["cells"][1]
     assert cell == {"text": "24.95 (-0.96)", "value": 24.95, "delta": -0.96, "mark": "underlined"}
 
 
 def test_latex_needs_no_character_beyond_pdflatex() -> None:
     for table in EVERY_TABLE:
-        text = render(table, "latex")
+        text = "".join(render(part, "latex") for part in table.parts)
         assert all(ord(character) < 256 for character in text), table.name

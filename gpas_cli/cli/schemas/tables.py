@@ -49,6 +49,7 @@ class PublishedNumberJson(TypedDict):
     tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
     deviations: list[DeviationJson]
     remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
+    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
 
 
 class TableRunJson(TypedDict):
@@ -133,31 +134,20 @@ class PrintedRowJson(TypedDict):
     cells: list[PrintedCellJson]
 
 
-class PrintedPartJson(TypedDict):
-    """One of the tables under a caption."""
+class PrintedTableJson(TypedDict):
+    """A table as its paper prints it; two tables under one caption have the same name."""
 
+    name: Annotated[str, "SOURCE:NUMBER"]
+    title: str
     corner: Annotated[str, "the heading of the titles of the rows"]
     columns: list[str]
     rows: list[PrintedRowJson]
 
 
-class PrintedTableJson(TypedDict):
-    """A table as its paper prints it."""
-
-    name: Annotated[str, "SOURCE:NUMBER"]
-    title: str
-    parts: list[PrintedPartJson]
-
-
-class PrintedTablesJson(DocumentJson):
-    """`gpas table --published-only --json`."""
-
-    published: list[PrintedTableJson]
-
-
 class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
     title: str
     metric: Annotated[MetricJson, "that of the first column"]
     rows: list[TableRowJson]
@@ -165,6 +155,13 @@ class TableJson(DocumentJson):
     columns: list[ColumnJson]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
+
+
+class PaperTablesJson(DocumentJson):
+    """`gpas table --json` of a paper's tables."""
+
+    tables: Annotated[list[TableJson], "tables with our numbers, in the paper's layout"]
+    published: Annotated[list[PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
 class MeanJson(TypedDict):

@@ -117,6 +117,11 @@ class PublishedTable:
             return labels
         return {**labels, "size": self.sizes.get(labels["shape"])}
 
+    def place(self, labels: CellLabels) -> tuple[int, int] | None:
+        """Return the row and column of the cell with these labels, None if there is none."""
+        column, row = self._column(labels), self._row(labels)
+        return None if column is None or row is None else (self.rows.index(row), column)
+
     def _column(self, labels: CellLabels) -> int | None:
         if not self.axis:
             return 0

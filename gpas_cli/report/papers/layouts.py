@@ -18,6 +18,7 @@ A part has
     underlined         by row: columns of underlined numbers
     texts              by row: the texts of all columns, in place of `columns` and `rows`
     quantities         with texts: the settings in the columns (gpas_cli.report.recipe_table)
+    cells_of           with quantities: the table whose cells have these settings
 """
 
 from __future__ import annotations
@@ -71,13 +72,18 @@ class PrintedLine:
 
 @dataclass(frozen=True)
 class PrintedPart:
-    """One of the tables under a caption. `quantities`: the settings in its columns, for a table of settings."""
+    """One of the tables under a caption. `name` is that of the whole table on the command line: gpas:2.
 
+    quantities: the settings in its columns, for a table of settings; cells_of: the table whose cells have them.
+    """
+
+    name: str
     title: str
     corner: str
     headings: tuple[str, ...]
     lines: tuple[PrintedLine, ...]
     quantities: tuple[str, ...] = ()
+    cells_of: PrintedPart | None = None
 
     @property
     def tables(self) -> tuple[PublishedTable, ...]:
@@ -88,17 +94,15 @@ class PrintedPart:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One table of a source, `number` as printed."""
+    """One table of a source; `name` is SOURCE:NUMBER, with the number as printed."""
 
-    source: str
-    number: str
-    title: str
+    name: str
     parts: tuple[PrintedPart, ...]
 
     @property
-    def name(self) -> str:
-        """The name on the command line: gpas:2."""
-        return f"{self.source}{SEPARATOR}{self.number}"
+    def source(self) -> str:
+        """The source that prints it."""
+        return self.name.partition(SEPARATOR)[0]
 
 
 def source_named(name: str) -> str:
@@ -137,20 +141,20 @@ def printed(source: str, number: str) -> PrintedTable:
     titles = [title]
     if len(parts) > 1:
         titles = [f"{title} {place}: {part['corner']}." for place, part in zip(PLACES, parts, strict=True)]
-    return PrintedTable(
-        source, number, title, tuple(_part(source, own, part) for own, part in zip(titles, parts, strict=True))
-    )
+    name = f"{source}{SEPARATOR}{number}"
+    return PrintedTable(name, tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True)))
 
 
-def _part(source: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
+def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
+    source = name.partition(SEPARATOR)[0]
     headings = tuple(data["headings"])
-    if "texts" in data:
-        lines = [PrintedLine(title, tuple(map(PrintedCell, texts))) for title, texts in data["texts"].items()]
-        return PrintedPart(title, data["corner"], headings, tuple(lines), tuple(data.get("quantities", ())))
-    bands = data.get("bands") or [data]
-    return PrintedPart(
-        title, data["corner"], headings, tuple(line for band in bands for line in _lines(source, data, band))
-    )
+    if "texts" not in data:
+        lines = [line for band in data.get("bands") or [data] for line in _lines(source, data, band)]
+        return PrintedPart(name, title, data["corner"], headings, tuple(lines))
+    lines = [PrintedLine(row, tuple(map(PrintedCell, texts))) for row, texts in data["texts"].items()]
+    cells_of = printed(source, data["cells_of"]).parts[0] if "cells_of" in data else None
+    quantities = tuple(data.get("quantities", ()))
+    return PrintedPart(name, title, data["corner"], headings, tuple(lines), quantities, cells_of)
 
 
 def _lines(source: str, part: Mapping[str, Any], band: Mapping[str, Any]) -> Iterator[PrintedLine]:

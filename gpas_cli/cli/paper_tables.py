@@ -1,0 +1,131 @@
+"""The part of `gpas table` that prints the papers' tables, with our numbers beside the published ones or without."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gpas_cli.cli.console import console, experiments, print_json, project
+from gpas_cli.errors import GpasError, nearest
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.declared import Grid
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.paper_table import Serving
+    from gpas_cli.report.papers.layouts import PrintedPart, PrintedTable
+    from gpas_cli.report.table import Table
+
+
+def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedTable]:
+    """Return the tables called SOURCE:NUMBER, those whose numbers the grids of these names have beside theirs, and
+    without names all of `source`; all of them too for a grid that names none of `source`.
+
+    Raises GpasError for a grid without published numbers if there is no `source`.
+    """
+    from gpas_cli.report.papers.layouts import USUAL, is_printed_name, numbers, printed, printed_named, source_named
+
+    chosen = source_named(source) if source else None
+    if not names:
+        usual = chosen or USUAL
+        return [printed(usual, number) for number in numbers(usual)]
+    found: dict[str, PrintedTable] = {}
+    for name in names:
+        named = [printed_named(name)] if is_printed_name(name) else _of_grid(name, chosen)
+        found |= {table.name: table for table in named}
+    return list(found.values())
+
+
+def _of_grid(name: str, source: str | None) -> list[PrintedTable]:
+    from gpas_cli.report.papers.layouts import numbers, printed
+
+    grids = experiments().grids
+    if name not in grids:
+        raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
+    spec = grids[name].table
+    declared = {of: table.partition("@")[0] for of, table in (spec.published if spec else {}).items()}
+    tables = [printed(of, number) for of in declared if source in (of, None) for number in numbers(of)]
+    found = [
+        table for table in tables if declared[table.source] in (one.name for part in table.parts for one in part.tables)
+    ]
+    if not found and source:
+        return [printed(source, number) for number in numbers(source)]
+    if not found:
+        raise GpasError(f"grid '{name}' has no published table beside it; name one: gpas:2")
+    return found
+
+
+def served_parts(
+    tables: Sequence[PrintedTable], names: Sequence[str], where: Sequence[str] | None = None
+) -> list[tuple[PrintedPart, Serving | None]]:
+    """Return every part of the tables with the cells that belong into it, None if no grid has any.
+
+    names: the grids to choose from, by default all. where: conditions on their cells.
+    """
+    from gpas_cli.report.paper_table import serving
+
+    grids = _grids(names, where)
+    return [(part, serving(part.cells_of or part, grids)) for table in tables for part in table.parts]
+
+
+def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tuple[Grid, Sequence[Entry]]]:
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.select import select
+
+    declared = experiments().grids
+    every = expand(experiments(), list(names or declared))
+    chosen = {id(entry) for entry in (select(every, where) if where else every)}
+    by_grid: dict[str, list[Entry]] = {}
+    for entry in every:
+        if id(entry) in chosen:
+            by_grid.setdefault(entry.grid, []).append(entry)
+    return {name: (declared[name], entries) for name, entries in by_grid.items()}
+
+
+def paper_sections(
+    tables: Sequence[PrintedTable], names: Sequence[str], where: Sequence[str] | None
+) -> list[PrintedPart | Table]:
+    """Return every part of the tables: with our numbers where a grid has such cells, else as printed.
+
+    With `names` of grids, only the parts of which these have cells.
+    """
+    from gpas_cli.report.paper_table import paper_table
+    from gpas_cli.report.recipe_table import with_ours
+    from gpas_cli.report.recorded import recorded
+
+    parts = served_parts(tables, names, where)
+    chosen = list({entry.id: entry for _, served in parts if served for entry in served.entries}.values())
+    with recorded(project(), chosen) as known:
+        if known.problem:
+            print(f"gpas: {known.problem}", file=sys.stderr)
+        sections: list[PrintedPart | Table] = []
+        for part, served in parts:
+            if names and served is None:
+                continue
+            if served and part.quantities:
+                sections.append(with_ours(part, served.entries))
+            else:
+                sections.append(paper_table(served, known.states, known.results) if served else part)
+        return sections
+
+
+def print_paper_tables(sections: Sequence[PrintedPart | Table], form: str) -> None:
+    """Print tables as their papers do, with our numbers first and the published ones beside them."""
+    from gpas_cli.report import printed_sheet, render
+    from gpas_cli.report.cell_text import sheet
+    from gpas_cli.report.table import Table
+    from gpas_cli.report.terminal import Drawn
+
+    ours = [section for section in sections if isinstance(section, Table)]
+    if form == "json":
+        alone = [printed_sheet.to_mapping(section) for section in sections if not isinstance(section, Table)]
+        print_json(tables=[json.loads(render.render(one, form)) for one in ours], published=alone)
+        return
+    for section in sections:
+        if form == "rich":
+            console().print(Drawn(sheet(section) if isinstance(section, Table) else printed_sheet.sheet(section)))
+        elif isinstance(section, Table):
+            print(render.render(section, form).rstrip("\n"))
+        else:
+            print(printed_sheet.render(section, form).rstrip("\n"))
