@@ -266,6 +266,8 @@ def _ranked(rows: Sequence[Row], part: PrintedPart) -> list[Row]:
         for column in range(len(part.headings)):
             cells = [ranked[i][column] for i in places]
             numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
-            for i, mark in zip(places, marks(numbers, compared_metric(part.lines[places[0]].cells[column])), strict=True):
+            for i, mark in zip(
+                places, marks(numbers, compared_metric(part.lines[places[0]].cells[column])), strict=True
+            ):
                 ranked[i][column] = replace(ranked[i][column], mark=mark)
     return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
