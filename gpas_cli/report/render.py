@@ -156,6 +156,7 @@ def _json_printed(printed: Printed) -> dict[str, Any]:
         "value": printed.value,
         "delta": printed.delta,
         "tokens": printed.tokens,
+        "text": printed.text,
         "deviations": [vars(one) for one in printed.deviations],
         "remarks": [remark.text for remark in printed.remarks],
     }

@@ -281,7 +281,14 @@ def test_json(table: Table) -> None:
     (cell,) = row["cells"]
     means = {"setting": "optim.mean_rows", "published": 256, "ours": 0, "origin": "code"}
     assert cell["published"] == {
-        "gpas": {"value": 32.93, "delta": -1.77, "tokens": 1_000_000_000, "deviations": [means], "remarks": [], "text": ""}
+        "gpas": {
+            "value": 32.93,
+            "delta": -1.77,
+            "tokens": 1_000_000_000,
+            "deviations": [means],
+            "remarks": [],
+            "text": "",
+        }
     }
     assert [(run["over"], run["state"], run["value"], run["progress"]) for run in cell["runs"]] == [
         (1, "done", 33.0, None),
