@@ -83,6 +83,20 @@ def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tu
     return {name: (declared[name], entries) for name, entries in by_grid.items()}
 
 
+def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
+    """Return the cells whose numbers a paper's table needs, each once: SOURCE:NUMBER, or NUMBER of the GPAS paper.
+
+    Raises GpasError if no grid has such a cell.
+    """
+    from gpas_cli.report.papers.layouts import printed_named
+
+    table = printed_named(name)
+    served = [found for part, found in served_parts([table], (), where) if part.tables and found]
+    if not served:
+        raise GpasError(f"no grid has cells of {table.name}; `gpas table {table.name} --published-only` prints it")
+    return list({entry.key: entry for one in served for entry in one.entries}.values())
+
+
 def paper_sections(
     tables: Sequence[PrintedTable], names: Sequence[str], where: Sequence[str] | None
 ) -> list[PrintedPart | Table]:

@@ -119,7 +119,7 @@ def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> 
     from rich.text import Text
 
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
-    parts: list[RenderableType] = [Text(line) for line in _refused(planned)]
+    parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
     parts += [Text(money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)]
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
@@ -128,7 +128,7 @@ def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> 
     return Group(Text(headline(planned), style="bold"), *parts)
 
 
-def _refused(planned: Plan) -> list[str]:
+def refusals(planned: Plan) -> list[str]:
     """Return why cells cannot run here, each reason once."""
     lines = [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in planned.refused.items()]
     if any("GPU" in line for line in lines) and not any("--gpu" in line for line in lines):
@@ -170,7 +170,7 @@ def _cells(planned: Plan) -> Columns:
 
     rows = []
     for row in planned.rows:
-        detail = "" if row.action == "invalid" else row.detail  # `_refused` has each reason once
+        detail = "" if row.action == "invalid" else row.detail  # `refusals` has each reason once
         notes = "; ".join(part for part in (detail, *row.entry.notes) if part)
         rows.append((row.entry.id, row.entry.key[:8], (WORDS.get(row.action, row.action), COLOURS[row.action]), notes))
     return Columns(("cell", "key", "action", "detail"), rows)

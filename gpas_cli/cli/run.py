@@ -24,6 +24,7 @@ from gpas_cli.cli.console import (
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RunOptions, with_run_options
 from gpas_cli.cli.submitted_view import SubmissionReporter, print_submitted
+from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ NAMED = 3  # cells named in one line of the summary
 def run_grid(
     names: NamesAndSettings = None,
     where: Where = None,
+    for_table: Annotated[
+        str | None,
+        typer.Option("--for-table", metavar="[SOURCE:]NUMBER", help="Run the cells of a paper's table: 2, gpas:3."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="SLURM: print when jobs would start; submit nothing.")
@@ -74,7 +79,16 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
-    run_entries(varied_entries(names, where), options, dry_run=dry_run, test_only=test_only)
+    chosen = varied_entries(names, where) if for_table is None else _of_table(for_table, names, where)
+    run_entries(chosen, options, dry_run=dry_run, test_only=test_only)
+
+
+def _of_table(table: str, names: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
+    from gpas_cli.cli.paper_tables import table_entries
+
+    if names:
+        raise GpasError(f"--for-table chooses the grids of table {table}; leave out {shlex.join(names)}")
+    return table_entries(table, where)
 
 
 def run_entries(

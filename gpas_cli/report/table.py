@@ -167,43 +167,6 @@ def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
     return {stage.declared for entry in entries for stage in entry.cell.stages}
 
 
-def spec_for(spec: TableSpec, what: Metric) -> TableSpec:
-    """Return the declaration of the same table with the metric `what`, and the published tables that print it.
-
-    A number that is not by task has a column for each size where the table has one for each task.
-    """
-    columns = "size" if spec.columns == "task" and not what.by_task else spec.columns
-    sources = {source: name for source, name in spec.published.items() if published(source, name).metric == what.family}
-    return replace(spec, value=what.name, columns=columns, published=sources)
-
-
-def beside(tables: Sequence[Table]) -> Table:
-    """Return one table with the columns of all side by side: tables of the same entries, each by another metric."""
-    first = tables[0]
-    if len(tables) == 1:
-        return first
-    labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
-    places = [
-        (table, i)
-        for label in labels
-        for table in tables
-        for i, column in enumerate(table.columns)
-        if column.label == label
-    ]
-    columns = [_titled(table.columns[i]) for table, i in places]
-    rows = [
-        replace(row, cells=tuple(table.rows[k].cells[i] for table, i in places)) for k, row in enumerate(first.rows)
-    ]
-    published = {source: printed for table in tables for source, printed in table.published.items()}
-    return replace(first, columns=tuple(columns), rows=tuple(rows), published=published)
-
-
-def _titled(column: Column) -> Column:
-    """Return a column whose title names its metric."""
-    unit = f", {column.metric.unit}" if column.metric.unit else ""
-    return replace(column, title=f"{column.title}, {column.metric.title}{unit}")
-
-
 def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Mapping[str, PublishedTable]) -> None:
     if not entries:
         raise GpasError(f"table '{spec.title}': there are no cells to show")

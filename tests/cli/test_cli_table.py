@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from recorded import gpas
 
 from gpas_cli.cli.schemas.jsonschema import json_schema
-from gpas_cli.cli.schemas.tables import PaperTablesJson
+from gpas_cli.cli.schemas.tables import MissingJson, PaperTablesJson
 from gpas_cli.report.papers.layouts import numbers
 
 AGAINST = "against: {gate: none}"
@@ -84,3 +84,43 @@ def test_a_papers_table_with_our_numbers(face: Face) -> None:
     assert (
         "--value and --external are for the tables of grids" in face("table", "gpas:2", "--value", "loss", expect=2).err
     )
+
+
+def test_missing_names_the_holes_and_the_commands_that_fill_them(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    face.ended("pre-s2", "diverged")
+    face.ended("pre-gpas-s1", "failed", cause="no luck")
+    said = face("table", "small", "--missing", "--json", expect=3)
+    Draft202012Validator(json_schema(MissingJson, closed=True)).validate(said.json)
+    (table,) = said.json["tables"]
+    holes = {hole["row"]: [run["state"] for run in hole["runs"]] for hole in table["missing"]}
+    assert holes == {
+        "Pre-LN + GPAS": ["failed", "missing"],
+        "Post-LN": ["missing", "missing"],
+        "Post-LN + GPAS": ["missing", "missing"],
+    }
+    run, retry = table["commands"]
+    assert run["command"] == "gpas run grid small"
+    assert run["jobs"] == 5
+    assert run["core_hours"] > 0
+    assert (retry["command"], retry["jobs"]) == ("gpas retry small/pre-gpas-s1", 1)
+    text = face("table", "small", "--missing", expect=3).out
+    assert "Pre-LN + GPAS   toy     1 failed, 1 missing" in text
+    assert "gpas run grid small\n  5 cells: 5 new; 5 jobs to start, about " in text
+
+
+def test_a_table_without_holes(face: Face) -> None:
+    for entry in face.entries():
+        face.ended(entry.name, "done", 4.5)
+    assert "Every cell has its numbers." in face("table", "small", "--missing").out
+
+
+def test_a_grid_is_run_for_a_papers_table(face: Face) -> None:
+    face.declare(TABLE_2)
+    planned = face("run", "grid", "--for-table", "2", "--where", "norm=pre", "--dry-run", "--json", expect=None).json
+    assert [cell["name"] for cell in planned["cells"]] == ["pre-s1", "pre-s2", "pre-gpas-s1", "pre-gpas-s2"]
+    same = face("run", "--for-table", "gpas:2", "--dry-run", "--json", expect=None)
+    assert same.code in (2, 3)  # this machine has no C4
+    assert "leave out two" in face("run", "grid", "two", "--for-table", "2", expect=2).err
+    assert "no grid has cells of gpas:3" in face("run", "grid", "--for-table", "3", expect=2).err
+    assert "GPAS paper has no table '7'" in face("run", "grid", "--for-table", "7", expect=2).err

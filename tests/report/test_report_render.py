@@ -21,7 +21,8 @@ from gpas_cli.report.metrics import recorded_metric
 from gpas_cli.report.render import FORMATS, render, to_csv, to_json
 from gpas_cli.report.result import Result
 from gpas_cli.report.sheet import PLAIN
-from gpas_cli.report.table import Table, beside, build
+from gpas_cli.report.side_by_side import beside
+from gpas_cli.report.table import Table, build
 from gpas_cli.report.terminal import Drawn
 
 SIZES = ("71m", "130m", "250m")

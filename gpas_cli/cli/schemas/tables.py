@@ -164,6 +164,48 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[list[PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
+class MissingRunJson(TypedDict):
+    """A run without a number."""
+
+    name: str
+    key: str
+    state: str
+
+
+class HoleJson(TypedDict):
+    """A cell of a table in which runs have no number; diverged runs are results."""
+
+    row: str
+    column: str
+    runs: list[MissingRunJson]
+
+
+class RemedyJson(TypedDict):
+    """A command that fills cells without a number, and what it would cost."""
+
+    command: str
+    jobs: int
+    gpu_hours: float
+    core_hours: float
+    wall_hours: Annotated[float | None, "null on SLURM, where jobs wait"]
+    refused: Annotated[dict[str, int], "cells that cannot run here, by reason"]
+
+
+class MissingTableJson(TypedDict):
+    """What one table misses."""
+
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
+    title: str
+    missing: list[HoleJson]
+    commands: list[RemedyJson]
+
+
+class MissingJson(DocumentJson):
+    """`gpas table --missing --json`."""
+
+    tables: list[MissingTableJson]
+
+
 class MeanJson(TypedDict):
     """A mean over the runs that a line stands for."""
 
