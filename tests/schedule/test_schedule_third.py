@@ -27,6 +27,14 @@ grids:
     axes: {seed: [1, 2, 3]}
 """
 
+CLAIM = (
+    GRID.replace("axes: {seed: [1, 2, 3]}", "axes: {gate: [none, gpas], seed: [1, 2]}")
+    + """\
+claims:
+  helps: {statement: GPAS helps., grids: [toy], subject: {gate: gpas}, against: {gate: none}, expect: lower}
+"""
+)
+
 
 @pytest.fixture
 def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Face:
@@ -104,3 +112,18 @@ def test_schedulers_are_chosen_by_name(face: Face) -> None:
     assert choose("line").name == "line"
     with pytest.raises(GpasError, match="unknown executor 'lime'; did you mean 'line'"):
         choose("lime")
+
+
+def test_claims_are_decided_by_runs_in_a_line(face: Face) -> None:
+    """With a batch scheduler, `gpas run claims` waits for each round; jobs that are queued already are followed."""
+    face.declare(CLAIM)
+    effects = (-0.8, -1.0, -0.9, -1.1, -0.95, -1.05)
+    numbers = {f"gpas-s{seed}": 9 + seed + effect for seed, effect in enumerate(effects, 1)}
+    (face.folder / "numbers.json").write_text(json.dumps({f"s{seed}": 9.0 + seed for seed in range(1, 7)} | numbers))
+    face("run", "grid", "toy", "--executor", "line", "--where", "seed=1")
+    words = ("run", "claims", "helps", "--executor", "line", "--yes", "--json")
+    found = face(*words).json
+    assert found["claims"][0]["verdict"] == "supported"
+    ran = [line.split()[0] for line in (face.folder / "ran.txt").read_text().splitlines()]
+    assert len(ran) == len(set(ran)) == 2 * len(found["claims"][0]["parts"][0]["seeds"])
+    assert face(*words).json["rounds"] == 0
