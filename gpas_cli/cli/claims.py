@@ -55,7 +55,7 @@ def claims(
     from gpas_cli.report.claims.declared import select_claims, undeclared_claims
 
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
-    verdicts = _verdicts(chosen)
+    verdicts = _verdicts(chosen) if chosen else []
     if as_json:
         print_json(claims=[claim_as_mapping(verdict) for verdict in verdicts])
         return

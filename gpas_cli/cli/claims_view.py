@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +26,8 @@ from gpas_cli.words import count, listed, verb
 STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
 SMALLEST_P = 1e-4
-NARROW = 110  # characters; below, a table leaves out columns
+NARROW = 110  # characters; below, tables of claims leave out columns
+NUMBERS = ("parts", "effect", "p", "seeds", "runs")  # columns that are aligned on the right
 
 
 def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iterator[RenderableType]:
@@ -62,38 +63,39 @@ def _source_title(source: str) -> str:
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> Table:
-    wide = console().width >= NARROW
-    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    drawn.add_column("claim", overflow="fold", ratio=None)
-    drawn.add_column("verdict", no_wrap=True)
-    drawn.add_column("parts", justify="right", no_wrap=True)
-    drawn.add_column("effect", justify="right", no_wrap=True)
-    if wide:
-        drawn.add_column("p", justify="right", no_wrap=True)
-    drawn.add_column("seeds", justify="right", no_wrap=True)
-    drawn.add_column("to decide it" if wide else "needs", overflow="fold")
+    drawn = _table("claim", "verdict", "parts", *(("effect", "p", "seeds") if _is_wide() else ()), "to decide it")
     for verdict in verdicts:
-        cells: list[RenderableType] = [
-            verdict.claim.name,
-            Text(verdict.verdict, STYLES[verdict.verdict]),
-            parts_text(verdict),
-        ]
-        cells += [effects_text(verdict), *([p_text(verdict.p)] if wide else []), seeds_text(verdict)]
+        cells: list[RenderableType] = [verdict.claim.name, verdict_text(verdict.verdict), parts_text(verdict)]
+        if _is_wide():
+            cells += [effects_text(verdict), p_text(verdict.p), seeds_text(verdict)]
         drawn.add_row(*cells, next_text(verdict))
     return drawn
 
 
-def _waiting_table(verdicts: Sequence[Verdict]) -> Table:
+def _is_wide() -> bool:
+    return console().width >= NARROW
+
+
+def _table(*titles: str) -> Table:
+    """Return an empty table whose columns are numbers, text of one line, or the last, which may be wrapped."""
     drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in ("claim", "size", "runs", "command"):
-        drawn.add_column(title, justify="right" if title == "runs" else "left", overflow="fold")
+    for title in titles:
+        is_last = title == titles[-1]
+        drawn.add_column(title, justify="right" if title in NUMBERS else "left", no_wrap=not is_last, overflow="fold")
+    return drawn
+
+
+def _waiting_table(verdicts: Sequence[Verdict]) -> Table:
+    drawn = _table("claim", "size", "runs", *(("command",) if _is_wide() else ()))
     for verdict in verdicts:
-        size = "toy" if verdict.claim.toy else ""
-        drawn.add_row(verdict.claim.name, size, next_text(verdict), verdict.command or verdict.reason)
+        cells = [verdict.claim.name, "toy" if verdict.claim.toy else "", next_text(verdict)]
+        drawn.add_row(*cells, *([verdict.command or verdict.reason] if _is_wide() else []))
     return drawn
 
 
 def _summary(verdicts: Sequence[Verdict]) -> Text:
+    if not verdicts:
+        return Text("No claim is about these grids, of this source and at this size.")
     counts = Counter(verdict.verdict for verdict in verdicts)
     words = ", ".join(f"{counts[word]} {word}" for word in (SUPPORTED, CONTRADICTED, UNDECIDED))
     return Text(
@@ -146,12 +148,11 @@ def p_text(p: float | None) -> str:
     return f"<{SMALLEST_P:g}" if p < SMALLEST_P else f"{p:.2g}"
 
 
-def number(value: float) -> str:
-    """Return a number with three digits and a sign that is easy to see: "-0.74", "1.58", "-1,390"."""
+def number(value: float, digits: int = 3) -> str:
+    """Return a number with this many significant digits: "-0.74", "1.58", "-1,390", "diverged" if it is infinite."""
     if not math.isfinite(value):
         return "diverged"
-    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return text if "e" not in text or abs(value) < 1e-3 else f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) < 10**digits or abs(value) < 1e-4 else f"{value:,.0f}"
 
 
 def detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
@@ -177,7 +178,7 @@ def _claim(verdict: Verdict) -> Iterator[RenderableType]:
     if verdict.reason:
         yield Padding(Text(verdict.reason), (0, 0, 0, 2))
     if verdict.parts:
-        yield _parts_table(verdict.parts)
+        yield _parts(verdict.parts)
         yield _seeds_table(verdict.parts)
     for line in _notes(verdict):
         yield Padding(Text(line, style="dim"), (0, 0, 0, 2))
@@ -185,36 +186,43 @@ def _claim(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text.assemble("  next: ", (verdict.command, "bold"))
 
 
-def _parts_table(parts: Sequence[Part]) -> Table:
+def _parts(parts: Sequence[Part]) -> RenderableType:
+    """Return a table of the parts, or on a narrow terminal three lines for each."""
+    if not _is_wide():
+        return Padding(Group(*(line for part in parts for line in _part_lines(part))), (1, 0, 1, 2))
     drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     has_published = any(part.published is not None for part in parts)
     has_adjusted = len(parts) > 1
     drawn.add_column("part", overflow="fold")
     drawn.add_column("verdict", no_wrap=True)
-    for title in (
-        "claimed",
-        "effect",
-        "95 % interval",
-        *(["published"] if has_published else []),
-        "seeds",
-        "test",
-        "p",
-    ):
-        drawn.add_column(title, justify="right", no_wrap=title != "95 % interval")
-    for title in (*(["p (Holm)"] if has_adjusted else []), "more seeds"):
-        drawn.add_column(title, justify="right")
+    published = ["published"] if has_published else []
+    adjusted = ["p (Holm)"] if has_adjusted else []
+    for title in ("claimed", "effect", "95 % interval", *published, "seeds", "test", "p", *adjusted, "more seeds"):
+        drawn.add_column(title, justify="right", no_wrap=True)
     for part in parts:
-        cells: list[RenderableType] = [
-            part.title or "all",
-            Text(part.verdict, STYLES[part.verdict]),
-            claimed_text(part),
-        ]
-        cells += ["" if part.effect is None else number(part.effect), interval_text(part)]
-        cells += ["" if part.published is None else number(part.published)] if has_published else []
-        cells += [f"{part.n}/{len(part.pairs)}", TESTS[part.test], p_text(part.p)]
+        cells: list[RenderableType] = [part.title or "all", verdict_text(part.verdict), claimed_text(part)]
+        cells += [effect_text(part, part.effect), interval_text(part)]
+        cells += [effect_text(part, part.published)] if has_published else []
+        cells += [f"{part.n}/{len(part.pairs)}", TESTS.get(part.test, part.test), p_text(part.p)]
         cells += [p_text(part.adjusted)] if has_adjusted else []
         drawn.add_row(*cells, "" if part.needed is None or part.verdict != UNDECIDED else str(part.needed))
     return drawn
+
+
+def _part_lines(part: Part) -> Iterator[Text]:
+    yield Text.assemble(f"{part.title or 'all'}: ", verdict_text(part.verdict))
+    interval = f" ({interval_text(part)})" if part.interval else ""
+    published = f", published {effect_text(part, part.published)}" if part.published is not None else ""
+    effect = f"effect {effect_text(part, part.effect)}{interval}, " if part.effect is not None else ""
+    yield Text(f"  {effect}claimed {claimed_text(part)}{published}")
+    p = f", p {p_text(part.p)} ({p_text(part.adjusted)} after Holm)" if part.p is not None else ""
+    further = f", {count(part.needed, 'more seed')}" if part.needed is not None and part.verdict == UNDECIDED else ""
+    yield Text(f"  {part.n} of {count(len(part.pairs), 'seed')}, test: {TESTS.get(part.test, part.test)}{p}{further}")
+
+
+def effect_text(part: Part, effect: float | None) -> str:
+    """Return an effect with three digits, a ratio with four: ratios of interest are close to 1."""
+    return "" if effect is None else number(effect, 4 if part.comparison.logarithmic else 3)
 
 
 def claimed_text(part: Part) -> str:
@@ -227,7 +235,7 @@ def claimed_text(part: Part) -> str:
 
 def interval_text(part: Part) -> str:
     """Return the interval of the effect: "-2.42 to -1.79"."""
-    return f"{number(part.interval[0])} to {number(part.interval[1])}" if part.interval else ""
+    return f"{effect_text(part, part.interval[0])} to {effect_text(part, part.interval[1])}" if part.interval else ""
 
 
 def _seeds_table(parts: Sequence[Part]) -> Table | str:
@@ -247,7 +255,7 @@ def _seeds_table(parts: Sequence[Part]) -> Table | str:
             if compared:
                 base = pair.base
                 cells += [base.status.entry.name, _value(base.value, base.status.state)] if base else ["", ""]
-                cells.append("" if pair.effect is None else number(part.shown(pair.effect)))
+                cells.append("" if pair.effect is None else effect_text(part, part.shown(pair.effect)))
             drawn.add_row(*cells, end_section=place == len(part.pairs) - 1 and part is not measured[-1])
     return drawn
 

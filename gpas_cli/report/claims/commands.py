@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpas_cli.grid.scalar import identity, spelled
+from gpas_cli.grid.select import conditions
 from gpas_cli.report.claims.verdict import UNDECIDED, Part, Verdict
 from gpas_cli.report.entry_status import EntryStatus
 
@@ -53,18 +53,8 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
 
 
 def run_command(wanted: Sequence[Entry], entries: Sequence[Entry]) -> str:
-    """Return `gpas run grid` with the conditions on labels that select these cells, and as few others as they can.
-
-    A condition that leaves out none of the `entries` is omitted.
-    """
+    """Return `gpas run grid` with conditions that select these of the `entries`, and as few others as they can."""
     grids = list(dict.fromkeys(entry.grid for entry in wanted))
-    others = [entry for entry in entries if entry.grid in grids]
-    common = [axis for axis in wanted[0].axes if all(axis in entry.axes for entry in wanted)]
-    words = ["gpas run grid", *map(shlex.quote, grids)]
-    for axis in common:
-        labels = {identity(entry.axes[axis]): entry.axes[axis] for entry in wanted}
-        if all(axis in entry.axes and identity(entry.axes[axis]) in labels for entry in others):
-            continue
-        others = [entry for entry in others if axis in entry.axes and identity(entry.axes[axis]) in labels]
-        words.append(f"-w {shlex.quote(axis + '=' + ','.join(map(spelled, labels.values())))}")
-    return " ".join(words)
+    declared = [entry for entry in entries if entry.grid in grids]
+    chosen = [f"-w {shlex.quote(condition)}" for condition in conditions(wanted, declared)]
+    return " ".join(["gpas run grid", *map(shlex.quote, grids), *chosen])
