@@ -20,10 +20,10 @@ from gpas_cli.spec.cell import Catalogue, cell_from
 from gpas_cli.spec.parse import build
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import EXTERNAL, TOKENISE
-from gpas_cli.state.claims import CLAIM
+from gpas_cli.state.claims import claim_path
 from gpas_cli.state.describe import facts_of
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import all_stages
+from gpas_cli.store.rundir import all_keys
 
 OF_NO_CELL = (TOKENISE, EXTERNAL)
 
@@ -36,9 +36,9 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     With `claimed`, return only those that may be queued or running. Stages whose cell this version cannot read are
     skipped.
     """
-    paths = list(all_stages(runs))
-    known = stage_keys(declared) if paths else set()
-    unknown = [path.name for path in paths if path.name not in known and (not claimed or (path / CLAIM).exists())]
+    keys = list(all_keys(runs))
+    known = stage_keys(declared) if keys else set()
+    unknown = [key for key in keys if key not in known and (not claimed or claim_path(runs, key).exists())]
     view = SchedulerView(runs)
     return _distinct(_entry(facts_of(view, key), key, catalogue) for key in unknown)
 
@@ -52,7 +52,7 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     prefix = prefix.lower()
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", prefix):
         return []
-    keys = [path.name for path in all_stages(project.runs) if path.name.startswith(prefix)]
+    keys = [key for key in all_keys(project.runs) if key.startswith(prefix)]
     view = SchedulerView(project.runs)
     recorded = {key: facts_of(view, key) for key in keys}
     recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") not in OF_NO_CELL}

@@ -23,6 +23,7 @@ _SAME = (
     *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
     *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
 )
+_RESULT = tuple(AttemptRow.__table__.c[name] for name in ("id", "stage_key", "cause", "gone", *_SAME))
 _SCORE = tuple(own.name for own in fields(TaskResult))
 
 
@@ -35,14 +36,13 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
     found: dict[str, Result] = {}
     with engine.connect() as connection:
         for part in _parts(keys):
-            rows = _rows(
-                connection,
-                select(AttemptRow.__table__, StageRow.kind)
+            rows = connection.execute(
+                select(*_RESULT, StageRow.kind)
                 .join(StageRow, StageRow.key == AttemptRow.stage_key)
                 .where(AttemptRow.stage_key.in_(part), AttemptRow.outcome.in_(DECISIVE))
-                .order_by(AttemptRow.gone.is_(None), AttemptRow.number),
+                .order_by(AttemptRow.gone.is_(None), AttemptRow.number)
             )
-            latest = {row["stage_key"]: row for row in rows}
+            latest = {row.stage_key: row._asdict() for row in rows}
             metrics = _metrics(connection, [row["id"] for row in latest.values()])
             found |= {key: _result(row, metrics.get(row["id"], {})) for key, row in latest.items()}
             found |= _with_scores(connection, part, found)

@@ -11,12 +11,13 @@ results; the mark is removed when the directory is back.
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import DataError, DBAPIError, StatementError
@@ -31,6 +32,7 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import Base
 
 STAGE, ATTEMPT = (Base.metadata.tables[name] for name in ("stage", "attempt"))
+KEY_DIGITS = 16
 TAIL_BYTES = 4096  # bytes of a journal before the offset that are compared when it has changed; they hold its outcome
 
 
@@ -58,8 +60,7 @@ class Ingested:
         )
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     """What the database has recorded of an attempt: its row, and its journal when it was last read."""
 
     id: int
@@ -84,9 +85,13 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     writer = session.for_writing(engine)
     known = _known(engine, keys)
     skipped: list[str] = []
-    for attempt in _listed(runs, keys, skipped):
+    for folder, name in _listed(runs, keys, skipped):
+        before = known.pop((folder[-KEY_DIGITS:], int(name)), None)
+        if before is not None and _is_unchanged(f"{folder}/{name}/{rundir.JOURNAL}", before):
+            continue
+        attempt = AttemptDir(Path(folder, name))
         try:
-            if not _has_news(attempt, known.pop((attempt.key, attempt.number), None)):
+            if not _has_news(attempt, before):
                 continue
             with writer.begin() as connection:
                 session.lock(connection)
@@ -149,15 +154,12 @@ def newest_facts(engine: Engine, prefix: str) -> list[dict[str, Any]]:
         return list({row["key"]: dict(row) for row in connection.execute(statement).mappings()}.values())
 
 
-def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Iterator[AttemptDir]:
-    if keys is None:
-        yield from rundir.all_attempts(runs, skipped)
-        return
-    for key in sorted(set(keys)):
-        try:
-            yield from rundir.attempts(runs, key)
-        except OSError as error:
-            skipped.append(f"{error.filename}: {error.strerror}")
+def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the folder of the stage and the name of every attempt. As text: a project may have many thousands."""
+    for key in rundir.all_keys(runs, skipped) if keys is None else sorted(set(keys)):
+        folder = str(rundir.stage_dir(runs, key))
+        for name in rundir.attempt_names(folder, skipped):
+            yield folder, name
 
 
 def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], _Known]:
@@ -168,6 +170,17 @@ def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], 
             select(a.stage_key, a.number, a.id, a.directory, a.journal_offset, a.journal_mtime, a.gone)
         )
         return {(key, number): _Known(*others) for key, number, *others in rows if wanted is None or key in wanted}
+
+
+def _is_unchanged(journal_path: str, known: _Known) -> bool:
+    """Return whether a journal was read to its end and has not changed since."""
+    if known.gone is not None:
+        return False
+    try:
+        found = os.stat(journal_path)  # noqa: PTH116 - a Path takes as long to make as this does
+    except OSError:
+        return False
+    return found.st_mtime_ns == known.mtime and found.st_size == known.offset
 
 
 def _has_news(attempt: AttemptDir, known: _Known | None) -> bool:

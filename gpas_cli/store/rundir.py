@@ -33,6 +33,7 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 _NUMBER = re.compile(r"[0-9]{3,9}")  # fits the 32-bit column of the database
 FORGOTTEN = ".forgotten-"
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class AttemptDir:
 
     @property
     def journal_path(self) -> Path:
-        return self.path / "journal.jsonl"
+        return self.path / JOURNAL
 
     @property
     def log_path(self) -> Path:
@@ -138,16 +139,26 @@ def all_attempts(runs: Path, skipped: list[str] | None = None) -> Iterator[Attem
     A folder that cannot be read is skipped, and its path is added to `skipped` with the reason.
     """
     skipped = [] if skipped is None else skipped
-    for stage in all_stages(runs, skipped):
-        numbers = _folders(stage, _NUMBER, skipped)
-        yield from (AttemptDir(path) for path in sorted(numbers, key=lambda path: int(path.name)))
+    for key in all_keys(runs, skipped):
+        stage = stage_dir(runs, key)
+        yield from (AttemptDir(stage / name) for name in attempt_names(str(stage), skipped))
+
+
+def attempt_names(stage: str, skipped: list[str]) -> list[str]:
+    """Return the names of the attempts in the folder of a stage, oldest first; `skipped` is as for `all_attempts`."""
+    return sorted(_folders(stage, _NUMBER, skipped), key=int)
 
 
 def all_stages(runs: Path, skipped: list[str] | None = None) -> Iterator[Path]:
     """Yield the folder of every stage under `runs`, by key; `skipped` is as for `all_attempts`."""
+    return (stage_dir(runs, key) for key in all_keys(runs, skipped))
+
+
+def all_keys(runs: Path, skipped: list[str] | None = None) -> Iterator[str]:
+    """Yield the key of every stage under `runs`, sorted; `skipped` is as for `all_attempts`."""
     skipped = [] if skipped is None else skipped
-    for prefix in _folders(runs, _PREFIX, skipped):
-        yield from (path for path in _folders(prefix, _KEY, skipped) if path.name.startswith(prefix.name))
+    for prefix in sorted(_folders(str(runs), _PREFIX, skipped)):
+        yield from sorted(key for key in _folders(f"{runs}/{prefix}", _KEY, skipped) if key.startswith(prefix))
 
 
 def is_gone(path: Path) -> bool:
@@ -225,13 +236,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _folders(path: Path, name: re.Pattern[str], skipped: list[str]) -> list[Path]:
-    """Return the folders in `path` whose names match, sorted."""
+def _folders(path: str, name: re.Pattern[str], skipped: list[str]) -> list[str]:
+    """Return the names of the folders in `path` that match."""
     try:
         with os.scandir(path) as entries:
-            return [
-                path / n for n in sorted(e.name for e in entries if name.fullmatch(e.name) and _is_folder(e, skipped))
-            ]
+            return [e.name for e in entries if name.fullmatch(e.name) and _is_folder(e, skipped)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
