@@ -9,7 +9,7 @@ from gpas_cli.grid.scalar import spelled
 from gpas_cli.report.note import Note
 from gpas_cli.report.papers import load
 from gpas_cli.report.papers.recipes import Deviation, recipes
-from gpas_cli.report.shown import place, shown_cells
+from gpas_cli.report.shown import full_title, place, shown_cells
 from gpas_cli.report.table import Table
 from gpas_cli.words import abbreviated, count, listed
 
@@ -138,15 +138,25 @@ def _printed(table: Table) -> Iterator[tuple[int, int, str, Any]]:
 
 
 def _where(table: Table, places: Sequence[Place], sources: Sequence[str]) -> str:
-    """Return " (71m, LNS 130m)": the columns and cells among the published numbers of `sources`, "" for all of them."""
-    all_places = {(row, column) for row, column, source, _ in _printed(table) if source in sources}
-    mine = set(places)
-    if mine == all_places:
+    """Return " (71m, LNS, Pre-LN 130m)": the columns, rows and cells among the published numbers of `sources`.
+
+    Return "" for all of them.
+    """
+    everything = {(row, column) for row, column, source, _ in _printed(table) if source in sources}
+    left = set(places)
+    if left == everything:
         return ""
-    whole = [i for i in range(len(table.columns)) if (own := {p for p in all_places if p[1] == i}) and own <= mine]
-    titles = [table.columns[i].title for i in whole]
-    rest = sorted(one for one in mine if one[1] not in whole)
-    return f" ({listed([*titles, *(place(table, table.rows[row], column) for row, column in rest)], NAMED)})"
+    columns = [column.title for column in table.columns]
+    rows = [full_title(table, row) for row in table.rows]
+    titles = []
+    for axis, names in ((1, columns), (0, rows)):
+        for i, name in enumerate(names):
+            whole = {one for one in everything if one[axis] == i}
+            if len(whole) > 1 and whole <= left:
+                titles.append(name)
+                left -= whole
+    titles += [place(table, table.rows[row], column) for row, column in sorted(left)]
+    return f" ({listed(titles, NAMED)})"
 
 
 def _titles(sources: Sequence[str]) -> str:

@@ -35,13 +35,13 @@ CLIPPED = {
     "appendix-7b/pre": (1.0, 0.0),
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
-# Figures of other papers, with recipes of their own.
-OTHERS = {"curse-figure1", "spike-figures", "spike-lr", "spike-13b"}
+# Figures and tables of other papers, with recipes of their own.
+OTHERS = {"curse-figure1"}
 ON_C4 = [
     entry
     for grid, entries in GRIDS.items()
     for entry in entries
-    if entry.cell.data.source == "c4" and grid not in OTHERS
+    if entry.cell.data.source == "c4" and grid not in OTHERS and not grid.startswith("spike-")
 ]
 
 

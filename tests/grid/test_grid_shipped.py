@@ -16,6 +16,7 @@ from gpas_cli.packaged import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import published
 from gpas_cli.report.papers.recipes import deviations
+from gpas_cli.report.table import build
 from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence
 
@@ -203,6 +204,26 @@ def test_predefined_gates_come_from_the_gpas_cell_beside_them(grid: str) -> None
     teachers = [teacher for entry in entries if (teacher := entry.cell.teacher())]
     assert teachers
     assert all(teacher.key in keys for teacher in teachers)
+
+
+# (grid, source) -> cells of the table for which the source prints no number; 0 for all others.
+UNPRINTED = {
+    ("table3-poster", "gpas"): 33,  # two tasks, and the average over nine
+    ("table3-poster", "poster"): 11,  # the average over seven
+    ("gpas-identity-1b", "gpas"): 1,  # without a gate
+    ("table4-position", "gpas"): 1,  # a gate on the skip path only
+    ("spike-table6", "spike_no_more"): 4,  # vanilla is in Table 1
+    ("spike-table7", "spike_no_more"): 2,  # diverged
+    ("spike-table2", "spike_no_more"): 2,  # diverged
+}
+
+
+@pytest.mark.parametrize("grid", [name for name, grid in EXPERIMENTS.grids.items() if grid.table_spec.published])
+def test_every_cell_of_a_published_table_has_its_number(grid: str) -> None:
+    spec = EXPERIMENTS.grids[grid].table_spec
+    cells = [cell for row in build(GRIDS[grid], {}, {}, spec).rows for cell in row.cells if cell.statuses]
+    bare = {source: sum(source not in (cell.printed or {}) for cell in cells) for source in spec.published}
+    assert bare == {source: UNPRINTED.get((grid, source), 0) for source in spec.published}
 
 
 @pytest.mark.parametrize("grid", list(GRIDS))
