@@ -82,7 +82,7 @@ def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], 
         else:
             yield f"{name} is undecided."
     for part in stuck:
-        blocking = {status.entry.id: status.state for status in part.waiting(part.pending)}
+        blocking = {status.entry.id: status.state for status in part.waiting(part.pending[:1])}
         if blocking:
             cells = listed([f"{name} ({state})" for name, state in blocking.items()], NAMED)
             yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"

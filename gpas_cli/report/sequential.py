@@ -85,16 +85,22 @@ def evidence(effects: Sequence[float], low: float = -math.inf, high: float = mat
     if not finite.size:
         return Evidence(0)
     inside, outside = log_evidence(finite, low, high)
-    above = -math.inf not in effects  # whether the mean may be said to be above a bound
-    below = math.inf not in effects
-    can_support = (above or low == -math.inf) and (below or high == math.inf)
-    can_contradict = (below and low != -math.inf) or (above and high != math.inf)
+    can_support, can_contradict = possible(effects, low, high)
     return Evidence(
         n=finite.size,
         inside=_exp(inside[-1]) if can_support else 1.0,
         outside=_exp(outside[-1]) if can_contradict else 1.0,
         interval=interval(finite, level),
     )
+
+
+def possible(effects: Sequence[float], low: float, high: float) -> tuple[bool, bool]:
+    """Return whether the mean may be said to be inside (low, high), and outside, in view of infinite effects."""
+    above = -math.inf not in effects  # whether it may be said to be above a bound
+    below = math.inf not in effects
+    inside = (above or low == -math.inf) and (below or high == math.inf)
+    outside = (below and low != -math.inf) or (above and high != math.inf)
+    return inside, outside
 
 
 def decide(parts: Sequence[Evidence], level: float = 0.05) -> tuple[str, tuple[str, ...]]:

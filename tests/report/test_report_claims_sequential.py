@@ -164,6 +164,8 @@ def test_the_chance_grows_with_the_effect_and_with_seeds() -> None:
     assert good == tuple(sorted(good))
     assert good[-1] > 2 * slight[-1]
     assert chances(large, 0.05, 1, 4) == good  # the same on every machine and in every invocation
+    blocked = assessed({"pre": (-0.8, -0.5, -0.9, "diverged")}).parts[0]
+    assert chances(blocked, 0.05, 1, 4)[-1] < 0.05  # no number of seeds supports the claim any more
 
 
 def test_a_cheap_part_goes_before_an_expensive_one() -> None:

@@ -179,6 +179,16 @@ def test_the_level_holds_for_ever() -> None:
     assert ever.sum() <= _limit(LEVEL)
 
 
+@pytest.mark.parametrize("noise", ["uniform", "laplace", "exponential"])
+def test_the_level_holds_for_other_noise(noise: str) -> None:
+    """The noise of two runs of a pair has one shape, so that its difference is symmetric, if not Gaussian."""
+    random = np.random.default_rng(21)
+    draw = getattr(random, noise)
+    differences = draw(size=(5 * GRIDS, MOST_SEEDS)) - draw(size=(5 * GRIDS, MOST_SEEDS))
+    wrong = log_e(differences).max(axis=-1) >= math.log(1 / LEVEL)
+    assert wrong.mean() <= LEVEL
+
+
 def test_repeated_t_tests_would_not_hold() -> None:
     """The same stopping with p < 0.05 by paired t tests makes several times as many errors."""
     from scipy.special import stdtrit

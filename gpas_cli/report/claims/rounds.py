@@ -16,7 +16,7 @@ from gpas_cli.grid.claim import EACH_RUN
 from gpas_cli.grid.expand import family_of
 from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence
 from gpas_cli.report.claims.verdict import UNDECIDED
-from gpas_cli.report.sequential import fewest, log_evidence
+from gpas_cli.report.sequential import fewest, log_evidence, possible
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments
@@ -94,8 +94,11 @@ def chances(part: PartEvidence, level: float, parts: int, further: int) -> tuple
     mean = random.normal(effects.mean(), deviation / math.sqrt(effects.size))
     future = random.normal(mean[:, None], deviation[:, None], (FUTURES, further))
     past = np.broadcast_to(effects, (FUTURES, effects.size))
-    inside, outside = log_evidence(np.concatenate([past, future], axis=1), *part.part.bounds())
-    decided = (inside >= -math.log(level)) | (outside >= -math.log(level / parts))
+    bounds = part.part.bounds()
+    inside, outside = log_evidence(np.concatenate([past, future], axis=1), *bounds)
+    can_support, can_contradict = possible([x for x in part.effects if x is not None], *bounds)
+    supported = (inside >= -math.log(level)) & can_support
+    decided = supported | ((outside >= -math.log(level / parts)) & can_contradict)
     hits = decided[:, effects.size :].sum(axis=0)
     return tuple(float(hit + 1) / (FUTURES + 2) for hit in hits)  # never 0 or 1, so that parts keep an order
 
