@@ -1,4 +1,4 @@
-"""`gpas export`: write a trained cell as a folder that `transformers` loads."""
+"""`gpas export`: a trained cell as a folder that `transformers` loads, or tables as an archive with what made them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json, project
+from gpas_cli.cli.console import (
+    AsJson,
+    complete_cell_or_grid,
+    console,
+    entries,
+    experiments,
+    find_cells,
+    print_json,
+    project,
+)
 from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
+from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpas_cli.evaluate.card import TrainingOrigin
-    from gpas_cli.evaluate.export import ExportReport
+    from gpas_cli.evaluate.export import ExportOptions, ExportReport
     from gpas_cli.grid.entry import Entry
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CELL DIR | GRID...",
+        help="A cell and the folder to write, which must be new or empty; with --archive, grids.",
+        autocompletion=complete_cell_or_grid,
+    ),
+]
+ArchivePath = Annotated[
+    Path | None,
+    typer.Option("--archive", metavar="FILE", help="Write the tables of grids with what made them: .tar.gz or .tar."),
+]
 MaxError = Annotated[
     float,
     typer.Option(
@@ -33,20 +56,54 @@ License = Annotated[
 
 
 def export(
-    cell: Cell,
-    folder: Folder,
+    words: Words,
+    archive: ArchivePath = None,
     max_error: MaxError = 1e-3,
     bundled: Bundled = False,
     license_id: License = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell as a folder for transformers: weights, config, tokenizer, model card, and code if needed.
+    """Write a trained cell as a folder for transformers, or with --archive tables with what made their numbers.
 
-    Pre-LN and LNS become a plain LLaMA with the gates folded into its weights; other schemes are exported with code.
+    The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA with
+    the gates folded into its weights; other schemes are exported with code.
+
+    An archive has the grids' declaration, journals, records and code, without checkpoints, logs or text: whoever
+    unpacks it runs `gpas db rebuild` and prints the same tables.
 
     Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
+
+    Example: [bold]gpas export --archive table2.tar.gz table2[/bold]
     """
-    from gpas_cli.evaluate.export import ExportOptions
+    if archive is not None:
+        _archive(archive, words, as_json)
+        return
+    if len(words) != 2:
+        raise GpasError("name a cell and the folder to write, or grids with --archive FILE")
+    from gpas_cli.evaluate.export import ExportOptions  # imports torch
+
+    options = ExportOptions(folder=Path(words[1]), max_error=max_error, bundled=bundled, license_id=license_id)
+    _network(words[0], options, as_json)
+
+
+def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
+    from gpas_cli.report.archive import write_archive
+
+    made = write_archive(path, project(), experiments(), {name: entries([name]) for name in dict.fromkeys(grids)})
+    facts = {**vars(made), "path": str(made.path), "grids": list(made.grids), "without_code": list(made.without_code)}
+    if as_json:
+        print_json(archive=facts)
+        return
+    what = f"{count(made.cells, 'cell')}, {count(made.attempts, 'attempt')}, {count(made.files, 'file')}"
+    console().print(f"{', '.join(made.grids)} -> {path}: {what}, {byte_size(made.size)}", markup=False)
+    console().print(f"  sha256 {made.digest}", markup=False)
+    for code in made.without_code:
+        console().print(f"  the copy of code {code} is gone, so it is not in the archive", style="yellow", markup=False)
+    console().print("  README.md inside says what it holds: paths, host names and job ids are among it", markup=False)
+
+
+def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
+    """Write a trained cell as a folder for transformers."""
     from gpas_cli.evaluate.export import export as write
     from gpas_cli.state.outputs import text_of
 
@@ -54,7 +111,6 @@ def export(
     here = project()
     trained = _checkpoint(entry)
     text = text_of(trained)
-    options = ExportOptions(folder=folder, max_error=max_error, bundled=bundled, license_id=license_id)
     written = write(
         entry.cell,
         trained,
@@ -66,9 +122,9 @@ def export(
         notify=lambda message: console().print(f"{message} ...", style="dim", markup=False) if not as_json else None,
     )
     if as_json:
-        print_json(cell=entry.id, folder=str(folder), **_facts(written))
+        print_json(cell=entry.id, folder=str(options.folder), **_facts(written))
     else:
-        _print(entry, folder, written, max_error)
+        _print(entry, options.folder, written, options.max_error)
 
 
 def _checkpoint(entry: Entry) -> Path:

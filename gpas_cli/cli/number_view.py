@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
     from gpas_cli.state.spent import Spent
     from gpas_cli.state.usage import Usage
 
+INDENT = 16  # characters before a fact
+LEAST_ROOM = 24  # characters of a fact in one line
 NAMED = 6  # seeds in one line
 PARTS = ("trained", "lost", "failed", "superseded")
 
 
 def print_number(origin: NumberOrigin) -> None:
     """Print the origin of a number of a table."""
-    from rich.table import Table
     from rich.text import Text
 
     from gpas_cli.report.shown import full_title
@@ -29,13 +31,17 @@ def print_number(origin: NumberOrigin) -> None:
     table = place.table
     title = f"{full_title(table, place.row)}, {table.columns[place.column].title}"
     console().print(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
-    facts = Table.grid(padding=(0, 1))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
     for name, text in _lines(origin):
-        facts.add_row(Text(f"  {name}"), Text(text))
-    console().print(facts)
+        _print_fact(name, text)
     console().print(_seed_rows(origin))
+
+
+def _print_fact(name: str, text: str) -> None:
+    """Print a fact; on a terminal its lines are wrapped beside its name."""
+    room = console().width - INDENT if console().is_terminal else len(text) + 1
+    lines = textwrap.wrap(text, max(room, LEAST_ROOM), break_on_hyphens=False) or [""]
+    for number, line in enumerate(lines):
+        console().print(f"  {'' if number else name:<{INDENT - 3}} {line}", markup=False, soft_wrap=True)
 
 
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@
     table_place  a cell of a table, by the words that name it
     number    where a number of a table comes from
     diff      what differs between two cells
+    archive   tables with what made their numbers, as one file
     figure    curves (needs the extra `figures`)
 
 Nothing here imports torch; only `query`, `provenance`, `number` and `diff` import SQLAlchemy.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from gpas_cli.cli.schemas.common import DocumentJson, NumberJson, ScoreJson
 
@@ -320,20 +320,34 @@ class FoldErrorJson(TypedDict):
     exported_perplexity: float | None
 
 
-class ExportedJson(DocumentJson):
-    """`gpas export --json`."""
+class ArchiveJson(TypedDict):
+    """An archive of tables."""
 
-    cell: str
-    folder: str
-    form: Literal["llama", "bundled"]
-    reason: str
-    checkpoint: str
-    step: int
-    steps: int
-    parameters: int
-    dtype: str
-    measured: FoldErrorJson
-    notes: list[str]
+    path: str
+    grids: list[str]
+    cells: int
+    attempts: int
+    files: int
+    size: Annotated[int, "bytes"]
+    digest: Annotated[str, "sha256 of the file"]
+    without_code: Annotated[list[str], "versions of the code whose copy is gone"]
+
+
+class ExportedJson(DocumentJson):
+    """`gpas export --json`: the fields of the exported network or, with --archive, only `archive`."""
+
+    archive: NotRequired[ArchiveJson]
+    cell: NotRequired[str]
+    folder: NotRequired[str]
+    form: NotRequired[Literal["llama", "bundled"]]
+    reason: NotRequired[str]
+    checkpoint: NotRequired[str]
+    step: NotRequired[int]
+    steps: NotRequired[int]
+    parameters: NotRequired[int]
+    dtype: NotRequired[str]
+    measured: NotRequired[FoldErrorJson]
+    notes: NotRequired[list[str]]
 
 
 class EvaluatedJson(DocumentJson):

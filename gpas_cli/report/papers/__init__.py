@@ -156,12 +156,17 @@ def tables(source: str) -> tuple[str, ...]:
     return tuple(load(source)["tables"])
 
 
+def path_of(source: str) -> Path:
+    """Return the path of a source's file. Raises GpasError with the nearest name for an unknown source."""
+    if source not in SOURCES:
+        raise GpasError(f"unknown source '{source}'; {nearest(source, SOURCES)}")
+    return Path(__file__).parent / f"{source}.yaml"
+
+
 @cache
 def load(source: str) -> dict[str, Any]:
     """Return the file of one source as plain data. Raises GpasError with the nearest name for an unknown source."""
-    if source not in SOURCES:
-        raise GpasError(f"unknown source '{source}'; {nearest(source, SOURCES)}")
-    text = (Path(__file__).parent / f"{source}.yaml").read_text(encoding="utf-8")
+    text = path_of(source).read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.load(text, Loader=_LOADER)
     return data
 
