@@ -3,7 +3,8 @@
     cells.py       cells: their states, what they are, where a number comes from
     comparisons.py what differs between two cells
     plans.py       plans and results of runs
-    tables.py      tables, figures, exported networks
+    tables.py      tables and figures
+    networks.py    exported networks and archives, scored networks
     claims.py      verdicts on claims
     upkeep.py      the text, the database, the machine
     jsonschema.py  a type of these -> JSON Schema
@@ -15,7 +16,7 @@ new one; new fields may come at any time.
 
 from __future__ import annotations
 
-from gpas_cli.cli.schemas import cells, claims, comparisons, plans, tables, upkeep
+from gpas_cli.cli.schemas import cells, claims, comparisons, networks, plans, tables, upkeep
 
 DOCUMENTS: dict[str, type] = {
     "plan": plans.PlanJson,
@@ -36,8 +37,8 @@ DOCUMENTS: dict[str, type] = {
     "figure": tables.FigureJson,
     "figure paper": tables.PaperFiguresJson,
     "claims": claims.ClaimsJson,
-    "export": tables.ExportedJson,
-    "evaluate": tables.EvaluatedJson,
+    "export": networks.ExportedJson,
+    "evaluate": networks.EvaluatedJson,
     "sync": upkeep.SyncedJson,
     "data prepare": upkeep.PreparedJson,
     "data status": upkeep.CachesJson,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from gpas_cli.cli.schemas.common import DocumentJson, NumberJson, ScoreJson
 
@@ -308,56 +308,3 @@ class FigureJson(DocumentJson, PlotJson):
     files: Annotated[list[str], "the pictures written"]
     cells: Annotated[list[str], "cells that have recorded the curve"]
     missing: Annotated[list[str], "cells that have not"]
-
-
-class FoldErrorJson(TypedDict):
-    """How the exported network compares with the cell's; null where there was nothing to compare."""
-
-    random_error: float | None
-    held_out_error: float | None
-    held_out_tokens: int
-    perplexity: float | None
-    exported_perplexity: float | None
-
-
-class ArchiveJson(TypedDict):
-    """An archive of tables."""
-
-    path: str
-    grids: list[str]
-    cells: int
-    attempts: int
-    files: int
-    size: Annotated[int, "bytes"]
-    digest: Annotated[str, "sha256 of the file"]
-    without_code: Annotated[list[str], "versions of the code whose copy is gone"]
-
-
-class ExportedJson(DocumentJson):
-    """`gpas export --json`: the fields of the exported network or, with --archive, only `archive`."""
-
-    archive: NotRequired[ArchiveJson]
-    cell: NotRequired[str]
-    folder: NotRequired[str]
-    form: NotRequired[Literal["llama", "bundled"]]
-    reason: NotRequired[str]
-    checkpoint: NotRequired[str]
-    step: NotRequired[int]
-    steps: NotRequired[int]
-    parameters: NotRequired[int]
-    dtype: NotRequired[str]
-    measured: NotRequired[FoldErrorJson]
-    notes: NotRequired[list[str]]
-
-
-class EvaluatedJson(DocumentJson):
-    """`gpas evaluate --json`."""
-
-    name: str
-    key: Annotated[str, "content key: 16 hex digits"]
-    directory: Annotated[str, "the run directory of the newest attempt"]
-    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
-    new: Annotated[bool, "false if every score was recorded earlier"]
-    missing: Annotated[str, "why tasks have no score, empty if all have one"]
-    scores: list[ScoreJson]
-    metrics: Annotated[dict[str, NumberJson], "accuracies in percent, averages and perplexities, as tables name them"]
