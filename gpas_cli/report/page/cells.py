@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
 
-# Columns of an attempt that the page shows; `environment` is shown apart.
+# Columns of an attempt that the page shows of every attempt, and of the latest alone.
 _FACTS = (
-    *("number", "outcome", "cause", "host", "device", "gpu", "threads", "precision", "executor", "code"),
-    *("git_commit", "git_dirty", "started", "ended", "resumed_from", "last_step", "parameters"),
-    *("fingerprint", "validation_fingerprint", "directory"),
+    *("number", "outcome", "cause", "host", "device", "gpu", "precision", "last_step", "started", "ended"),
+    *("code", "git_commit", "git_dirty"),
 )
+_LATEST = ("directory", "executor", "threads", "parameters", "resumed_from", "fingerprint", "validation_fingerprint")
 
 
 def row(state: CellStatus) -> dict[str, Any]:
@@ -58,12 +58,14 @@ def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dic
     """Return what is shown when a cell is opened."""
     entry = state.entry
     stages = [(stage.kind, stage.key) for stage in entry.cell.stages]
+    rows = [(kind, row) for kind, key in stages for row in (query.attempts(engine, key) if engine else [])]
     return {
         "stages": stages,
         "settings": dict(flat(entry.cell.to_mapping())),
         "notes": entry.notes,
         "metrics": dict(state.metrics),
-        "attempts": [_attempt(kind, found) for kind, key in stages for found in _attempts(engine, key)],
+        "attempts": [_attempt(kind, row) for kind, row in rows],
+        "latest": _present(rows[-1][1], _LATEST) if rows else {},
         "log": list(log),
     }
 
@@ -76,17 +78,11 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _attempts(engine: Engine | None, key: str) -> list[dict[str, Any]]:
-    return query.attempts(engine, key) if engine else []
+def _attempt(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    gone = {"gone": True} if row["gone"] is not None else {}
+    return {"stage": kind, **_present(row, _FACTS), **gone, "environment": row["environment"] or {}}
 
 
-def _attempt(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: found[name] for name in _FACTS if found[name] not in (None, "")}
-    gone = found["gone"] is not None
-    return {
-        "stage": kind,
-        **facts,
-        "gone": gone,
-        "environment": found["environment"] or {},
-        "metrics": found["metrics"],
-    }
+def _present(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns that have a value."""
+    return {name: row[name] for name in names if row[name] not in (None, "", False)}

@@ -12,6 +12,8 @@ from gpas_cli.report.page.limits import Limits
 from gpas_cli.report.page.thinning import thinned
 from gpas_cli.report.paper_figures import PaperFigure, declared_figures, make, request
 from gpas_cli.report.quantities import quantity
+from gpas_cli.report.query import curve_names
+from gpas_cli.report.recorded import stage_keys
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments, TableSpec
@@ -31,12 +33,22 @@ KINDS: Mapping[str, Sequence[str]] = {
 
 def grid_charts(known: Recorded, entries: Sequence[Entry], spec: TableSpec, limits: Limits) -> Iterator[dict[str, Any]]:
     """Yield the plots of a grid: each quantity that was recorded, a panel for each column of its table."""
+    drawn = entries[: limits.drawn_cells]
+    recorded = _recorded(known, drawn)
     for kind, names in KINDS.items():
-        for selection in (Selection(quantity(name)) for name in names):
-            runs = curves(known.engine, entries[: limits.drawn_cells], selection, lambda entry: spec.over)
+        for selection in (Selection(one) for one in map(quantity, names) if one.recorded_as in recorded):
+            runs = curves(known.engine, drawn, selection, lambda entry: spec.over)
             for panel, own in _panels(runs, spec):
-                drawn = chart(make_figure(own, selection, panel), limits)
-                yield {"kind": kind, "what": selection.quantity.name, "panel": panel, "chart": drawn}
+                made = chart(make_figure(own, selection, panel), limits)
+                yield {"kind": kind, "what": selection.quantity.name, "panel": panel, "chart": made}
+
+
+def _recorded(known: Recorded, entries: Sequence[Entry]) -> set[str]:
+    """Return the names of the curves that any stage of the entries has recorded."""
+    if known.engine is None:
+        return set()
+    over_updates, by_layer = curve_names(known.engine, stage_keys(entries))
+    return {*over_updates, *by_layer}
 
 
 def _panels(runs: Sequence[CellCurve], spec: TableSpec) -> Iterator[tuple[str, list[CellCurve]]]:

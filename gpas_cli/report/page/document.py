@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from gpas_cli.printable import one_line
 from gpas_cli.report.page.encode import to_json
+from gpas_cli.report.page.shared import without_repetition
 from gpas_cli.words import count, date_and_time
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def to_html(content: Content, refresh: float = 0.0) -> Document:
         .render(
             content=content,
             data=Markup(to_json(to_mapping(content))),
-            details=Markup(to_json(content.details or {})),
+            details=Markup(to_json(without_repetition(content.details or {}))),
             script=Markup(script),
             style=Markup(style),
             policy=policy,

@@ -10,9 +10,9 @@ class Limits:
     """Cells with details and the ends of their logs; points of a curve, curves of a plot, cells in a grid's figures."""
 
     details: int = 2000
-    log_lines: int = 40
+    log_lines: int = 30
     log_characters: int = 240  # of a line
-    log_bytes: int = 4_000_000  # of all logs
+    log_bytes: int = 2_000_000  # of all logs
     points: int = 200
     curves: int = 40
     drawn_cells: int = 500

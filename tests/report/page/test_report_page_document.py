@@ -53,9 +53,9 @@ def test_cells_have_their_text_unchanged(page: str) -> None:
     assert cells[3]["cause"] == HOSTILE
     assert cells[0]["perplexity"] == 30.0
     details = data(page, "detail-data")
-    assert details[cells[0]["id"]]["attempts"][0]["host"] == HOSTILE
-    assert details[cells[0]["id"]]["settings"]["optim.steps"] == 40
-    assert HOSTILE in " ".join(details[cells[3]["id"]]["log"])
+    assert details["cells"][cells[0]["id"]]["attempts"][0]["host"] == HOSTILE
+    assert details["settings"]["optim.steps"] == 40
+    assert HOSTILE in " ".join(details["cells"][cells[3]["id"]]["log"])
 
 
 def test_policy_allows_only_the_script_and_style_of_the_page(page: str) -> None:

@@ -6,15 +6,25 @@ function detailsOf(cell, found) {
     return [make("p", { class: "muted" }, `${why} `, make("code", {}, `gpas why ${cell.id}`))];
   }
   const latest = found.attempts.at(-1);
+  const settings = (pairs) => list(Object.entries(pairs).filter(([, value]) => value !== null).map(([name, value]) => [name, shown(value)]));
   return [
     make("p", { class: "mono muted" }, found.stages.map(([kind, key]) => `${kind} ${key}`).join("  ")),
     ...section("Result", list(Object.entries(found.metrics).map(([name, value]) => [name, shortNumber(asNumber(value), 6)]))),
     ...section("Attempts", attempts(found.attempts)),
     ...section("End of the log", log(cell, found.log)),
-    ...section("Configuration", list(Object.entries(found.settings).filter(([, value]) => value !== null).map(([name, value]) => [name, shown(value)]))),
+    ...section("Configuration", settings(found.settings)),
+    ...section("The same in all cells of this page", settings(found.common ?? {})),
     ...found.notes.map((note) => make("p", { class: "muted" }, note)),
-    ...section("Environment", latest ? list(Object.entries(latest.environment).filter(([, value]) => value !== "")) : null),
+    ...section("Environment of the latest attempt", latest ? list(Object.entries({ ...found.latest, ...latest.environment }).filter(([, value]) => value !== "")) : null),
   ];
+}
+
+// Put back what cells have in common and a page holds once.
+function withCommon(data, id) {
+  const found = data.cells[id];
+  if (!found) return null;
+  const attempts = found.attempts.map((one) => ({ ...one, environment: data.environments[one.environment] }));
+  return { ...found, attempts, common: data.settings };
 }
 
 function section(title, content) {
