@@ -99,6 +99,34 @@ AS_PRINTED = {
         Pre-LN|26.73|21.92|19.58|17.02
         Pre-LN + LayerNorm Scaling|25.76|20.35|18.20|15.71
     """,
+    "spike:1": """
+        Model|WikiText ↓|LAMBADA ↓
+        350M parameters||
+        Vanilla|30.03|24.73
+        Embed Detach|30.69|26.93
+        Embed LN|29.85|25.03
+        Scaled Embed|29.86|24.37
+        1.7B parameters||
+        Vanilla|22.58|15.22
+        Embed Detach|22.00|13.88
+        Embed LN|21.29|13.00
+        Scaled Embed|21.29|12.53
+    """,
+    "spike:2": """
+        Model|WikiText ↓ lr = 3.0 x 10⁻⁴|WikiText ↓ lr = 1.0 x 10⁻⁴|LAMBADA ↓ lr = 3.0 x 10⁻⁴|LAMBADA ↓ lr = 1.0 x 10⁻⁴
+        Vanilla|N/A|15.12|N/A|6.50
+        Scaled Embed|14.47|15.25|5.97|6.53
+    """,
+    "spike:7": """
+        Model|WikiText ↓ lr = 1.0 x 10⁻³|WikiText ↓ lr = 5.0 x 10⁻⁴|WikiText ↓ lr = 1.0 x 10⁻⁴|\
+LAMBADA ↓ lr = 1.0 x 10⁻³|LAMBADA ↓ lr = 5.0 x 10⁻⁴|LAMBADA ↓ lr = 1.0 x 10⁻⁴
+        350M parameters||||||
+        Vanilla|29.96|30.35|34.51|25.12|24.73|32.49
+        Scaled Embed|28.09|29.86|35.66|22.03|24.37|37.14
+        1.7B parameters||||||
+        Vanilla|N/A|22.58|23.54|N/A|15.22|16.17
+        Scaled Embed|20.95|21.29|23.78|12.26|12.53|15.39
+    """,
     "raptr:1": """
         |Relative FLOPs|Eval Loss|MNLI|QNLI|SST-2
         Baseline|1.33|1.76|81.5|90.5|91.4

@@ -7,7 +7,8 @@ The key `layouts` of a source's file has a layout for each table, by the number 
 
 A part has
     corner, headings   the heading of the row titles, and those of the columns
-    columns            the published tables that have the numbers: TABLE for all of its columns, or TABLE@LABEL for one
+    columns            the published tables that have the numbers: TABLE for all of its columns, or TABLE@LABEL for one;
+                       with +N behind it, the numbers are N published rows further down
     rows               titles of the rows, in the order of the published tables; or `bands`, each with a `title` above
                        its rows and with `first`, the published row that they start at
     transposed         true: the published columns are the rows
@@ -162,18 +163,19 @@ def _lines(source: str, part: Mapping[str, Any], band: Mapping[str, Any]) -> Ite
     title = band["title"] if "bands" in part and "title" in band else ""
     for place, row in enumerate(band["rows"], band.get("first", 0)):
         cells = [
-            _cell(part, band, row, index, *_address(table, column, place, part))
-            for index, (table, column) in enumerate(columns)
+            _cell(part, band, row, index, *_address(table, column, place + further, part))
+            for index, (table, column, further) in enumerate(columns)
         ]
         yield PrintedLine(row, tuple(cells), title)
 
 
-def _columns(source: str, name: str, part: Mapping[str, Any]) -> Iterator[tuple[PublishedTable, int]]:
-    """Yield the published table and the position of each column that `name` stands for."""
+def _columns(source: str, name: str, part: Mapping[str, Any]) -> Iterator[tuple[PublishedTable, int, int]]:
+    """Yield the published table, the position and the offset of the rows of each column that `name` stands for."""
+    name, _, further = name.partition("+")
     name, at, label = name.partition("@")
     table = published(source, name)
     every = range(len(table.rows)) if part.get("transposed") else range(len(table.columns) or 1)
-    yield from ((table, i) for i in every if not at or str(table.columns[i]) == label)
+    yield from ((table, i, int(further or 0)) for i in every if not at or str(table.columns[i]) == label)
 
 
 def _address(table: PublishedTable, column: int, row: int, part: Mapping[str, Any]) -> tuple[PublishedTable, int, int]:
