@@ -68,7 +68,27 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
 def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
     groups, published = column_groups(table), published_columns(table)
-    return Sheet(table.spec.title, lambda style: grid(table, style), groups, notes(table), _rules(table), published)
+    return Sheet(
+        table.spec.title,
+        lambda style: grid(table, style),
+        groups,
+        notes(table),
+        _rules(table),
+        published,
+        _kinds(table),
+    )
+
+
+def _kinds(table: Table) -> dict[int, str]:
+    """Return what the columns of `grid` show that are not the first of their label: a source, another metric."""
+    kinds: dict[int, str] = {}
+    place = 1
+    for i, column in enumerate(table.columns):
+        further = bool(i) and column.label == table.columns[i - 1].label
+        names = [column.metric.title if further else "", *(load(source)["short"] for source in column.sources)]
+        kinds |= {place + j: name for j, name in enumerate(names) if name}
+        place += len(names)
+    return kinds
 
 
 def _rules(table: Table) -> frozenset[int]:

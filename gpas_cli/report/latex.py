@@ -10,14 +10,17 @@ import re
 from collections.abc import Sequence
 
 from gpas_cli.printable import one_line
-from gpas_cli.report.column_layout import Spacing, fit
+from gpas_cli.report.column_layout import ColumnLayout, Spacing, fit
 from gpas_cli.report.note import Note
-from gpas_cli.report.sheet import PLAIN, Sheet, Style
+from gpas_cli.report.sheet import Sheet, Style, stacked
 
 TEXT_WIDTH = 345.0  # points
 SPACINGS = (Spacing(12), Spacing(6), Spacing(10, wrapped=True), Spacing(6, wrapped=True))  # points
+MOST_TABLES = 3  # above each other; if more are needed, published numbers are put below ours
 LONGEST_LABEL = 150.0  # points; longer row labels are wrapped
-BOLD = 1.14  # width of bold digits over that of others
+WIDER = 1.14  # width of bold digits over that of others
+BOLD = "\0"  # around bold text whose width is estimated; printable text does not have it
+MEASURED = Style(one_line, lambda text: f"{BOLD}{text}{BOLD}", str, minus="=", indent="M")  # as wide as minus and quad
 PREAMBLE = (
     r"% Needs \usepackage{booktabs}. Made for a text width of 345pt; in two columns put table* for table.",
     "% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.",
@@ -65,7 +68,8 @@ _WIDTHS = {
     **dict.fromkeys("!',.:;[]`il|", 2.6),
     **dict.fromkeys(" -fj", 3.1),
     **dict.fromkeys("()Ir_st", 3.7),
-    **dict.fromkeys('"$*/0123456789?\\^acegkoqvxyz{}~', 4.9),
+    **dict.fromkeys("0123456789", 4.63),
+    **dict.fromkeys('"$*/?\\^acegkoqvxyz{}~', 4.9),
     **dict.fromkeys("SZbdhnpu", 5.7),
     **dict.fromkeys("#%MW", 9.6),
     "m": 7.8,
@@ -91,17 +95,24 @@ LATEX = Style(
 
 
 def to_latex(sheet: Sheet) -> str:
-    """Return one or more `table` environments below a comment on the packages they need; the last has the notes."""
+    """Return one or more `table` environments below a comment on the packages they need; the last has the notes.
+
+    Published numbers stand beside ours or, if that needs more than MOST_TABLES, below them.
+    """
+    layout = _fitted(sheet)
+    if len(layout.blocks) > MOST_TABLES and sheet.kinds:
+        narrow = stacked(sheet)
+        if len(_fitted(narrow).blocks) < len(layout.blocks):
+            sheet, layout = narrow, _fitted(narrow)
     lines = sheet.texts(LATEX)
     title = latex_escape(sheet.title)
-    widths, wrapped = _widths(sheet)
-    layout = fit(sheet.groups, widths, wrapped, TEXT_WIDTH, SPACINGS)
     label = "l"
-    if any(text_width(line[0]) > LONGEST_LABEL for line in sheet.texts(PLAIN)):
+    if any(text_width(line[0]) > LONGEST_LABEL for line in sheet.texts(MEASURED)):
         label = f"p{{{LONGEST_LABEL:g}pt}}"
         lines = [[f"\\raggedright {line[0]}", *line[1:]] for line in lines]
     if layout.spacing.wrapped:
-        lines[0] = [lines[0][0], *map(_wrap, lines[0][1:], wrapped[1:])]
+        _, wrapped = _widths(sheet)
+        lines[0] = [_wrap(lines[0][0], wrapped[0], "l"), *map(_wrap, lines[0][1:], wrapped[1:])]
     environments = []
     for i, block in enumerate(layout.blocks, 1):
         caption = title if len(layout.blocks) == 1 else f"{title} ({i} of {len(layout.blocks)})"
@@ -111,25 +122,29 @@ def to_latex(sheet: Sheet) -> str:
     return "\n\n".join(["\n".join(PREAMBLE), *environments]) + "\n"
 
 
+def _fitted(sheet: Sheet) -> ColumnLayout:
+    widths, wrapped = _widths(sheet)
+    return fit(sheet.groups, widths, wrapped, TEXT_WIDTH, SPACINGS)
+
+
 def text_width(text: str) -> float:
-    r"""Return the approximate width of plain `text` in \small, in points, rounded up."""
-    return sum(_WIDTHS.get(character, _OTHER_WIDTH) for character in text)
+    r"""Return the approximate width of plain `text` in \small, in points, rounded up; text between BOLD is wider."""
+    plain = sum(_WIDTHS.get(character, _OTHER_WIDTH) for character in text if character != BOLD)
+    bold = sum(_WIDTHS.get(character, _OTHER_WIDTH) for part in text.split(BOLD)[1::2] for character in part)
+    return plain + (WIDER - 1) * bold
 
 
 def _widths(sheet: Sheet) -> tuple[list[float], list[float]]:
     """Return the widths of all columns in points, and the widths with wrapped headers."""
-    header, *body = sheet.texts(PLAIN)
-    widest = [
-        max(text_width(text) for text in column) * (1 if i in sheet.published else BOLD)
-        for i, column in enumerate(zip(*body, strict=True))
-    ]
+    header, *body = sheet.texts(MEASURED)
+    widest = [max(map(text_width, column)) for column in zip(*body, strict=True)]
     whole = [max(text_width(text), width) for text, width in zip(header, widest, strict=True)]
-    words = [max(map(text_width, text.split()), default=0) for text in header[1:]]
-    labels = min(whole[0], LONGEST_LABEL)
-    return [labels, *whole[1:]], [labels, *map(max, words, widest[1:])]
+    words = [max(map(text_width, text.split()), default=0) for text in header]
+    wrapped = list(map(max, words, widest))
+    return [min(whole[0], LONGEST_LABEL), *whole[1:]], [min(wrapped[0], LONGEST_LABEL), *wrapped[1:]]
 
 
-def _wrap(text: str, width: float) -> str:
+def _wrap(text: str, width: float, side: str = "r") -> str:
     """Return a header broken into lines of at most `width` points."""
     lines: list[str] = []
     for word in text.split():
@@ -140,8 +155,8 @@ def _wrap(text: str, width: float) -> str:
             lines.append(word)
     if len(lines) <= 1:
         return text
-    stacked = r" \\ ".join(lines)
-    return rf"\begin{{tabular}}[b]{{@{{}}r@{{}}}}{stacked}\end{{tabular}}"
+    above = r" \\ ".join(lines)
+    return rf"\begin{{tabular}}[b]{{@{{}}{side}@{{}}}}{above}\end{{tabular}}"
 
 
 def _sentences(found: Sequence[Note]) -> list[str]:

@@ -15,12 +15,15 @@ from report_cells import entry, quickstart, result, spec
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
+from gpas_cli.report import printed_sheet
 from gpas_cli.report.cell_text import number, sheet
 from gpas_cli.report.latex import latex_escape, to_latex
 from gpas_cli.report.metrics import recorded_metric
+from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.papers.layouts import numbers, printed
 from gpas_cli.report.render import FORMATS, render, to_csv, to_json
 from gpas_cli.report.result import Result
-from gpas_cli.report.sheet import PLAIN
+from gpas_cli.report.sheet import PLAIN, Sheet, stacked
 from gpas_cli.report.side_by_side import beside
 from gpas_cli.report.table import Table, build
 from gpas_cli.report.terminal import Drawn
@@ -69,11 +72,11 @@ LATEX = """\
 
 \\begin{table}
   \\centering\\small
-  \\setlength{\\tabcolsep}{5pt}
+  \\setlength{\\tabcolsep}{6pt}
   \\caption{Demo}\\smallskip
   \\begin{tabular}{@{}lrr@{}}
     \\toprule
-    reference perplexity & 71m & \\begin{tabular}[b]{@{}r@{}}71m, GPAS \\\\ paper\\end{tabular} \\\\
+    reference perplexity & 71m & 71m, GPAS paper \\\\
     \\midrule
     Pre-LN & \\underline{34.20 $\\pm$ 0.10} & 34.23 \\\\
     \\quad + GPAS & \\textbf{33.48 $\\pm$ 0.11} ($-$0.72 $\\pm$ 0.09*) & 33.49 ($-$0.74) \\\\
@@ -200,12 +203,44 @@ def test_rows_that_do_not_fit_on_paper_get_a_second_table() -> None:
     entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in sizes]
     text = render(build(entries, {}, {}, spec(published={"gpas": "table2_perplexity"})), "latex")
     _, *environments = text.split("\n\n")
-    assert len(environments) == 3
+    assert len(environments) == 2
     for i, environment in enumerate(environments, 1):
-        assert f"\\caption{{Perplexity ({i} of 3)}}" in environment
+        assert f"\\caption{{Perplexity ({i} of 2)}}" in environment
         assert "Pre-LN & missing" in environment
-    assert [sum(f" {size} & " in environment for size in sizes) for environment in environments] == [2, 1, 2]
-    assert ["One seed per cell" in environment for environment in environments] == [False, False, True]
+    assert [sum(f" {size} & " in environment for size in sizes) for environment in environments] == [3, 2]
+    assert ["One seed per cell" in environment for environment in environments] == [False, True]
+
+
+def table_2_with_both_sources() -> str:
+    """Return three seeds of five sizes with the published numbers of paper and poster."""
+    sizes, gates = (*SIZES, "350m", "1b"), ("none", "gpas")
+    entries = [
+        entry(norm, gate, seed, size) for norm in NORMS for gate in gates for seed in (1, 2, 3) for size in sizes
+    ]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        results |= result(one, 33.5 - i * 0.11, metrics={"perplexity_reference": 33.5 - i * 0.11})
+    sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
+    return render(build(entries, {}, results, spec(title="Table 2", published=sources)), "latex")
+
+
+def test_table_2_with_both_sources_is_at_most_three_tables_wide() -> None:
+    text = table_2_with_both_sources()
+    assert text.count("\\begin{table}") == 3
+    lines = text.splitlines()
+    gated = next(i for i, line in enumerate(lines) if line.startswith("    \\quad + GPAS &"))
+    assert lines[gated + 1] == "    \\quad \\quad GPAS paper & 33.49 ($-$0.74) & 26.34 ($-$0.41) \\\\"
+    assert lines[gated + 2] == "    \\quad \\quad GPAS poster & 33.38 ($-$0.60) & 26.25 ($-$0.36) \\\\"
+
+
+def test_rules_stay_where_they_are_when_lines_are_stacked() -> None:
+    table = build([entry(), entry("lns")], {}, {}, spec(published={"gpas": "table2_perplexity"}))
+    plain = Sheet("t", sheet(table).texts, sheet(table).groups, rules=frozenset([2]), kinds={2: "paper"})
+    narrow = stacked(plain)
+    assert [line[0].strip() for line in narrow.texts(PLAIN)] == [
+        "reference perplexity", "Pre-LN", "paper", "LNS", "paper"
+    ]  # fmt: skip
+    assert narrow.rules == {3}
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -223,11 +258,27 @@ def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str,
     table = build(entries, {}, results, spec(title=label, published=sources))
     text = to_latex(sheet(table))
     source = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
-    (tmp_path / "t.tex").write_text(source)
+    compile_latex(tmp_path, source)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_table_2_and_all_printed_tables_compile_without_overfull_boxes(tmp_path: Path) -> None:
+    texts = [table_2_with_both_sources()]
+    parts = [part for source in SOURCES for number in numbers(source) for part in printed(source, number).parts]
+    texts += [to_latex(printed_sheet.sheet(part)) for part in parts]
+    text = "\n\\clearpage\n".join(texts)
+    compile_latex(
+        tmp_path, f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
+    )
+
+
+def compile_latex(folder: Path, source: str) -> None:
+    """Compile a document; raise if that fails or if a box is overfull."""
+    (folder / "t.tex").write_text(source)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout[-2000:]
-    assert "Overfull" not in (tmp_path / "t.log").read_text(errors="replace")
+    assert "Overfull" not in (folder / "t.log").read_text(errors="replace")
 
 
 def test_rich_marks_are_styles(table: Table) -> None:
