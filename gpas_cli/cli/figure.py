@@ -106,6 +106,13 @@ Toy = Annotated[
     bool,
     typer.Option("--toy", help="Draw each from its grid at quickstart size.", rich_help_panel=FROM_PAPERS),
 ]
+Scaling = Annotated[
+    bool,
+    typer.Option(
+        "--scaling",
+        help="Draw the loss over parameters and training FLOPs, published and ours, with fitted power laws.",
+    ),
+]
 Terminal = Annotated[
     bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
 ]
@@ -136,6 +143,7 @@ def figure(
     paper: Paper = None,
     grid: GridOption = "",
     toy: Toy = False,
+    scaling: Scaling = False,
     terminal: Terminal = False,
     out: Out = None,
     title: Title = None,
@@ -154,17 +162,23 @@ def figure(
 
     [bold]gpas figure --paper gpas-4 --toy[/bold]
     """
+    output = Output(out, terminal, title, size, as_json)
     if paper:
         from gpas_cli.cli.paper_figures import draw_figures
 
         if names or where or at or layers or against or heat_map:
             raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
-        draw_figures(paper, grid, toy, Output(out, terminal, title, size, as_json))
+        draw_figures(paper, grid, toy, output)
         return
     if grid or toy:
         raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
+    if scaling:
+        from gpas_cli.cli.scaling import draw_scaling
+
+        draw_scaling(names, where, output)
+        return
     selection = _selection(what, at, layers, start, heat_map)
-    _plot(names, where, selection, _labels(against), every_run, Output(out, terminal, title, size, as_json))
+    _plot(names, where, selection, _labels(against), every_run, output)
 
 
 def _plot(

@@ -113,7 +113,7 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
         canvas.suptitle("\n".join(title), x=0.01, ha="left", fontsize=8, linespacing=1.1)
     plots = rows * size[1] + LINE * max(0, len(title) - 1)
     if below:
-        canvas.set_size_inches(size[0], plots + legends_below(canvas, legends, size[0], width))
+        canvas.set_size_inches(size[0], plots + legends_below(canvas, legends, (size[0], width), rows))
     else:
         height, wider = legend_beside(canvas, legends[0])
         canvas.set_size_inches(size[0] + wider, max(plots, height))

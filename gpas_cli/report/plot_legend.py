@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpas_cli.report.figure import Figure
+from gpas_cli.report.figure import Figure, Line
 from gpas_cli.report.plot_lines import BRIGHTEST, SHADES, look
+from gpas_cli.report.series import Series
 
 LONGEST_LABEL = 34  # characters in a line of the legend
 LONGEST_COLUMN = 24  # entries of a legend
@@ -30,18 +31,22 @@ class Labelled:
     handles: Sequence[tuple[str, Any]]
 
 
-def legends_below(canvas: Any, drawn: Sequence[Labelled], width: float, panel_width: float) -> float:
-    """Draw one legend below all panels, or one below each if a title would be ambiguous. Return the inches it needs."""
+def legends_below(canvas: Any, drawn: Sequence[Labelled], widths: tuple[float, float], rows: int) -> float:
+    """Draw one legend below all panels, or one below each if a title would be ambiguous. Return the inches it needs.
+
+    widths: those of the canvas and of a panel.
+    """
+    width, panel_width = widths
     panels = [one.panel for one in drawn]
     if all(map(_is_shaded, panels)):
         for one in drawn:
             _colour_bar(one)
         return 0.0
-    looks = {artist.title: repr(look(artist, 0)) for panel in panels for artist in panel.drawn}
+    looks = {artist.title: repr(look(artist, 0)) for panel in panels for artist in panel.drawn if _is_named(artist)}
     if len(set(looks.values())) == len(looks):
         entries = {title: handle for one in drawn for title, handle in one.handles}
         return _below(canvas, entries, panels, width)
-    return max(_below(one.part, dict(one.handles), [one.panel], panel_width) for one in drawn)
+    return rows * max(_below(one.part, dict(one.handles), [one.panel], panel_width) for one in drawn)
 
 
 def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
@@ -118,6 +123,11 @@ def _explained(figure: Figure) -> Iterator[str]:
         yield f"thin: not all {over}s"
     if any(run.marks for series in figure.series for run in series.runs):
         yield "triangles: spikes"
+
+
+def _is_named(artist: Series | Line) -> bool:
+    """Return whether the legend has an entry for it."""
+    return not isinstance(artist, Line) or artist.in_legend
 
 
 def _is_shaded(panel: Figure) -> bool:

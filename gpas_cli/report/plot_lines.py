@@ -31,7 +31,7 @@ def draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
     draw = _draw_bars if figure.has_bars else _draw_series
     handles = [(series.title, draw(axes, figure, series)) for series in figure.series]
-    drawn = [(line, _draw_line(axes, figure, line)) for line in figure.lines]
+    drawn = [(line, _draw_line(axes, line)) for line in figure.lines]
     _draw_final_norm(axes, figure)
     if figure.level is not None:
         axes.axhline(figure.level, color="0.4", linewidth=0.6, zorder=0)
@@ -112,16 +112,20 @@ def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
     )
 
 
-def _draw_line(axes: Any, figure: Figure, line: Line) -> Any:
-    own = look(line, figure.longest())
-    if line.form == "line":
-        own["marker"] = ""
-    if line.form == "points":
-        own["linestyle"] = ""
+def _draw_line(axes: Any, line: Line) -> Any:
+    """Draw one line and return the artist that represents it in the legend."""
+    from matplotlib.lines import Line2D
+
+    own = look(line, len(line.points))
     if line.band:
         xs, low, high = zip(*line.band, strict=True)
         axes.fill_between(xs, low, high, color=own["color"], alpha=0.12, linewidth=0)
-    return axes.plot(*zip(*line.points, strict=True), **own)[0]
+    if line.form == "points":
+        own["linestyle"] = ""
+    drawn = {**own, "marker": ""} if line.form == "line" else own
+    axes.plot(*zip(*line.points, strict=True), **drawn)
+    # A line through points that are drawn by themselves has their marker in the legend.
+    return Line2D([], [], **{**own, "markevery": None})
 
 
 def _draw_final_norm(axes: Any, figure: Figure) -> None:

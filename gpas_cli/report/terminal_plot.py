@@ -17,7 +17,7 @@ from rich.text import Text
 from gpas_cli.printable import printable
 from gpas_cli.report.figure import Figure, Line
 from gpas_cli.report.series import Points, Series
-from gpas_cli.report.ticks import apart, is_log, log_ticks, readable
+from gpas_cli.report.ticks import apart, is_log, linear_ticks, log_ticks, readable
 
 HEIGHT = 18  # lines of the plot, without axes and legend
 WIDEST = 120  # characters; a wider plot has too flat lines
@@ -203,11 +203,7 @@ def _ticks(low: float, high: float, log: bool, most: int) -> tuple[float, ...]:
     if log:
         ticks = apart(log_ticks(10**low, 10**high), (high - low) * math.log(10) / (most + 1))
         return tuple(math.log10(tick) for tick in ticks)
-    rough = (high - low) / max(1, most)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    first = math.ceil(low / step)
-    return tuple(float(f"{i * step:.6g}") for i in range(first, math.floor(high / step) + 1))
+    return tuple(linear_ticks(low, high, most))
 
 
 def _shown(ticks: Any, figure: Figure) -> list[float]:

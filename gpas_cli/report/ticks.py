@@ -23,7 +23,16 @@ def log_ticks(low: float, high: float) -> list[float]:
         ticks = [tick for power in decades for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
         if len(ticks) >= TICKS:
             return apart(ticks[:: math.ceil(len(ticks) / (3 * TICKS))], CLOSEST * math.log(high / low))
-    return [float(f"{low + (high - low) * i / TICKS:.3g}") for i in range(TICKS + 1)]
+    return linear_ticks(low, high, TICKS + 2)
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most so many round numbers between `low` and `high`, equally spaced."""
+    rough = (high - low) / max(1, most)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{i * step:.6g}") for i in range(first, last + 1)]
 
 
 def apart(ticks: Sequence[float], least: float) -> list[float]:

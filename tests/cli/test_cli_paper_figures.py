@@ -81,6 +81,23 @@ def test_a_figure_in_the_terminal(face: Face) -> None:
     assert not (face.folder / "figure.svg").exists()
 
 
+def test_too_few_sizes_for_a_power_law(face: Face) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    said = face("figure", "g", "--scaling", "-o", "s.svg")
+    assert "Wrote s.svg." in said.out
+    assert "too few sizes" in said.out
+    assert "1 cell of 8 without a result." in said.out
+    document = face("figure", "g", "--scaling", "--json").json
+    assert [panel["x"] for panel in document["panels"]] == ["parameters N", "training FLOPs C"]
+    assert document["laws"][0]["words"] == "1 size; a power law needs 3"
+    assert (
+        "nothing to draw"
+        in face(
+            "figure", "g", "--scaling", "--where", "norm=lns", "--where", "gate=gpas", "--where", "seed=2", expect=2
+        ).err
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

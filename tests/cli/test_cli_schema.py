@@ -127,6 +127,7 @@ def test_figures_of_papers_are_as_declared(made: Face) -> None:
     (figure,) = said.json["figures"]
     assert (figure["name"], figure["number"], figure["grid"]) == ("gpas-2", "2", "small")
     assert figure["panels"][0]["series"]
+    check("figure scaling", made("figure", "small", "--scaling", "--json").json)
 
 
 def test_a_measurement_is_as_declared(face: Face) -> None:
@@ -153,8 +154,8 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
     speaking = {path for path, command in COMMANDS if has(command)}
     assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
-    # `gpas figure --paper` prints a document of its own.
-    assert speaking == {f"gpas {name}" for name in DOCUMENTS} - {"gpas figure paper"}
+    # `gpas figure` with --paper and --scaling prints documents of their own.
+    assert speaking == {f"gpas {name}" for name in DOCUMENTS} - {"gpas figure paper", "gpas figure scaling"}
 
 
 def test_the_schema_of_a_command_is_printed(face: Face) -> None:

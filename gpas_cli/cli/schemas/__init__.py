@@ -36,6 +36,7 @@ DOCUMENTS: dict[str, type] = {
     "table": tables.TableJson,
     "figure": tables.FigureJson,
     "figure paper": tables.PaperFiguresJson,
+    "figure scaling": tables.ScalingJson,
     "claims": claims.ClaimsJson,
     "export": networks.ExportedJson,
     "evaluate": networks.EvaluatedJson,

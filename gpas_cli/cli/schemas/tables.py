@@ -301,6 +301,38 @@ class PaperFiguresJson(DocumentJson):
     figures: list[PaperFigureJson]
 
 
+class PowerLawJson(TypedDict):
+    """A fitted law y = factor x^-exponent."""
+
+    factor: float
+    exponent: float
+    interval: Annotated[list[float], "95 % interval of the exponent"]
+    points: int
+    centre: Annotated[float, "mean of log x"]
+    sum_squares: Annotated[float, "sum of squares of log x around its mean"]
+    scatter: Annotated[float, "standard deviation of log y around the law"]
+
+
+class LawJson(TypedDict):
+    """The law of one method."""
+
+    source: Annotated[str, "ours, or the source of the published numbers"]
+    method: str
+    over: Literal["parameters", "flops"]
+    sizes: int
+    law: Annotated[PowerLawJson | None, "null for fewer than 3 sizes"]
+    words: str
+
+
+class ScalingJson(DocumentJson):
+    """`gpas figure --scaling --json`."""
+
+    files: list[str]
+    panels: list[PlotJson]
+    laws: list[LawJson]
+    missing: Annotated[list[str], "cells without a result"]
+
+
 class FigureJson(DocumentJson, PlotJson):
     """`gpas figure --json`; a picture is drawn only if --out names a file."""
 

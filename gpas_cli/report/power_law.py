@@ -1,0 +1,73 @@
+"""Fit y = factor * x ** -exponent by least squares of the logarithms, with the uncertainty of the fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fitted law. `interval`: the confidence interval of the exponent, for independent Gaussian errors of log y.
+
+    points: the number of points. centre: the mean of log x. sum_squares: the sum of squares of log x around it.
+    scatter: the standard deviation of log y around the law.
+    """
+
+    factor: float
+    exponent: float
+    interval: tuple[float, float]
+    points: int
+    centre: float
+    sum_squares: float
+    scatter: float
+
+    def at(self, x: float) -> float:
+        """Return y at x."""
+        return self.factor * x**-self.exponent
+
+    def band(self, x: float, level: float = LEVEL) -> tuple[float, float]:
+        """Return the confidence interval of the law's y at x."""
+        spread = self.scatter * math.sqrt(1 / self.points + (math.log(x) - self.centre) ** 2 / self.sum_squares)
+        half = _t_quantile(self.points - 2, level) * spread
+        return self.at(x) * math.exp(-half), self.at(x) * math.exp(half)
+
+
+def fit(points: Sequence[tuple[float, float]], level: float = LEVEL) -> PowerLaw | None:
+    """Return the power law through the points (x, y), None for fewer than LEAST_POINTS different x.
+
+    Raises ValueError unless all x and y are positive and finite.
+    """
+    if not all(math.isfinite(value) and value > 0 for point in points for value in point):
+        raise ValueError("a power law needs positive and finite numbers")
+    if len({x for x, _ in points}) < LEAST_POINTS:
+        return None
+    xs = [math.log(x) for x, _ in points]
+    ys = [math.log(y) for _, y in points]
+    centre, height = fmean(xs), fmean(ys)
+    sum_squares = math.fsum((x - centre) ** 2 for x in xs)
+    slope = math.fsum((x - centre) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum_squares
+    residuals = [y - height - slope * (x - centre) for x, y in zip(xs, ys, strict=True)]
+    scatter = math.sqrt(math.fsum(r * r for r in residuals) / (len(points) - 2))
+    half = _t_quantile(len(points) - 2, level) * scatter / math.sqrt(sum_squares)
+    return PowerLaw(
+        factor=math.exp(height - slope * centre),
+        exponent=-slope,
+        interval=(-slope - half, -slope + half),
+        points=len(points),
+        centre=centre,
+        sum_squares=sum_squares,
+        scatter=scatter,
+    )
+
+
+def _t_quantile(freedom: int, level: float) -> float:
+    """Return the half width, in standard errors, of a two-sided interval of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + level) / 2))
