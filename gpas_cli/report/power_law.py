@@ -29,7 +29,7 @@ class PowerLaw:
 
     def at(self, x: float) -> float:
         """Return y at x."""
-        return self.factor * x**-self.exponent
+        return self.factor * math.pow(x, -self.exponent)
 
     def band(self, x: float, level: float = LEVEL) -> tuple[float, float]:
         """Return the confidence interval of the law's y at x."""
