@@ -6,14 +6,15 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.plan.estimate import makespan
+from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
 from gpas_cli.state.usage import NOTHING, Usage, end_of, usage_of
 from gpas_cli.store.records import AttemptRecord
-from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.store.rundir import AttemptDir, look_in
 
 
 @dataclass(frozen=True)
@@ -54,56 +55,65 @@ class Activity:
 
 @dataclass
 class UsageMeter:
-    """Computes the usage of attempts. Attempts that have ended are read only once."""
+    """Computes the usage of attempts. Those at a stage that has ended are read only once."""
 
     runs: Path
-    _ended: dict[Path, tuple[Usage, AttemptRecord | None]] = field(default_factory=dict)
 
     def room(self, states: Sequence[CellStatus]) -> Activity:
         """Return the running and queued cells and the usage by grid, for cells with these states."""
         living = {state.key: state.directory for state in states if state.state == "running"}
         keys = {stage.key for state in states for stage in state.entry.cell.stages}
-        spent = {key: self._stage(key, living.get(key)) for key in keys}
+        index = EndedIndex(self.runs)
+        spent = {key: self._stage(key, living.get(key), index) for key in sorted(keys)}
+        index.save()
         running = [self._running(state, spent) for state in _once(states) if state.state == "running"]
         queued = [state for state in _once(states) if state.state == "queued"]
-        names = dict.fromkeys(state.entry.grid for state in states)
-        grids = [_use(name, [state for state in states if state.entry.grid == name], spent) for name in names]
+        by_grid: dict[str, list[CellStatus]] = {}
+        for state in states:
+            by_grid.setdefault(state.entry.grid, []).append(state)
         return Activity(
             running=tuple(sorted(running, key=lambda run: (run.node, run.state.entry.id))),
             queued=tuple(sorted(queued, key=lambda state: state.job.place or 10**9 if state.job else 10**9)),
-            grids=tuple(grids),
+            grids=tuple(_use(name, own, spent) for name, own in by_grid.items()),
             total=_use("", list(_once(states)), spent),
         )
 
     def spent(self, state: CellStatus) -> Usage:
         """Return the usage of the cell so far, over all stages and attempts."""
         living = state.directory if state.state == "running" else None
-        return sum((self._stage(stage.key, living) for stage in state.entry.cell.stages), NOTHING)
+        index = EndedIndex(self.runs)
+        return sum((self._stage(stage.key, living, index) for stage in state.entry.cell.stages), NOTHING)
 
-    def _stage(self, key: str, living: Path | None) -> Usage:
+    def _stage(self, key: str, living: Path | None, index: EndedIndex) -> Usage:
         """Return the usage of the stage over all attempts; the one in the folder `living` is still running."""
-        each = (self._attempt(attempt, running=attempt.path == living)[0] for attempt in attempts(self.runs, key))
-        return sum(each, NOTHING)
+        known = index.find_usage(key) if living is None else None
+        if known is not None:
+            return known
+        proof = index.proof(key)
+        tries, files = look_in(self.runs, key)
+        used = index.used_files(tries)
+        each = [_used(attempt, running=attempt.path == living) for attempt in tries]
+        total = sum((usage for usage, _ in each), NOTHING)
+        if living is None and tries and all(asked is not None for _, asked in each):
+            index.keep_usage(key, total, files, proof, used)
+        return total
 
     def _running(self, state: CellStatus, spent: Mapping[str, Usage]) -> Running:
-        asked = self._attempt(AttemptDir(state.directory), running=True)[1] if state.directory else None
+        asked = _used(AttemptDir(state.directory), running=True)[1] if state.directory else None
         node = state.job.nodes if state.job else ""
         if asked is not None:
             node = node or (asked.slurm.nodes if asked.slurm else "") or asked.submitter.host
         return Running(state, node, asked.devices if asked else (), _of(state, spent))
 
-    def _attempt(self, attempt: AttemptDir, *, running: bool) -> tuple[Usage, AttemptRecord | None]:
-        if not running and attempt.path in self._ended:
-            return self._ended[attempt.path]
-        try:
-            asked = attempt.read_attempt()
-            seconds = max(0.0, (time.time() if running else end_of(attempt)) - asked.created)
-            found = usage_of(seconds, asked.devices), asked
-        except UNREADABLE:
-            return NOTHING, None  # the cost of a damaged attempt is unknown
-        if not running and attempt.exit_path.exists():
-            self._ended[attempt.path] = found
-        return found
+
+def _used(attempt: AttemptDir, *, running: bool) -> tuple[Usage, AttemptRecord | None]:
+    """Return the usage of an attempt and its attempt.json; of a damaged attempt, whose usage is unknown, None."""
+    try:
+        asked = attempt.read_attempt()
+        seconds = max(0.0, (time.time() if running else end_of(attempt)) - asked.created)
+    except UNREADABLE:
+        return NOTHING, None
+    return usage_of(seconds, asked.devices), asked
 
 
 def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:

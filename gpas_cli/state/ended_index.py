@@ -7,6 +7,7 @@ returns the same inodes, sizes, modification times and change times again, and t
 can set a change time, so it also changes when a file is restored from a backup with its old modification time. Besides,
 
 - only what an outcome or an exit.json has decided is indexed; locks, claims and requests to cancel are examined again;
+- what the attempts have used depends on the attempt.json, the exit.json and the journal of each;
 - a stage with a request to run it again is not indexed, because the request may be edited in place;
 - files that changed within the last SETTLED_SECONDS are not indexed, because another change at the same tick of the
   clock would not be seen;
@@ -30,7 +31,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gpas_cli
 from gpas_cli import file_systems
@@ -38,7 +39,8 @@ from gpas_cli.files import replace_file
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.progress import Progress
 from gpas_cli.state.status import RESULTS, UNREADABLE, StageStatus
-from gpas_cli.store.rundir import AttemptDir, is_number
+from gpas_cli.state.usage import Usage
+from gpas_cli.store.rundir import JOURNAL, AttemptDir, is_number
 
 FOLDER = ".ended"
 SETTLED_SECONDS = 10.0
@@ -46,7 +48,9 @@ FORMAT = [1, gpas_cli.__version__]  # another version may word the evidence diff
 OPENED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs"})  # network file systems with an index
 
 NEWEST = ("attempt.json", "exit.json", "log.txt", cancellation.FILE)  # decide an attempt without a result, too
+USED = ("attempt.json", "exit.json", JOURNAL)
 
+T = TypeVar("T")
 Seen = list[int]  # inode, size, modification time and change time in nanoseconds
 Known = tuple[StageStatus, frozenset[str]]  # a status, and the files in the stage's folder that are not attempts
 Files = list[tuple[str, Seen | None]]  # by path in the stage's folder; None: not there
@@ -75,19 +79,26 @@ class EndedIndex:
 
         None if the stage is not indexed or has changed.
         """
+        return self._found(key, key, _known)
+
+    def find_usage(self, key: str) -> Usage | None:
+        """Return what the attempts at a stage have used, None if it is not indexed or has changed."""
+        return self._found(key, f"{key}/usage", lambda folder, used: Usage(*used))
+
+    def _found(self, key: str, name: str, read: Callable[..., T]) -> T | None:
         shard = key[:2]
         if shard not in self._shards:
             self._shards[shard] = _read(self._path(shard)) if self._stat else {}
-        entry = self._shards[shard].get(key)
+        entry = self._shards[shard].get(name)
         if entry is None:
             return None
         folder = f"{self.runs}/{shard}/{key}"
         try:
             if self._holds(folder, *entry[:2]):
-                return _known(folder, *entry[2:])
+                return read(folder, *entry[2:])
         except UNREADABLE:
             pass  # an entry that another program has written
-        self._changed.setdefault(shard, {})[key] = None
+        self._changed.setdefault(shard, {})[name] = None
         return None
 
     def proof(self, key: str) -> Proof | None:
@@ -101,7 +112,7 @@ class EndedIndex:
             return
         for attempt in reversed(attempts):
             seen = self._seen(str(attempt.journal_path))
-            proof.journals.append((attempt.number, f"{attempt.path.name}/{attempt.journal_path.name}", seen))
+            proof.journals.append((attempt.number, f"{attempt.path.name}/{JOURNAL}", seen))
         newest = attempts[-1].path
         proof.others = [(f"{newest.name}/{name}", self._seen(f"{newest}/{name}")) for name in NEWEST]
 
@@ -113,15 +124,29 @@ class EndedIndex:
         """
         if proof is None or status.source not in ("outcome", "exit") or status.attempt is None or not status.age:
             return  # an age of 0 is that of events in the future, by this host's clock
-        if rerun.FILE in files or any(map(is_number, files)):
-            return
         ended = status.state in RESULTS
         deciding: Files = [(path, seen) for n, path, seen in proof.journals if n >= status.attempt or not ended]
-        deciding += [] if ended else proof.others
-        newest = max(seen[3] for seen in (proof.folder, *(seen for _, seen in deciding if seen)))
-        if newest / 1e9 < self._now - SETTLED_SECONDS:
-            entry = [proof.folder, deciding, _plain(status), sorted(files)]
-            self._changed.setdefault(key[:2], {})[key] = entry
+        self._keep(
+            key, key, files, proof.folder, deciding + ([] if ended else proof.others), _plain(status), sorted(files)
+        )
+
+    def used_files(self, attempts: Sequence[AttemptDir]) -> Files:
+        """Return what `stat` returns for the files that show what attempts have used, before they are read."""
+        found = [(f"{attempt.path.name}/{name}", f"{attempt.path}/{name}") for attempt in attempts for name in USED]
+        return [(name, self._seen(path)) for name, path in found]
+
+    def keep_usage(self, key: str, usage: Usage, files: frozenset[str], proof: Proof | None, used: Files) -> None:
+        """Index what the attempts at a stage have used; none of them is running. `files` are as for `keep`."""
+        if proof is not None:
+            self._keep(
+                key, f"{key}/usage", files, proof.folder, used, [usage.seconds, usage.gpu_hours, usage.core_hours]
+            )
+
+    def _keep(self, key: str, name: str, files: frozenset[str], folder: Seen, deciding: Files, *said: Any) -> None:
+        newest = max(seen[3] for seen in (folder, *(seen for _, seen in deciding if seen)))
+        settled = newest / 1e9 < self._now - SETTLED_SECONDS
+        if settled and rerun.FILE not in files and not any(map(is_number, files)):
+            self._changed.setdefault(key[:2], {})[name] = [folder, deciding, *said]
 
     def save(self) -> None:
         """Write what is new. An index that cannot be written is left as it is."""

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,15 +18,18 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt
+from launching import entry
 
 from gpas_cli.events import event_of
+from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.state import cancellation, ended_index, locks, observe, rerun
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claims import write_claim
 from gpas_cli.state.ended_index import FOLDER, EndedIndex
 from gpas_cli.state.job_exit import JobExit
-from gpas_cli.state.status import StageStatus
+from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.submitters import Submitter
+from gpas_cli.state.usage import Usage
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 
@@ -348,3 +352,43 @@ def test_two_processes_may_write_at_once(runs: Path) -> None:
     _look(runs, keys, 1)
     assert all(remembered(runs, key) for key in keys)
     assert [path.name for path in (runs / FOLDER).iterdir()] == ["01.json"]
+
+
+USED: dict[str, Callable[[Path], Any]] = {
+    "a new attempt": lambda runs: attempt(runs, "failed", {"code": 1, "t": time.time()}, key=KEY),
+    "an attempt is deleted": lambda runs: shutil.rmtree(stage_dir(runs, KEY) / "001"),
+    "exit.json appears": lambda runs: write_json(stage_dir(runs, KEY) / "001/exit.json", {"code": 0, "t": time.time()}),
+    "attempt.json is edited": lambda runs: edit(stage_dir(runs, KEY) / "002/attempt.json", "cpu-0", "gpu-0"),
+    "exit.json is edited": lambda runs: edit(stage_dir(runs, KEY) / "002/exit.json", '"code": 0', '"code": 1'),
+    "attempt.json is damaged": lambda runs: edit(stage_dir(runs, KEY) / "002/attempt.json", "{", ""),
+    "the journal goes on": lambda runs: edit(stage_dir(runs, KEY) / "001/journal.jsonl", "\n", "\n\n"),
+    "it is to be run again": lambda runs: rerun.request(runs, KEY),
+}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new, 1))
+
+
+def used(runs: Path, states: list[CellStatus]) -> Usage:
+    return UsageMeter(runs).room(states).total.spent
+
+
+@pytest.mark.parametrize("change", USED)
+def test_hours_are_those_of_the_run_directories(runs: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    cell = entry()
+    monkeypatch.setattr(sys.modules[__name__], "KEY", cell.cell.stages[0].key)
+    for exited in ({}, {"code": 0, "t": time.time()}):
+        made = attempt(runs, "done", exited, key=KEY)
+        edit(made.attempt_path, '"devices": []', '"devices": ["cpu-0"]')
+    states = observe.look(runs, [cell])
+    before = used(runs, states)
+    assert before.core_hours > 0
+    assert EndedIndex(runs).find_usage(KEY) == before == used(runs, states)
+    USED[change](runs)
+    assert EndedIndex(runs).find_usage(KEY) is None
+    after = used(runs, states)
+    shutil.rmtree(runs / FOLDER)
+    assert used(runs, states) == after
