@@ -1,6 +1,7 @@
 """Make a project of many cells with run directories as jobs write them, without training anything.
 
     python benchmarks/scale_project.py /tmp/scale --cells 10000
+    python benchmarks/scale_project.py /tmp/scale --new 1000
 
 Each cell has three attempts: two that were interrupted and one that is done. One cell in fifty has failed in its last
 attempt, another one is missing with the claim of a `gpas run` that was killed.
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,12 +49,11 @@ grids:
 """
 
 
-def write_grid(folder: Path, cells: int, name: str = "many") -> Path:
-    """Write an experiments.yaml with about `cells` cells to `folder`, and return its path."""
+def write_grid(folder: Path, cells: int, name: str = "many") -> None:
+    """Write an experiments.yaml with about `cells` cells to `folder`."""
     rates = max(1, round(math.sqrt(cells / CELLS_EACH / 2.5)))
     seeds = max(1, round(cells / CELLS_EACH / rates))
-    path = folder / "experiments.yaml"
-    path.write_text(
+    (folder / "experiments.yaml").write_text(
         GRID.format(
             name=name,
             steps=10 * STEPS,
@@ -63,25 +62,27 @@ def write_grid(folder: Path, cells: int, name: str = "many") -> Path:
             seeds=", ".join(str(i + 1) for i in range(seeds)),
         )
     )
-    return path
 
 
-def write_project(folder: Path, cells: int) -> list[str]:
-    """Write a project of about `cells` cells and their attempts, and return the stage keys."""
+def write_project(folder: Path, cells: int) -> None:
+    """Write a project of about `cells` cells and their attempts."""
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = stage_jobs(expand(load(write_grid(folder, cells)), []))
+    write_grid(folder, cells)
+    jobs = _jobs(folder)
     runs = folder / "runs"
-    for place, job in enumerate(jobs.values()):
+    for place, job in enumerate(jobs):
         if place % 50 == 49:
             _write_claim(runs, job.key)
             continue
         for number in range(1, ATTEMPTS + 1):
             write_attempt(runs, job, number, failed=place % 50 == 48 and number == ATTEMPTS)
-    return list(jobs)
 
 
-def write_attempt(runs: Path, job: StageJob, number: int, *, failed: bool = False) -> AttemptDir:
+def write_attempt(
+    runs: Path, job: StageJob, number: int, *, ended: bool | None = None, failed: bool = False
+) -> AttemptDir:
     """Write attempt `number` at the stage of a job: the last is done or has failed, earlier ones were interrupted."""
+    ended = number == ATTEMPTS if ended is None else ended
     attempt = AttemptDir(stage_dir(runs, job.key) / f"{number:03d}")
     attempt.path.mkdir(parents=True)
     began = time.time() - 86400 * (ATTEMPTS + 1 - number)
@@ -91,7 +92,6 @@ def write_attempt(runs: Path, job: StageJob, number: int, *, failed: bool = Fals
         cache="/nowhere", root="/nowhere", threads=1, number=number,
     )  # fmt: skip
     _write(attempt.attempt_path, asked)
-    ended = number == ATTEMPTS
     events = _events(job, began, STEPS if ended else STEPS * number // ATTEMPTS, number, ended, failed)
     attempt.journal_path.write_bytes(b"".join(map(encode, events)))
     code = JobExit.INTERRUPTED if not ended else 1 if failed else 0
@@ -102,13 +102,24 @@ def write_attempt(runs: Path, job: StageJob, number: int, *, failed: bool = Fals
     return attempt
 
 
-def write_long_journal(runs: Path, job: StageJob, events: int) -> AttemptDir:
-    """Write an attempt with a journal of about `events` events."""
-    attempt = write_attempt(runs, job, ATTEMPTS)
+def add_attempts(folder: Path, count: int) -> None:
+    """Add an attempt that is done to each of the first `count` stages that have attempts."""
+    tried = [job for job in _jobs(folder) if AttemptDir(stage_dir(folder / "runs", job.key) / "001").path.is_dir()]
+    for job in tried[:count]:
+        write_attempt(folder / "runs", job, ATTEMPTS + 1, ended=True)
+
+
+def lengthen_journal(folder: Path, events: int) -> None:
+    """Replace the journal of an attempt at the last stage by one of about `events` events."""
+    job = _jobs(folder)[-2]
+    attempt = AttemptDir(stage_dir(folder / "runs", job.key) / f"{ATTEMPTS:03d}")
     with attempt.journal_path.open("wb") as file:
         for values in _events(job, time.time() - 2 * events, events, 1, ended=True, failed=False):
             file.write(encode(values))
-    return attempt
+
+
+def _jobs(folder: Path) -> list[StageJob]:
+    return list(stage_jobs(expand(load(folder / "experiments.yaml"), [])).values())
 
 
 def _events(
@@ -176,10 +187,19 @@ def _write(path: Path, record: Record) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--cells", type=int, default=1000)
+    parser.add_argument("--cells", type=int, default=0, help="make a project of so many cells")
+    parser.add_argument("--grid", type=int, default=0, help="make a project of so many cells without run directories")
+    parser.add_argument("--new", type=int, default=0, help="add so many attempts to an existing project")
+    parser.add_argument("--events", type=int, default=0, help="give one attempt of an existing project a long journal")
     options = parser.parse_args()
-    shutil.rmtree(options.folder, ignore_errors=True)
-    print(f"{len(write_project(options.folder, options.cells)):,} cells in {options.folder}")
+    if options.grid:
+        options.folder.mkdir(parents=True)
+        write_grid(options.folder, options.grid)
+    if options.cells:
+        write_project(options.folder, options.cells)
+    add_attempts(options.folder, options.new)
+    if options.events:
+        lengthen_journal(options.folder, options.events)
 
 
 if __name__ == "__main__":
