@@ -7,11 +7,23 @@ import re
 
 import yaml
 
+from gpas_cli.grid.claims import (
+    BOUNDS,
+    COMPARISON_KEYS,
+    KINDS,
+    LAYER_GROUPS,
+    OUTER_KEYS,
+    SIDES,
+    TAKES,
+    TESTS,
+    UPDATES,
+)
 from gpas_cli.grid.load import TOP_LEVEL_KEYS
 from gpas_cli.grid.ranges import RULES
 from gpas_cli.grid.read import GRID_KEYS
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.packaged import packaged
+from gpas_cli.report.claims.measure import DIVERGED, SPIKES
 from gpas_cli.report.metrics import METRICS
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.spec.cell import PRECISIONS
@@ -37,6 +49,8 @@ NAMES = {
     "settings": set(SETTINGS),
     "axes": {*RULES, *RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
+    "claim": {*OUTER_KEYS, *COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
+    "words of claims": {*KINDS, *SIDES, *BOUNDS, *TESTS, *TAKES, *LAYER_GROUPS, *UPDATES, *SPIKES, DIVERGED},
     "metrics": set(METRICS),
     "sources": set(SOURCES),
     "precision": set(PRECISIONS),
