@@ -121,7 +121,7 @@ def table(
             raise GpasError("--value and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
-    made = [_make(name, where, paper, external or (), value or ()) for name in names or [experiments().default]]
+    made = [_make(name, where, paper, external or (), value or (), form) for name in names or [experiments().default]]
     if missing:
         print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -155,11 +155,13 @@ def _print_papers(
         print_paper_tables(sections, form)
 
 
-def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str], values: Sequence[str]) -> Table:
+def _make(
+    name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str], values: Sequence[str], form: str
+) -> Table:
     from gpas_cli.report.external import select_networks
     from gpas_cli.report.query import external_networks
     from gpas_cli.report.recorded import recorded
-    from gpas_cli.report.side_by_side import by_metrics
+    from gpas_cli.report.side_by_side import beside_published, by_metrics
     from gpas_cli.report.table import build
 
     chosen = entries([name], where)
@@ -169,6 +171,8 @@ def _make(name: str, where: Sequence[str] | None, paper: bool, external: Sequenc
             print(f"gpas: {known.problem}", file=sys.stderr)
         if values:
             return by_metrics(known, spec, values)
+        if spec.published and not external and form != "latex":  # a page has no room for a further column per size
+            return beside_published(known, spec)
         networks = external_networks(known.engine) if external and known.engine else []
         shown = select_networks(networks, external) if external else None
         return build(chosen, known.states, known.results, spec, shown)

@@ -131,7 +131,7 @@ def titles(table: Table, column: Column) -> list[str]:
 
 def corner(table: Table) -> str:
     """Return the text of the top left cell: by default the metric and its unit, "" if the columns have several."""
-    if table.printed:
+    if table.printed or table.corner:
         return table.corner
     if len({column.metric.name for column in table.columns}) > 1:
         return ""

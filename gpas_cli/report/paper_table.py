@@ -18,7 +18,7 @@ from gpas_cli.report.grouping import refuse_mixture
 from gpas_cli.report.labels import RowKey, facts
 from gpas_cli.report.metrics import METRICS
 from gpas_cli.report.note import Note
-from gpas_cli.report.papers import PublishedTable
+from gpas_cli.report.papers import PublishedTable, has_labels
 from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.ranking import marks
@@ -245,8 +245,10 @@ def _base(printed: PrintedCell) -> int | None:
     own = {"gate": "none", **printed.table.rows[printed.row].labels}
     if own["gate"] == "none":
         return None
-    wanted = {**own, "gate": "none"}
-    return next((i for i, row in enumerate(printed.table.rows) if {"gate": "none", **row.labels} == wanted), None)
+    # DeepNorm starts otherwise with a gate than without one.
+    wanted = {axis: label for axis, label in own.items() if axis not in ("gate", "init")}
+    bases = [row.labels.get("gate", "none") == "none" and has_labels(row.labels, wanted) for row in printed.table.rows]
+    return bases.index(True) if True in bases else None
 
 
 def _column(part: PrintedPart, index: int, spec: TableSpec) -> Column:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpas_cli.report.metrics import recorded_metric
+from gpas_cli.report.metrics import metric, recorded_metric
 from gpas_cli.report.papers import published
 from gpas_cli.report.table import Column, Table, build, stage_kinds
 from gpas_cli.spec.stage import Metric
@@ -26,6 +26,30 @@ def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
     return beside(
         [build(known.entries, known.states, known.results, spec_for(spec, what), what=what) for what in metrics]
     )
+
+
+def beside_published(known: Recorded, spec: TableSpec) -> Table:
+    """Return the table with the published numbers beside the metric that they are compared with.
+
+    Where that is not the declared metric, the declared one has columns of its own: the perplexity over all tokens is
+    beside the average of the published code.
+    """
+    compared = build(known.entries, known.states, known.results, spec)
+    if compared.metric.name == spec.value:
+        return compared
+    own = metric(spec.value, stage_kinds(known.entries))
+    plain = replace(spec, published={})
+    declared = build(known.entries, known.states, known.results, plain, what=own)
+    joined = beside([compared, declared])
+    columns = [
+        column if column.metric.name == own.name else replace(column, title=before.title)
+        for column, before in zip(joined.columns, _alternating(compared.columns, declared.columns), strict=True)
+    ]
+    return replace(joined, columns=tuple(columns), corner=compared.metric.title)
+
+
+def _alternating(ours: Sequence[Column], others: Sequence[Column]) -> list[Column]:
+    return [column for pair in zip(ours, others, strict=True) for column in pair]
 
 
 def spec_for(spec: TableSpec, what: Metric) -> TableSpec:

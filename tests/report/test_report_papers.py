@@ -57,6 +57,27 @@ def test_every_table_is_whole() -> None:
         assert len(table.train_tokens) in (0, width), name
 
 
+def test_a_remark_is_about_numbers_that_are_printed() -> None:
+    for name, table in EVERY_TABLE.items():
+        own = [labels for found, *_, labels in cells() if found == name]
+        for remark in table.remarks:
+            assert any(remark in table.remarks_for(labels) for labels in own), (name, remark)
+
+
+def test_known_misprints_are_remarked() -> None:
+    said = {
+        ("raptr", "table10_speed"): "reversed",
+        ("raptr", "table4_scores"): "shifted",
+        ("raptr", "table8_scores"): "rate at which layers are kept",
+        ("raptr", "table5_accuracy"): "87.5",
+        ("spike_no_more", "table1_perplexity"): "30.35",
+        ("spike_no_more", "table7_perplexity"): "30.03",
+        ("gpas", "table4_activation"): "0.01",
+    }
+    for (source, name), words in said.items():
+        assert any(words in remark.text for remark in published(source, name).remarks), (source, name)
+
+
 def test_every_number_is_found_by_its_own_labels() -> None:
     for name, table, row, i, labels in cells():
         assert table.value(labels) == row.values[i], (name, labels)

@@ -212,7 +212,9 @@ def has_labels(cell: CellLabels, wanted: CellLabels, ignored: Collection[str] = 
 
 
 def _is_one_of(label: object, wanted: object) -> bool:
-    return any(_same(label, one) for one in wanted) if isinstance(wanted, tuple) else _same(label, wanted)
+    labels = label if isinstance(label, tuple) else (label,)
+    names = wanted if isinstance(wanted, tuple) else (wanted,)
+    return any(_same(own, name) for own in labels for name in names)
 
 
 def _same(a: object, b: object) -> bool:
