@@ -51,6 +51,8 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     yield origin.place.table.metric.name, _number(origin)
     if origin.place.base is not None:
         yield "from base", _difference(origin)
+    if origin.published and origin.compared.table.metric != origin.place.table.metric:
+        yield "to compare", _compared(origin)
     for published in origin.published:
         delta = f" ({published.delta:+g})" if published.delta is not None else ""
         yield "published", f"{published.value:g}{delta}: {published.short}, {published.table}: {published.what}"
@@ -77,6 +79,17 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
         ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []
         if ways:
             yield "with its code", " or ".join(ways)
+
+
+def _compared(origin: NumberOrigin) -> str:
+    """Return the number that is compared with the published ones, if they have another metric than the table."""
+    from gpas_cli.report.cell_text import cell_text
+    from gpas_cli.report.sheet import PLAIN
+
+    metric = origin.compared.table.metric
+    return (
+        f"{cell_text(origin.compared.cell, metric.digits, PLAIN)}: {metric.name}, which is averaged as the published is"
+    )
 
 
 def _number(origin: NumberOrigin) -> str:
@@ -181,6 +194,7 @@ def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
     """Return the origin of a number for JSON."""
     place = origin.place
     summary, delta = place.cell.summary, place.cell.delta
+    beside = origin.compared.cell.summary
     return {
         "grid": origin.grid,
         "cell": place.words,
@@ -193,6 +207,7 @@ def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
         "status": place.cell.status,
         "delta": None if delta is None else {"mean": json_number(delta.mean), "n": delta.n, "p": _optional(delta.p)},
         "base": place.base.words if place.base else None,
+        "compared": {"metric": origin.compared.table.metric.name, "mean": _optional(beside.mean if beside else None)},
         "published": [vars(published) for published in origin.published],
         "seeds": list(_seed_mappings(origin.seeds)),
         "code": [{**vars(code), "snapshot": str(code.snapshot or "") or None, "seeds": list(code.seeds)}

@@ -91,16 +91,12 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
     """Return the origins of the numbers of tables, and why results are not up to date."""
     from gpas_cli.report.number import trace_cell
     from gpas_cli.report.recorded import recorded
-    from gpas_cli.report.table import build
-    from gpas_cli.report.table_place import find_place
 
     numbers, problems = [], []
     for name in names:
         chosen = entries([name.grid])
-        spec = experiments().grids[name.grid].table_spec
         with recorded(project(), chosen) as known:
-            place = find_place(build(chosen, known.states, known.results, spec), name)
-            numbers.append(trace_cell(place, name.grid, known, project().runs))
+            numbers.append(trace_cell(name, experiments().grids[name.grid].table_spec, known, project().runs))
             problems.append(known.problem)
     return numbers, problems
 

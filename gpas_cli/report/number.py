@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,15 @@ from gpas_cli.grid.select import conditions, select
 from gpas_cli.report import query
 from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
-from gpas_cli.report.table_place import Place
+from gpas_cli.report.table import build
+from gpas_cli.report.table_place import Place, PlaceName, find_place
 from gpas_cli.state.spent import Spent, spent_on
 from gpas_cli.store.snapshot import snapshot_path
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from gpas_cli.grid.declared import TableSpec
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.entry_status import EntryStatus
     from gpas_cli.report.recorded import Recorded
@@ -71,10 +73,13 @@ class Code:
 class NumberOrigin:
     """What a table cell was computed from. `command` are the words of the command that computes it in an empty project.
 
+    compared: the same cell in the table with published numbers, which may have another metric: the one that the source
+    prints.
     others: how many further cells the command runs, because no condition separates them.
     """
 
     place: Place
+    compared: Place
     grid: str
     seeds: tuple[SeedOrigin, ...]
     published: tuple[PublishedNumber, ...]
@@ -89,16 +94,24 @@ class NumberOrigin:
         return shlex.join(self.command)
 
 
-def trace_cell(place: Place, grid: str, known: Recorded, runs: Path) -> NumberOrigin:
-    """Return the origin of the number at `place` in the table of `grid`; `known` is of all cells of the grid."""
+def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) -> NumberOrigin:
+    """Return the origin of the number that `name` names in the table `spec` of its grid.
+
+    `known` is of all cells of the grid. Raises UnknownCell with the nearest choices.
+    """
+    plain, compared = (build(known.entries, known.states, known.results, each)
+                       for each in (replace(spec, published={}), spec))  # fmt: skip
+    place = find_place(plain, name)
     seeds = tuple(_seed(status, place, known.engine) for status in place.cell.statuses)
     keys = [stage.key for seed in seeds for stage in seed.entry.cell.stages]
-    command, others = _command(grid, place, known.entries)
+    command, others = _command(name.grid, place, known.entries)
+    beside = place.same_in(compared)
     return NumberOrigin(
         place=place,
-        grid=grid,
+        compared=beside,
+        grid=name.grid,
         seeds=seeds,
-        published=_published(place),
+        published=_published(beside),
         codes=_codes(seeds, runs),
         spent=spent_on(runs, keys),
         command=command,

@@ -44,6 +44,12 @@ class Place:
         rows = [row for row in self.table.rows if self.row.base is not None and row.key == self.row.base]
         return Place(self.table, rows[0], self.column) if rows else None
 
+    def same_in(self, other: Table) -> Place:
+        """Return the place with the same labels in another table of the same cells."""
+        label = self.table.columns[self.column].label
+        row = next(row for row in other.rows if row.key == self.row.key)
+        return Place(other, row, next(i for i, column in enumerate(other.columns) if column.label == label))
+
     @property
     def words(self) -> str:
         """The words that name this cell, without the grid: "pre+gpas,71m"."""

@@ -7,6 +7,7 @@
     results.curves("loss", "table2")               one row for each point of a curve over updates
     results.layer_curves("gate", "table2")         one row for each point and layer
     results.table("table2")                        one row for each cell of the table: mean, interval, published numbers
+    results.claims()                               one row for each part of a claim: effect, interval, verdict
 
     project = results.open("~/experiments/gpas")   the same of another project than that of the current folder
 
@@ -30,7 +31,7 @@ from gpas_cli.results.frames import Cells, Results
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cells", "Results", "cells", "curves", "layer_curves", "metrics", "open", "table"]
+__all__ = ["Cells", "Results", "cells", "claims", "curves", "layer_curves", "metrics", "open", "table"]
 
 
 def open(path: str | Path | None = None) -> Results:
@@ -67,3 +68,8 @@ def layer_curves(name: str = "activation_variance", of: Cells = None, where: str
 def table(grid: str = "", where: str | Sequence[str] = ()) -> pd.DataFrame:
     """Return `Results.table` of the project of the current folder."""
     return open().table(grid, where)
+
+
+def claims(*names: str, grids: Sequence[str] = (), toy: bool | None = None) -> pd.DataFrame:
+    """Return `Results.claims` of the project of the current folder."""
+    return open().claims(*names, grids=grids, toy=toy)

@@ -128,6 +128,24 @@ class Results:
             made = build(known.entries, known.states, known.results, spec)
         return _table_frame(made)
 
+    def claims(self, *names: str, grids: Sequence[str] = (), toy: bool | None = None) -> pd.DataFrame:
+        """Return one row for each part of each claim, the papers' and those of the file, as `gpas claims` judges them.
+
+        verdict is that of the part, claim_verdict that of the whole claim. effect, low, high: the mean effect and its
+        95 % interval; p, adjusted: of the test, and by Holm over the parts; needed: further seeds that the test needs.
+        `toy` selects claims at toy size or, if False, at paper size. Raises GpasError for an unknown name.
+        """
+        from gpas_cli.report.claims.declared import select_claims
+        from gpas_cli.report.claims.evaluate import evaluate
+        from gpas_cli.results.claim_rows import claims_frame
+
+        chosen = select_claims(self.experiments, names, grids=grids, toy=toy)
+        of = dict.fromkeys(grid for claim in chosen for grid in claim.grids if grid in self.grids)
+        if not of:
+            return claims_frame([])
+        with self._recorded(list(of), ()) as known:
+            return claims_frame([evaluate(claim, known) for claim in chosen])
+
     @contextmanager
     def _recorded(self, of: Cells, where: Where) -> Iterator[Recorded]:
         """Yield what is recorded of the selected cells. Results that cannot be ingested are announced by a warning."""

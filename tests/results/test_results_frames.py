@@ -17,6 +17,16 @@ from gpas_cli import results
 from gpas_cli.errors import GpasError, UnknownCell
 
 NOTEBOOK = Path(__file__).parents[2] / "docs/how-to/notebook.ipynb"
+CLAIM = """\
+claims:
+  gate-lowers:
+    statement: The gate lowers the perplexity of every scheme.
+    grids: [quickstart]
+    subject: {gate: gpas}
+    against: {gate: "none"}
+    by: [norm]
+    expect: lower
+"""
 GRIDS = """\
   quickstart:
     base: BASE
@@ -32,7 +42,7 @@ PERPLEXITY = {"pre-s1": 5.0, "pre-s2": 6.0, "pre-gpas-s1": 4.0, "pre-gpas-s2": 5
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a project with six results in two grids, which is the current folder."""
-    for entry in make_project(tmp_path, GRIDS):
+    for entry in make_project(tmp_path, GRIDS + CLAIM):
         if entry.name in PERPLEXITY:
             finish(tmp_path / "runs", entry, PERPLEXITY[entry.name])
     monkeypatch.chdir(tmp_path)
@@ -80,6 +90,20 @@ def test_a_table_has_intervals_and_published_numbers() -> None:
     assert row.delta_low < row.delta < row.delta_high
     assert math.isnan(table.loc["LNS"].delta)
     assert table.loc["LNS"].status == "1/2 seeds"
+
+
+@pytest.mark.usefixtures("project")
+def test_claims_have_a_row_for_each_part() -> None:
+    claims = results.claims("gate-lowers")
+    assert claims[["part", "verdict", "effect", "n"]].values.tolist() == [
+        ["Pre-LN", "undecided", -0.75, 2],
+        ["LNS", "undecided", -1.0, 1],
+    ]
+    assert claims.low[0] < -0.75 < claims.high[0]
+    assert set(claims.claim_verdict) == {"undecided"}
+    assert "gate-lowers" in set(results.claims(grids=["quickstart"]).claim)
+    with pytest.raises(GpasError, match="did you mean 'gate-lowers'"):
+        results.claims("gate-lower")
 
 
 @pytest.mark.usefixtures("project")

@@ -1,6 +1,7 @@
 """The JSON that commands print, as types whose names end in Json: `DOCUMENTS` names the document of each command.
 
-    cells.py       cells: their states, what they are, where a number comes from
+    cells.py       cells: their states, what they are
+    origins.py     where a number comes from
     comparisons.py what differs between two cells
     plans.py       plans and results of runs
     tables.py      tables and figures
@@ -16,7 +17,7 @@ new one; new fields may come at any time.
 
 from __future__ import annotations
 
-from gpas_cli.cli.schemas import cells, claims, comparisons, networks, plans, tables, upkeep
+from gpas_cli.cli.schemas import cells, claims, comparisons, networks, origins, plans, tables, upkeep
 
 DOCUMENTS: dict[str, type] = {
     "plan": plans.PlanJson,
@@ -29,7 +30,7 @@ DOCUMENTS: dict[str, type] = {
     "top": cells.TopJson,
     "logs": cells.EventJson,
     "cancel": cells.CancelledJson,
-    "why": cells.WhyJson,
+    "why": origins.WhyJson,
     "diff": comparisons.ComparisonJson,
     "explain": cells.ExplainedJson,
     "bench": cells.MeasuredJson,
