@@ -49,6 +49,7 @@ def _part(part: Part) -> dict[str, Any]:
         "adjusted_p": part.adjusted,
         "n": part.n,
         "needed": part.needed,
+        "needed_range": list(part.needed_range),
         "diverged": part.diverged(),
         "published": part.published,
         "reason": part.reason,

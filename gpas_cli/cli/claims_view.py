@@ -205,7 +205,7 @@ def _parts(parts: Sequence[Part]) -> RenderableType:
         cells += [effect_text(part, part.published)] if has_published else []
         cells += [f"{part.n}/{len(part.pairs)}", TESTS.get(part.test, part.test), p_text(part.p)]
         cells += [p_text(part.adjusted)] if has_adjusted else []
-        drawn.add_row(*cells, "" if part.needed is None or part.verdict != UNDECIDED else str(part.needed))
+        drawn.add_row(*cells, part.needed_text)
     return drawn
 
 
@@ -216,7 +216,7 @@ def _part_lines(part: Part) -> Iterator[Text]:
     effect = f"effect {effect_text(part, part.effect)}{interval}, " if part.effect is not None else ""
     yield Text(f"  {effect}claimed {claimed_text(part)}{published}")
     p = f", p {p_text(part.p)} ({p_text(part.adjusted)} after Holm)" if part.p is not None else ""
-    further = f", {count(part.needed, 'more seed')}" if part.needed is not None and part.verdict == UNDECIDED else ""
+    further = f", more seeds needed: {part.needed_text}" if part.needed_text else ""
     yield Text(f"  {part.n} of {count(len(part.pairs), 'seed')}, test: {TESTS.get(part.test, part.test)}{p}{further}")
 
 

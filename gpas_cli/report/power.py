@@ -15,7 +15,7 @@ LARGEST_EFFECT = 50.0  # standard deviations; two pairs show it, and scipy is sl
 
 @dataclass(frozen=True)
 class Needed:
-    """Further pairs for a paired t test to reach its power, None if more than MOST_PAIRS in all would be needed.
+    """Further pairs for a paired t test to reach its power: 0 for enough, None if more than MOST_PAIRS are needed.
 
     fewest, most: the same if the true standardised effect is at the upper or the lower end of its 80 % confidence
     interval. The interval is wide for few pairs: from three, "2 to more than 10,000" is usual.
@@ -26,22 +26,14 @@ class Needed:
     most: int | None
 
 
-def seeds_needed(
-    differences: Sequence[float], level: float = 0.05, power: float = 0.8, margin: float = 0.0
-) -> int | None:
-    """Return how many further pairs a two-sided t test of mean = margin needs to have `power` at `level`.
-
-    The true mean and standard deviation are taken to be those of `differences`. The result is 0 if there are enough
-    already, and None with fewer than two differences, without a finite spread, or beyond MOST_PAIRS pairs.
-    """
-    needed = estimate(differences, level, power, margin)
-    return needed.further if needed else None
-
-
 def estimate(
     differences: Sequence[float], level: float = 0.05, power: float = 0.8, margin: float = 0.0
 ) -> Needed | None:
-    """Return the number of further pairs with its uncertainty; None without a finite spread."""
+    """Return how many further pairs a two-sided t test of mean = margin needs to have `power` at `level`.
+
+    The true mean and standard deviation are taken to be those of `differences`. None with fewer than two differences
+    or without a finite spread.
+    """
     if len(differences) < 2:
         return None
     summary = aggregate(differences)

@@ -179,3 +179,15 @@ def test_a_cheap_part_goes_before_an_expensive_one() -> None:
 def test_a_promising_part_goes_before_a_hopeless_one() -> None:
     found = candidates([assessed({"pre": (0.9, -0.8, 0.5, -0.6), "lns": (-0.8, -0.5, -0.9)})], 0.05, 6)
     assert [candidate.at for candidate in chosen(found, [1.0, 1.0])] == [(0, 1)]
+
+
+def test_the_further_seeds_are_shown_with_their_uncertainty() -> None:
+    (part,) = verdict({"pre": (-0.9, 0.4, -0.7)}).parts
+    assert part.needed is not None
+    fewest, most = part.needed_range
+    assert fewest is not None
+    assert fewest < part.needed
+    assert most is None
+    assert part.needed_text == f"{part.needed} ({fewest} or more)"
+    assert verdict({"pre": CLEAR}).parts[0].needed_text == ""
+    assert verdict({"pre": (-0.9,)}).parts[0].needed_text == ""

@@ -47,6 +47,7 @@ class ClaimPartJson(TypedDict):
     adjusted_p: Annotated[float | None, "by Holm over the parts of the claim"]
     n: Annotated[int, "seeds with an effect"]
     needed: Annotated[int | None, "further seeds that decide with a probability of 80 % at today's effect and spread"]
+    needed_range: Annotated[list[int | None], "the same at the ends of the effect's 80 % interval"]
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]

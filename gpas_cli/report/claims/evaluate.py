@@ -10,7 +10,7 @@ the claim is about each run. Where seeds were added to decide the claim, the tes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from gpas_cli.spec.downstream import base_name, headline
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.power import Needed
 
 LEVEL = 0.95
 ALPHA = 0.05
@@ -69,8 +70,13 @@ def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
     part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=_why_untested(effects, tested))
     if tested.mean is None:
         return part
+    needed = _needed(part, tested.mean)
     return replace(
-        part, effect=part.shown(tested.mean), interval=_interval(part, tested), needed=_needed(part, tested.mean)
+        part,
+        effect=part.shown(tested.mean),
+        interval=_interval(part, tested),
+        needed=needed.further if needed else None,
+        needed_range=(needed.fewest, needed.most) if needed else (None, None),
     )
 
 
@@ -100,18 +106,28 @@ def _each_run(part: Part) -> Part:
     return replace(part, verdict=verdict, effect=None if mean is None else part.shown(mean), reason=reason)
 
 
-def _needed(part: Part, mean: float) -> int | None:
-    """Return the further seeds that a verdict needs, at least 1; None if that is unknown or more than thousands."""
-    from gpas_cli.report.power import seeds_needed
+def _needed(part: Part, mean: float) -> Needed | None:
+    """Return the further seeds that a verdict needs, at least 1 each; None if that is unknown."""
+    from gpas_cli.report.power import Needed, estimate
 
     low, high = part.bounds()
     crossed = [bound for bound in (low, high) if math.isfinite(bound)]
     if not low < mean < high:
         crossed = [low if mean <= low else high]
     effects = list(part.effects().values())
-    further = [seeds_needed(effects, ALPHA, POWER, bound) for bound in crossed]
-    known = [number for number in further if number is not None]
-    return max(1, *known) if known and len(known) == len(further) else None
+    found = [estimate(effects, ALPHA, POWER, bound) for bound in crossed]
+    known = [one for one in found if one is not None]
+    if not known:
+        return None  # without a spread, it is unknown for every bound
+    return Needed(
+        _most(one.further for one in known), _most(one.fewest for one in known), _most(one.most for one in known)
+    )
+
+
+def _most(numbers: Iterable[int | None]) -> int | None:
+    """Return the largest number, at least 1; None if one is None."""
+    found = list(numbers)
+    return None if None in found else max(1, *(number for number in found if number is not None))
 
 
 def _decided(parts: Sequence[Part]) -> list[Part]:

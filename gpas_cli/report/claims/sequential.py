@@ -123,6 +123,7 @@ def _judged(found: PartEvidence, against: float | None) -> Part:
         adjusted=(inside if inside <= outside else against) if found.effects else None,
         inside=inside if found.effects else None,
         needed=None,
+        needed_range=(None, None),
         reason="seeds were added: a sequential test" if found.part.reason == "" else found.part.reason,
     )
 

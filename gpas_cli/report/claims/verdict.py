@@ -22,8 +22,9 @@ class Part:
 
     effect, interval: the mean over seeds and its 95 % interval, in units of the value; of ratios, the geometric mean.
     p: two-sided, for the side of the claimed interval on which the effect is; adjusted: by Holm over the parts. needed:
-    further seeds with which the test would decide with a probability of 80 %, if effect and spread stay. published: the
-    effect in the source.
+    further seeds with which the test would decide with a probability of 80 %, if effect and spread stay, None for more
+    than thousands; needed_range: the same at the ends of the 80 % interval of the effect in standard deviations.
+    published: the effect in the source.
     """
 
     comparison: Comparison
@@ -38,6 +39,7 @@ class Part:
     adjusted: float | None = None
     inside: float | None = None
     needed: int | None = None
+    needed_range: tuple[int | None, int | None] = (None, None)
     published: float | None = None
     reason: str = ""
 
@@ -45,6 +47,15 @@ class Part:
     def n(self) -> int:
         """The seeds with an effect."""
         return len(self.effects())
+
+    @property
+    def needed_text(self) -> str:
+        """The further seeds and their range: "5 (1 to 296)", "306 (10 or more)"; "" if unknown or not needed."""
+        fewest, most = self.needed_range
+        if self.verdict != UNDECIDED or fewest is None:
+            return ""
+        limits = f"{fewest} or more" if most is None else f"{fewest} to {most}"
+        return limits if self.needed is None else f"{self.needed}" if fewest == most else f"{self.needed} ({limits})"
 
     def effects(self) -> dict[Hashable, float]:
         """Return the effects by seed on the scale of the test: logarithms of ratios, infinite for a diverged run."""
