@@ -115,6 +115,8 @@ def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
     if figure.missing:
         words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, SHOWN)}.")
         words.append(f"Run: {figure.command}")
+    if not figure.panels and not figure.note:
+        words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
     if figure.unrecorded:
         words.append(f"No such curve recorded by {listed(figure.unrecorded, SHOWN)}.")
     return "\n  ".join(words)

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
+from gpas_cli.errors import GpasError
 from gpas_cli.printable import printable
 from gpas_cli.report.figure import Figure, Line
 from gpas_cli.report.series import Points, Series
@@ -119,8 +120,10 @@ class _Frame:
         return "".join(line).rstrip()
 
     def _canvas(self, curves: Sequence[_Curve]) -> str:
-        from plotille import Canvas
-
+        try:
+            from plotille import Canvas
+        except ModuleNotFoundError as error:
+            raise GpasError("plots in the terminal need plotille: pip install plotille") from error
         canvas = Canvas(self.width, HEIGHT, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True)
         if self.figure.level is not None:
             canvas.line(self.x[0], self.figure.level, self.x[1], self.figure.level, color=(128, 128, 128))

@@ -72,6 +72,7 @@ def test_a_figure_that_cannot_be_drawn_names_its_cells_and_the_command(face: Fac
     assert "gpas run grid g --where norm=lns --where gate=gpas --where seed=2" in missing.out
     undeclared = face("figure", "--paper", "gpas-2", expect=3)
     assert "experiments.yaml declares no grid 'table2'" in undeclared.out
+    assert "At quickstart size: gpas figure --paper gpas-2 --toy" in undeclared.out
 
 
 def test_a_figure_in_the_terminal(face: Face) -> None:
