@@ -12,6 +12,7 @@ import typer
 from gpas_cli.cli.console import Names, Where, console, experiments, project
 from gpas_cli.cli.states import ends
 from gpas_cli.cli.status import observed
+from gpas_cli.errors import GpasError
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def report(
     from gpas_cli.files import replace_file
     from gpas_cli.report.page.document import to_html
 
+    if out.is_dir():
+        raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / DEFAULT}`")
     content = PageSource(names, where).collect(file=True)
     text = to_html(content).html.encode()
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.report import query
+from gpas_cli.spec.stage import main_result
 from gpas_cli.state.status import RESULTS
 
 if TYPE_CHECKING:
@@ -43,8 +44,17 @@ def row(state: CellStatus) -> dict[str, Any]:
         "step": progress.step if progress else None,
         "steps": progress.steps if progress else None,
         "eta": progress.eta if progress and state.state == "running" else None,
-        "perplexity": state.metrics.get("perplexity", state.metrics.get("finetuned_perplexity")),
+        **_result(state),
     }
+
+
+def _result(state: CellStatus) -> dict[str, Any]:
+    """Return the main result of the stage: its value, its digits after the point and what it is."""
+    found = main_result(state.metrics)
+    if found is None:
+        return {"result": None}
+    metric, value = found
+    return {"result": value, "digits": metric.digits, "metric": metric.words}
 
 
 def _evidence(state: CellStatus) -> str:

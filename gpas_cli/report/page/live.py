@@ -16,12 +16,15 @@ from gpas_cli.report.page.encode import to_json
 if TYPE_CHECKING:
     from gpas_cli.report.page.content import Content
 
-IDLE_SHARE = 10  # collecting takes at most one of so many seconds, so that it does not slow down a grid that runs
+IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Collected content: the document that shows it, the same as JSON with its tag, and when and how long it took."""
+    """Collected content: the document that shows it, and the same as JSON with its tag.
+
+    taken: when it was collected, of the monotonic clock. seconds: of the processor that this took.
+    """
 
     content: Content
     document: Document
@@ -67,7 +70,7 @@ class LivePage:
         from sqlalchemy.exc import SQLAlchemyError
 
         before = self._last.content if self._last else None
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             content = self.collect()
         except (GpasError, SQLAlchemyError, OSError) as error:
@@ -75,8 +78,9 @@ class LivePage:
         data = to_mapping(content)
         # The time alone does not make the page another one.
         tag = sha256(to_json({**data, "made": ""}).encode()).hexdigest()[:32]
+        document = to_html(content, self.refresh)
         taken = time.monotonic()
-        return Snapshot(content, to_html(content, self.refresh), to_json(data).encode(), tag, taken, taken - began)
+        return Snapshot(content, document, to_json(data).encode(), tag, taken, time.thread_time() - began)
 
     def cell(self, name: str) -> bytes | None:
         """Return what is shown when the cell is opened, as JSON; None if there is no such cell or it cannot be read."""

@@ -279,4 +279,4 @@ def test_a_served_page_follows_the_grid_without_being_loaded_again(window: Any) 
 def cell(name: str, state: str, fraction: float | None) -> dict[str, Any]:
     """Return a line of the list of cells."""
     same = {"grid": "grid", "key": name, "axes": {"seed": 1}, "stage": "pretrain", "evidence": "", "cause": ""}
-    return {"id": f"grid/{name}", "state": state, "fraction": fraction, "perplexity": None, "since": None, **same}
+    return {"id": f"grid/{name}", "state": state, "fraction": fraction, "result": None, "since": None, **same}

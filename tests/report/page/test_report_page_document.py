@@ -6,10 +6,13 @@ import base64
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded import finish, gpas, make_project
+
+from gpas_cli.report.page.document import ASSETS, SCRIPTS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GRIDS = """\
@@ -51,7 +54,7 @@ def test_cells_have_their_text_unchanged(page: str) -> None:
     cells = data(page, "data")["cells"]
     assert [cell["state"] for cell in cells] == ["done", "done", "done", "failed"]
     assert cells[3]["cause"] == HOSTILE
-    assert cells[0]["perplexity"] == 30.0
+    assert (cells[0]["result"], cells[0]["metric"]) == (30.0, "perplexity")
     details = data(page, "detail-data")
     assert details["cells"][cells[0]["id"]]["attempts"][0]["host"] == HOSTILE
     assert details["settings"]["optim.steps"] == 40
@@ -74,3 +77,15 @@ def test_nothing_is_fetched(page: str) -> None:
     assert addresses
     assert all(address.startswith(("#", "data:,")) for address in addresses)
     assert not re.search(r"url\((?!#)|@import", page)
+
+
+def test_every_script_is_on_the_page() -> None:
+    assert sorted(SCRIPTS) == sorted(path.name for path in ASSETS.glob("*.js"))
+
+
+def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
+    make_project(tmp_path, GRIDS)
+    (tmp_path / "folder").mkdir()
+    done = gpas(tmp_path, "report", "-o", "folder")
+    assert done.returncode == 2
+    assert done.stderr == "gpas: folder is a folder; name a file in it: `gpas report -o folder/report.html`\n"

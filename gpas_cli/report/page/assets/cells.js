@@ -159,12 +159,13 @@ function columnsOf(cells) {
     }
   }
   const varying = [...labels].filter(([, found]) => found.size > 1).map(([axis]) => axis).slice(0, MOST_AXES);
+  const metrics = [...new Set(cells.flatMap((cell) => cell.metric ?? []))];
   const plain = (title, kind, value, text = value) => ({ title, kind, value, show: (cell) => make("td", { class: kind }, text(cell) ?? "") });
   return [
     { title: "cell", kind: "", value: (cell) => cell.id, show: (cell, button) => make("th", { scope: "row" }, button) },
     { title: "state", kind: "", value: (cell) => STATES.indexOf(cell.state), show: (cell) => make("td", {}, stateOf(cell)) },
     ...varying.map((axis) => plain(axis, "less", (cell) => cell.axes[axis] ?? null, (cell) => String(cell.axes[axis] ?? ""))),
-    plain("perplexity", "number", (cell) => asNumber(cell.perplexity), (cell) => perplexity(cell)),
+    plain(metrics.length > 1 ? "result" : (metrics[0] ?? "perplexity"), "number", (cell) => asNumber(cell.result), (cell) => result(cell, metrics.length > 1)),
     { title: "evidence", kind: "less", value: (cell) => cell.since, show: (cell) => make("td", { class: "less evidence" }, evidence(cell)) },
   ];
 }
@@ -175,9 +176,12 @@ function stateOf(cell) {
   return make("span", { class: `state ${cell.state}` }, `${cell.state}${share}${stage}`);
 }
 
-function perplexity(cell) {
-  const value = asNumber(cell.perplexity);
-  return value === null ? "" : Number.isFinite(value) ? value.toFixed(2) : shortNumber(value);
+// Cells at different stages have different results, which then carry their names.
+function result(cell, named) {
+  const value = asNumber(cell.result);
+  if (value === null) return "";
+  const text = Number.isFinite(value) ? value.toFixed(cell.digits) : shortNumber(value);
+  return named ? `${cell.metric} ${text}` : text;
 }
 
 function evidence(cell) {
