@@ -130,7 +130,8 @@ def _print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, 
     if rows:
         numbers = frozenset(headers[1:]) if title != "settings" and title != "environment" else frozenset()
         indented = [(f"  {name}", *others) for name, *others in rows]
-        console().print(Columns((f"  {title}", *headers[1:]), indented, right=numbers))
+        droppable = ("largest difference", "last common update")
+        console().print(Columns((f"  {title}", *headers[1:]), indented, right=numbers, droppable=droppable))
 
 
 def _print_code(code: CodeDifference, with_lines: bool) -> None:

@@ -55,7 +55,9 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
         yield "to compare", _compared(origin)
     for published in origin.published:
         delta = f" ({published.delta:+g})" if published.delta is not None else ""
-        yield "published", f"{published.value:g}{delta}: {published.short}, {published.table}: {published.what}"
+        column = f", its {published.as_if}" if published.as_if else ""
+        text = f"{published.value:g}{delta}: {published.short}, {published.table}{column}: {published.what}"
+        yield "published", text
     for code in origin.codes:
         yield "code", _code(code, len(origin.seeds))
     same, differing = environments(origin.seeds)
@@ -71,9 +73,9 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield the commands that make the number again, and how to run them with the code that made it."""
     also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
-    yield "make again", f"{origin.command_line}   (in an empty project{also})"
+    yield "make again", f"{origin.command_line}   # in an empty project{also}"
     if any(seed.result for seed in origin.seeds):
-        yield "", f"{shlex.join(['gpas', 'rerun', *(seed.entry.id for seed in origin.seeds)])}   (here)"
+        yield "", f"{shlex.join(['gpas', 'rerun', *(seed.entry.id for seed in origin.seeds)])}   # in this project"
     for code in origin.codes:
         ways = [f"PYTHONPATH={shlex.quote(str(code.snapshot))} before the command"] if code.snapshot else []
         ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []

@@ -48,7 +48,10 @@ class SeedOrigin:
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """A number that a source prints for the cell, and its difference from the published base."""
+    """A number that a source prints for the cell, and its difference from the published base.
+
+    as_if: the column in which it was looked up, "" if that is the cell's own.
+    """
 
     source: str
     short: str
@@ -56,6 +59,7 @@ class PublishedNumber:
     what: str
     value: float
     delta: float | None
+    as_if: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,17 @@ def _published(place: Place) -> tuple[PublishedNumber, ...]:
     found = []
     for source, printed in (place.cell.printed or {}).items():
         table = place.table.published[source]
-        short = str(load(source)["short"])
-        found.append(PublishedNumber(source, short, table.name, table.what, printed.value, printed.delta))
+        found.append(
+            PublishedNumber(
+                source=source,
+                short=str(load(source)["short"]),
+                table=table.name,
+                what=table.what,
+                value=printed.value,
+                delta=printed.delta,
+                as_if=table.as_if,
+            )
+        )
     return tuple(found)
 
 

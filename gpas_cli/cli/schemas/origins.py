@@ -77,6 +77,7 @@ class PublishedNumberJson(TypedDict):
     what: str
     value: float
     delta: Annotated[float | None, "the difference from the published base"]
+    as_if: Annotated[str, "the column that it was looked up in, empty if that is the cell's own"]
 
 
 class CodeJson(TypedDict):
