@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from life import Connect, Life
+from postgres_server import needs_server, new_database, running_server
 from sqlalchemy import Engine
 
 from gpas_cli.store import session
@@ -18,9 +19,37 @@ def life(tmp_path: Path) -> Life:
     return Life(tmp_path / "runs")
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Path]:
+    """The folder of a running server's socket."""
+    with running_server() as folder:
+        yield folder
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def postgres_url(postgres_server: Path) -> str:
+    return new_database(postgres_server)
+
+
+# The modules whose tests run on SQLite and on Postgres.
+ON_BOTH = ("test_store_ingest", "test_store_scores", "test_store_ingest_rivals", "test_store_migrations_data")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "url" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in ON_BOTH:
+        on_postgres = pytest.param("postgres_url", marks=needs_server, id="postgres")
+        metafunc.parametrize("url", [pytest.param("sqlite_url", id="sqlite"), on_postgres], indirect=True)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'gpas.db'}"
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """Return the URL of a new database, on SQLite unless the module is in ON_BOTH."""
+    return str(request.getfixturevalue(getattr(request, "param", "sqlite_url")))
 
 
 @pytest.fixture

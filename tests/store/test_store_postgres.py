@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import pwd
-import shutil
-import signal
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from dumps import dump
 from life import OTHER, Connect, Life
+from postgres_server import needs_server
 from second_revision import check_second_revision
 from sqlalchemy import inspect, select, text
 
@@ -27,69 +20,13 @@ from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, Base, MetricRow
 
-pytest.importorskip("psycopg", reason="psycopg is not installed")
-
-BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-pytestmark = pytest.mark.skipif(not BINARIES, reason="no Postgres server in /usr/lib/postgresql")
-
-
-def server_user() -> str | None:
-    """Return the user to run Postgres as, since it refuses to run as root; None if this process is not root."""
-    if os.getuid() != 0:
-        return None
-    names = {user.pw_name for user in pwd.getpwall()}
-    return next((name for name in ("postgres", "nobody") if name in names), None)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Path]:
-    """Yield the folder of a running server's socket, in /tmp because a socket's path has at most 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="gpas-pg-", dir="/tmp"))
-    user = server_user()
-    data = folder / "data"
-    data.mkdir(mode=0o700)
-    if user is not None:
-        shutil.chown(folder, user)
-        shutil.chown(data, user)
-    bin_folder = BINARIES[-1].parent
-    initdb = [bin_folder / "initdb", "-D", data, "-U", "gpas", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
-    subprocess.run(initdb, check=True, capture_output=True, user=user, cwd=folder)
-    options = ["-k", folder, "-c", "listen_addresses=", "-c", "fsync=off", "-c", "shared_buffers=16MB"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([bin_folder / "postgres", "-D", data, *options], stderr=log, user=user, cwd=folder)
-    try:
-        wait_for(folder, process)
-        yield folder
-    finally:
-        process.send_signal(signal.SIGINT)  # a fast shutdown: it does not wait for clients to leave
-        process.wait(timeout=20)
-        shutil.rmtree(folder)
-
-
-def wait_for(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    import psycopg
-
-    for _ in range(200):
-        try:
-            psycopg.connect(host=str(folder), user="gpas", dbname="postgres").close()
-        except psycopg.OperationalError:
-            if process.poll() is not None:
-                pytest.fail((folder / "log").read_text())
-            time.sleep(0.05)
-        else:
-            return
-    pytest.fail(f"the server did not start: {(folder / 'log').read_text()}")
+pytestmark = needs_server
 
 
 @pytest.fixture
-def url(server: Path) -> str:
+def url(postgres_url: str) -> str:
     """Return a new database on the server."""
-    import psycopg
-
-    name = f"results{time.monotonic_ns()}"
-    with psycopg.connect(host=str(server), user="gpas", dbname="postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    return f"postgresql://gpas@/{name}?host={server}"
+    return postgres_url
 
 
 def test_tables_are_made_by_the_migrations_and_agree_with_the_models(connect: Connect, url: str) -> None:
@@ -187,9 +124,9 @@ def test_an_upgrade_makes_no_copy_and_backups_are_left_to_the_server(connect: Co
         session.connect(url)
 
 
-def test_a_missing_database_is_reported(server: Path) -> None:
+def test_a_missing_database_is_reported(postgres_server: Path) -> None:
     with pytest.raises(StoreError, match='database "nothing" does not exist'):
-        session.connect(f"postgresql://gpas@/nothing?host={server}")
+        session.connect(f"postgresql://gpas@/nothing?host={postgres_server}")
 
 
 def test_a_server_that_goes_away_is_reported(connect: Connect, url: str) -> None:

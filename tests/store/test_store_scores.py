@@ -74,9 +74,10 @@ def test_a_rebuild_restores_scores(connect: Connect, url: str, life: Life, tmp_p
     engine = connect(url, create=True)
     sync(engine, life.runs)
     with engine.connect() as connection:
-        before = [tuple(row) for row in connection.execute(select(ScoreRow.__table__))]
+        before = [tuple(row)[1:] for row in connection.execute(select(ScoreRow.__table__))]
     engine.dispose()
     maintenance.rebuild(url, life.runs)
     with connect(url).connect() as connection:
-        assert [tuple(row) for row in connection.execute(select(ScoreRow.__table__))] == before
+        # without the id of the attempt, which a server counts on
+        assert [tuple(row)[1:] for row in connection.execute(select(ScoreRow.__table__))] == before
     assert len(before) == 2
