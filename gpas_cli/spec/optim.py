@@ -71,10 +71,15 @@ class Optim:
         """The number of rows in each mean of an update."""
         return self.mean_rows or self.batch
 
+    def rows_of_mean(self, processes: int) -> int:
+        """Return the rows of a mean that one of the processes has: all of them if each process can have whole means."""
+        means = self.batch // self.rows_per_mean
+        return self.rows_per_mean if means % processes == 0 else self.rows_per_mean // processes
+
     def split_fault(self, processes: int) -> str:
-        """Return why the rows of each mean cannot be split evenly among the processes, or ""."""
+        """Return why neither the means nor the rows of each can be split evenly among the processes, or ""."""
         rows = self.rows_per_mean
-        if rows % processes == 0:
+        if rows % processes == 0 or self.rows_of_mean(processes) == rows:
             return ""
         nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - processes))
         return f"{rows} rows cannot be shared evenly by {processes} processes; nearest: {nearest}"

@@ -42,15 +42,22 @@ def micro_batches(
     """Yield this process's rows of each micro-batch, and the divisor of their summed loss: the number of targets in the
     `mean_rows` rows that they belong to (all rows if 0), over all processes, times the number of such means.
 
-    targets: (rows, time), of all processes; process r has rows r, r + size, ... of each mean. All processes get the
+    targets: (rows, time), of all processes. If the number of means is a multiple of that of the processes, each process
+    has whole means, as in the reference; else process r has rows r, r + size, ... of each mean. All processes get the
     same number of micro-batches, as sharded networks need: a process without rows left gets one row with an infinite
     divisor, which contributes nothing.
     """
     rows = len(targets)
     group = mean_rows or rows
-    for first in range(0, rows, group):
+    own_means = rows // group % world.size == 0
+    for number, first in enumerate(range(0, rows, group)):
         end = min(first + group, rows)
         weight = int((targets[first:end] != IGNORED).sum()) * (rows // group)
+        if own_means:
+            if number % world.size == world.rank:
+                starts = range(first, end, micro_batch)
+                yield from ((slice(start, min(start + micro_batch, end), 1), max(1, weight)) for start in starts)
+            continue
         for start in range(first, end, micro_batch * world.size):
             own = start + (world.rank - (start - first)) % world.size
             stop = min(start + micro_batch * world.size, end)

@@ -27,7 +27,7 @@ def micro_batch_rows(
     `reserved`: bytes that gradients and optimizer state will take on the device. `recompute`: activations within a
     layer are not kept.
     """
-    share = max(1, cell.optim.rows_per_mean // processes)
+    share = max(1, cell.optim.rows_of_mean(processes))
     if asked:
         return min(share, asked)
     size = cell.model.size

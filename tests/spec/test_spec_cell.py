@@ -188,6 +188,8 @@ def test_cells_are_frozen() -> None:
     [
         (0, 4, ""),
         (6, 3, ""),
+        (4, 3, ""),  # each process has one of the three means
+        (1, 12, ""),
         (0, 5, "12 rows cannot be shared evenly by 5 processes; nearest: 4"),
         (6, 4, "6 rows cannot be shared evenly by 4 processes; nearest: 3"),
     ],

@@ -48,7 +48,8 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert micro_batch_rows(what, FP32, reserved=63 * row) == 50
     assert micro_batch_rows(what, FP32, processes=2) == 50
     assert micro_batch_rows(what, FP32, 7) == 7
-    assert micro_batch_rows(cell(mean_rows=8), FP32, 99, processes=4) == 2
+    assert micro_batch_rows(cell(mean_rows=8), FP32, 99, processes=4) == 8  # 16 whole means each
+    assert micro_batch_rows(cell(mean_rows=256), FP32, 99, processes=4) == 64  # 2 means, shared
     assert micro_batch_rows(what, FP32, recompute=True) > 100
 
 
@@ -133,6 +134,15 @@ def test_processes_share_every_row_once(size: int, mean_rows: int, micro_batch: 
     assert all(len(range(12)[where]) <= micro_batch for part in parts for where, _ in part)
     alone = dict(enumerate(w for where, w in micro_batches(targets, 1, mean_rows) for _ in range(12)[where]))
     assert all(alone[r] == w for part in parts for where, w in part if w < 1e9 for r in range(12)[where])
+
+
+def test_processes_have_whole_means_where_these_can_be_shared() -> None:
+    """As in the reference at 7B: means of 4 rows on 8 processes, the rows of each in one forward pass."""
+    targets = torch.ones(16, 4, dtype=torch.int64)
+    for rank in range(2):
+        parts = [list(range(16)[where]) for where, _ in micro_batches(targets, 8, 4, World(rank, 2, rank))]
+        assert parts == [list(range(first, first + 4)) for first in (4 * rank, 8 + 4 * rank)]
+    assert micro_batch_rows(cell(mean_rows=4, batch=16), FP32, 99, processes=2) == 4
 
 
 def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
