@@ -22,6 +22,7 @@ from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.recorded import Recorded
 
 CLAIMS = [claim for sizes in paper_claims().values() for claim in sizes]
+WITH_DIVERGED = {"large-rates-need-large-shortcuts"}
 TITLES = [f"{claim.name}{' (toy)' if claim.toy else ''}" for claim in CLAIMS]
 
 
@@ -63,7 +64,8 @@ def test_every_comparison_finds_its_cells_and_bases(claim: Claim) -> None:
     for part in verdict.parts:
         assert part.pairs, (part.title, part.reason)
         assert not part.reason
-        assert part.published is not None or not part.comparison.published, part.title
+        # A published run that diverged has no number.
+        assert part.published is not None or not part.comparison.published or claim.name in WITH_DIVERGED, part.title
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=TITLES)
@@ -79,6 +81,9 @@ def test_each_says_where_it_is_made(claim: Claim) -> None:
         ("gpas-lowers-perplexity", {"Pre-LN, 71m": -0.74, "LNS, 1b": -0.77}),
         ("gpas-raises-accuracy", {"Pre-LN": 2.49, "DeepNorm": 9.71}),
         ("lns-lowers-perplexity", {"130m": -0.97, "1b": -1.31}),
+        ("spikes-cost-perplexity", {"WikiText, plain": 1.29, "LAMBADA, detach": 1.35}),
+        ("larger-rates-are-better", {"WikiText": -0.78, "LAMBADA": -0.56}),
+        ("large-rates-need-large-shortcuts", {"lower at 1e-3, gpt-350m": -1.87, "higher at 1e-4, gpt-1.7b": 0.24}),
         ("stop-gradient-is-needed", {"gains less than 1 %": 21.34 / 21.35, "worse than GPAS": 21.34 / 20.35}),
         ("identity-and-tanh-at-350m", {"better at 350M, tanh": -0.26, "not better at 1B": 0.24}),
     ],

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.scalar import Label
 from gpas_cli.report.claims.commands import command, missing
+from gpas_cli.report.claims.measure import state_metric
 from gpas_cli.report.claims.pairs import Group, groups
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
 from gpas_cli.report.claims.significance import SIGN, Assessed, sign_test, t_test
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
-from gpas_cli.report.labels import facts, label_title, scheme_titles
+from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.spec.downstream import base_name, headline
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -41,7 +41,9 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     Raises GpasError where two cells could be the subject or the base of the same seed, or a cell has not the stage that
     reports the value.
     """
-    absent = [grid for grid in claim.grids if all(entry.grid != grid for entry in known.entries)]
+    known = replace(known, entries=tuple(entry for entry in known.entries if entry.grid in claim.grids))
+    present = {entry.grid for entry in known.entries}
+    absent = [grid for grid in claim.grids if grid not in present]
     if absent:
         return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
     parts = [_part(comparison, group, known) for comparison in claim.comparisons for group in groups(comparison, known)]
@@ -191,8 +193,8 @@ def _published(comparison: Comparison, group: Group) -> float | None:
 
 
 def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
-    """Return the labels by which papers print the number; a score is the average of the cell's tasks."""
-    section = entry.cell.parameters("downstream")
-    if section is None:
-        return facts(entry)
-    return {**facts(entry), "task": base_name(headline(section.tasks, comparison.value.metric))}
+    """Return the labels by which papers print the number: those of the cell, and the task that it is measured on."""
+    feature = comparison.value
+    what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
+    _, by_task, task = feature.metric.partition("/")
+    return {**facts(entry), **measured(entry, task, what, by_task=bool(by_task))}

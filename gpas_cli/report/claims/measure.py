@@ -48,7 +48,7 @@ class Measured:
 def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
     """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
     if feature.metric and feature.metric != DIVERGED:
-        return metric(feature.metric, kinds)
+        return metric(feature.metric.partition("/")[0], kinds)
     if feature.curve:
         curve_of(feature)
     return metric("mean_importance" if feature.curve in IMPORTANCE_CURVES else "loss", kinds)
@@ -79,12 +79,16 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
 
 def _status(entry: Entry, feature: Feature, over: str, known: Recorded) -> EntryStatus:
     what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
-    name = what.name
-    section = entry.cell.parameters("downstream")
-    if what.by_task and section is not None:
-        name = what.recorded_as(headline(section.tasks, what.name))
     seed: Label | None = entry.axes.get(over)
-    return entry_status(entry, seed, what, name, known.states, known.results)
+    return entry_status(entry, seed, what, recorded_name(entry, feature, what), known.states, known.results)
+
+
+def recorded_name(entry: Entry, feature: Feature, what: Metric) -> str:
+    """Return the name under which an attempt reports the feature: METRIC/TASK, by default of all tasks together."""
+    section = entry.cell.parameters("downstream")
+    if not what.by_task or section is None or "/" in feature.metric:
+        return feature.metric if what.by_task else what.name
+    return what.recorded_as(headline(section.tasks, what.name))
 
 
 def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
@@ -195,7 +199,7 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
     except GpasError as error:
         return str(error)
     if not feature.curve:
-        return ""
+        return _task_fault(feature, kinds)
     drawn = curve_of(feature)
     if drawn.spans:
         return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
@@ -205,4 +209,11 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
         return "a slope over layers is taken at one update; write updates: last, or a number"
     if feature.take == "early-change" and feature.updates != "all":
         return "early-change compares updates; write updates: all"
+    return ""
+
+
+def _task_fault(feature: Feature, kinds: Iterable[StageKind]) -> str:
+    name, slash, _ = feature.metric.partition("/")
+    if slash and not state_metric(feature, kinds).by_task:
+        return f"'{name}' has no tasks; write {name}"
     return ""
