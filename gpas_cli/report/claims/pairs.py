@@ -113,7 +113,7 @@ def _group(
         own = numbers[entry.id]
         base = numbers[bases[entry.id].id] if comparison.against else None
         pairs.append(Pair(entry.axes.get(comparison.over), own, base, _effect(comparison, own, base)))
-    unpaired = tuple(entry for entry in subjects if entry not in paired)
+    unpaired = tuple(entry for entry in subjects if comparison.against and entry.id not in bases)
     return Group(dict(zip(comparison.by, key, strict=True)), tuple(pairs), unpaired)
 
 
