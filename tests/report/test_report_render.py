@@ -307,6 +307,14 @@ def test_csv_has_all_numbers_in_full(table: Table) -> None:
     assert rows[3]["std"] == ""
 
 
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_label_is_a_formula_in_csv(first: str) -> None:
+    odd = entry(axes={"norm": f'{first}HYPERLINK("x")', "gate": -0.5})
+    lone = next(csv.DictReader(io.StringIO(to_csv(build([odd], {}, result(odd, -0.5), spec())))))
+    assert lone["norm"][0] == "'"
+    assert (lone["gate"], lone["mean"]) == ("-0.5", "-0.5")  # numbers stay numbers
+
+
 def test_csv_header() -> None:
     lone = entry()
     text = to_csv(build([lone], {}, result(lone, 34.0), spec()))
