@@ -66,7 +66,10 @@ def curves(
 
 def _cell_curves(engine: Engine, entry: Entry, over: str, selection: Selection) -> list[CellCurve]:
     """Return the curves of the cell's last stage that recorded any."""
+    by_update = not selection.quantity.by_layer
     for stage in reversed(entry.cell.stages):
+        if by_update and not stage.declared.trains:  # such as losses without a layer, one after the other
+            continue
         blank = CellCurve(entry, over, ())
         found = [run for run in _stage_curves(engine, stage.key, blank, selection) if run.points or run.matrix]
         if found:

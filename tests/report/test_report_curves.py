@@ -115,3 +115,12 @@ def test_labels_are_those_of_the_grid_or_of_the_papers() -> None:
     assert has_labels(renamed, {"gate": "activation=tanh"})
     assert not has_labels(renamed, {"gate": "gpas"})
     assert not has_labels(renamed, {"absent": 1})
+
+
+def test_the_loss_over_updates_is_that_of_a_training_and_not_of_a_stage_after_it(recorded: dict[str, float]) -> None:
+    """A measurement of importance records losses too, one for each layer that it removes."""
+    measured = entry("pre", "none", importance={"eval_tokens": 1000})
+    pretraining, importance = measured.cell.stages
+    recorded |= {pretraining.key: 1.0, importance.key: 7.0}
+    (run,) = drawn(recorded, "loss", measured)
+    assert run.points[0] == (1.0, 1.0)

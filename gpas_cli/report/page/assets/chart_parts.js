@@ -85,9 +85,15 @@ function drawAxes(data, x, y, area, width, height) {
     ),
     draw("g", { class: "titles" },
       word({ x: (area.left + area.right) / 2, y: height - 4, "text-anchor": "middle" }, data.x),
-      word({ x: -(area.top + area.bottom) / 2, y: 12, "text-anchor": "middle", transform: "rotate(-90)" }, data.y),
+      fitted(word({ x: -height / 2, y: 12, "text-anchor": "middle", transform: "rotate(-90)" }, data.y), data.y, height),
     ),
   ];
+}
+
+// A long title gets smaller letters, so that it is not cut off.
+function fitted(text, title, space) {
+  text.style.fontSize = `${Math.min(11.5, (11.5 * space) / (6.3 * title.length)).toFixed(1)}px`;
+  return text;
 }
 
 function layerTicks(data, x, area) {

@@ -34,8 +34,8 @@ class HeatMap {
   }
 
   cell(one, value, i, j, height) {
-    const cell = draw("rect", { x: j, y: height - 1 - i, width: 1, height: 1 });
-    cell.style.fill = `color-mix(in oklab, var(--heat-high) ${(100 * this.share(value)).toFixed(1)}%, var(--heat-low))`;
+    const cell = draw("rect", { x: j, y: height - 1 - i, width: 1, height: 1, fill: "none" });
+    if (Number.isFinite(value)) cell.style.fill = `color-mix(in oklab, var(--heat-high) ${(100 * this.share(value)).toFixed(1)}%, var(--heat-low))`;
     cell.addEventListener("pointerenter", (event) => this.show(event, `${one.title}, ${this.data.y} ${i + 1}, ${this.data.x} ${tickWord(one.columns[j])}: ${shortNumber(value)}`));
     cell.addEventListener("pointerleave", () => (this.tip.hidden = true));
     return cell;
