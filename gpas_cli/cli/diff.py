@@ -26,7 +26,8 @@ HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second at
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help=f"A cell: {HELP}", autocompletion=complete_cell)],
     other: Annotated[
-        str, typer.Argument(metavar="[B]", help="Another cell; by default, the same one.", autocompletion=complete_cell)
+        str,
+        typer.Argument(metavar="B", help="Another cell; with --in, by default the same.", autocompletion=complete_cell),
     ] = "",
     folder: Annotated[
         Path | None, typer.Option("--in", metavar="FOLDER", help="B is in the project in this folder.")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="CELL DIR | GRID...",
+        metavar="CELL DIR | GRID",
         help="A cell and the folder to write, which must be new or empty; with --archive, grids.",
         autocompletion=complete_cell_or_grid,
     ),
