@@ -11,6 +11,10 @@
     entry_status  the number that one entry contributes to a table, or why there is none
     table     entries + results -> `Table`: data, not text; `grouping` and `ranking` are parts of this
     notes     what a reader must know of a table: mixtures, missing seeds, what the deltas are
+    side_by_side  several metrics of the same cells in one table
+    paper_table  a table in the layout of a paper, with the cells of the grid that has them; `recipe_table` for settings
+    printed_sheet  a paper's table as printed, without results
+    missing   the cells of a table without a number
     cell_text  a `Table` -> a `Sheet`: the text of its cells
     render    a `Table` as Markdown, LaTeX, HTML, CSV, JSON; `markdown`, `latex` and `html_table` draw a `Sheet`
     terminal  a `Sheet` in a terminal
