@@ -221,6 +221,6 @@ class Chart {
     const columns = this.data.series.map((one) => new Map(pointsOf(one).map((point) => [point[0], point])));
     const body = xs.map((x) => make("tr", {}, make("th", { scope: "row" }, tickWord(x)), ...columns.map((column) => make("td", {}, valueText(column.get(x))))));
     const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...body));
-    this.numbers.append(make("div", { class: "wide tall", role: "region", tabindex: "0", "aria-label": this.data.y }, table));
+    this.numbers.append(make("div", { class: "wide tall", role: "region", tabindex: "0", "aria-label": `Numbers of figure ${this.number}: ${this.data.y}` }, table));
   }
 }
