@@ -52,7 +52,7 @@ grids:
 def write_grid(folder: Path, cells: int, name: str = "many") -> None:
     """Write an experiments.yaml with about `cells` cells to `folder`."""
     rates = max(1, round(math.sqrt(cells / CELLS_EACH / 2.5)))
-    seeds = max(1, round(cells / CELLS_EACH / rates))
+    seeds = max(1, cells // CELLS_EACH // rates)  # never more cells: a grid has at most 100,000
     (folder / "experiments.yaml").write_text(
         GRID.format(
             name=name,
@@ -197,7 +197,8 @@ def main() -> None:
         write_grid(options.folder, options.grid)
     if options.cells:
         write_project(options.folder, options.cells)
-    add_attempts(options.folder, options.new)
+    if options.new:
+        add_attempts(options.folder, options.new)
     if options.events:
         lengthen_journal(options.folder, options.events)
 
