@@ -19,8 +19,8 @@ from gpas_cli.grid.scalar import spelled
 from gpas_cli.report.claims.sequential import SEQUENTIAL
 from gpas_cli.report.claims.significance import SIGN
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
-from gpas_cli.report.entry_status import STATE_NAMES
 from gpas_cli.report.papers import load
+from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.words import count, listed, verb
 
 STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}

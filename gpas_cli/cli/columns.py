@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpas_cli.printable import printable
-from gpas_cli.report.column_layout import Spacing, fit
+from gpas_cli.report.tables.column_layout import Spacing, fit
 
 Cell = str | tuple[str, str]  # text; or text and its style
 GAPS = (2, 1)  # blanks between two columns: usually, and on a narrow terminal

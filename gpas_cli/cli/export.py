@@ -87,7 +87,7 @@ def export(
 
 
 def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
-    from gpas_cli.report.archive import write_archive
+    from gpas_cli.report.origin.archive import write_archive
 
     made = write_archive(path, project(), experiments(), {name: entries([name]) for name in dict.fromkeys(grids)})
     facts = {**vars(made), "path": str(made.path), "grids": list(made.grids), "without_code": list(made.without_code)}

@@ -23,14 +23,14 @@ from gpas_cli.cli.console import (
 )
 from gpas_cli.cli.figure_output import Output, print_plots
 from gpas_cli.errors import GpasError
-from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
+from gpas_cli.report.figures.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.curves import Selection
-    from gpas_cli.report.figure import Figure
-    from gpas_cli.report.series import CellCurve
+    from gpas_cli.report.figures.curves import Selection
+    from gpas_cli.report.figures.figure import Figure
+    from gpas_cli.report.figures.series import CellCurve
 
 DEFAULT = Path("figure")
 WHAT = (
@@ -189,9 +189,9 @@ def _plot(
     every_run: bool,
     output: Output,
 ) -> None:
-    from gpas_cli.report.curves import ratios
-    from gpas_cli.report.figure import as_mapping, make_figure
-    from gpas_cli.report.plot import Sheet, check_formats, save
+    from gpas_cli.report.figures.curves import ratios
+    from gpas_cli.report.figures.figure import as_mapping, make_figure
+    from gpas_cli.report.figures.plot import Sheet, check_formats, save
 
     paths = [path for asked in output.places(DEFAULT) for path in _files(asked)]
     check_formats(paths)
@@ -224,7 +224,7 @@ def _plot(
 
 
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
-    from gpas_cli.report.curves import Selection
+    from gpas_cli.report.figures.curves import Selection
 
     if sum(map(bool, (at, layers, heat_map))) > 1:
         raise GpasError("--at, --layers and --map exclude each other")
@@ -268,7 +268,7 @@ def _title(chosen: Sequence[Entry]) -> str:
 
 def _runs(chosen: Sequence[Entry], selection: Selection) -> list[CellCurve]:
     """Return the curves of the cells that have recorded one."""
-    from gpas_cli.report.curves import curves
+    from gpas_cli.report.figures.curves import curves
     from gpas_cli.report.recorded import recorded
 
     with recorded(project(), chosen) as known:

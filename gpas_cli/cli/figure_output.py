@@ -11,7 +11,7 @@ from gpas_cli.cli.console import console
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
-    from gpas_cli.report.figure import Figure
+    from gpas_cli.report.figures.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Output:
 
 def print_plots(plots: Sequence[Figure]) -> None:
     """Print plots as text."""
-    from gpas_cli.report.terminal_plot import Plot
+    from gpas_cli.report.figures.terminal_plot import Plot
 
     for one in plots:
         if one.is_empty:

@@ -16,8 +16,8 @@ from gpas_cli.errors import Exit
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.plan.plan import Plan
-    from gpas_cli.report.missing import Hole
-    from gpas_cli.report.table import Table
+    from gpas_cli.report.tables.missing import Hole
+    from gpas_cli.report.tables.table import Table
 
 NAMED = 3  # failed cells in one command
 
@@ -32,7 +32,7 @@ class Remedy:
 
 def print_missing(tables: Sequence[Table], form: str) -> None:
     """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
-    from gpas_cli.report.missing import holes
+    from gpas_cli.report.tables.missing import holes
 
     found = [(table, holes(table)) for table in tables]
     if form == "json":
@@ -72,8 +72,8 @@ def _states(hole: Hole) -> str:
 def _remedies(missing: Sequence[Hole]) -> Iterator[Remedy]:
     """Yield the commands: one for each grid with cells to run, one for those that failed, one that reads results."""
     from gpas_cli.cli.plan import plan_for
-    from gpas_cli.report.missing import RETRIED, to_run
-    from gpas_cli.report.paper_figures import run_command
+    from gpas_cli.report.figures.paper_figures import run_command
+    from gpas_cli.report.tables.missing import RETRIED, to_run
     from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     scheduler = scheduler_named(choose("auto").name, project().runs)

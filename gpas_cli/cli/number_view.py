@@ -11,7 +11,7 @@ from gpas_cli.cli.console import console, json_number
 from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
-    from gpas_cli.report.number import Code, NumberOrigin, SeedOrigin
+    from gpas_cli.report.origin.number import Code, NumberOrigin, SeedOrigin
     from gpas_cli.state.spent import Spent
     from gpas_cli.state.usage import Usage
 
@@ -25,7 +25,7 @@ def print_number(origin: NumberOrigin) -> None:
     """Print the origin of a number of a table."""
     from rich.text import Text
 
-    from gpas_cli.report.shown import full_title
+    from gpas_cli.report.tables.shown import full_title
 
     place = origin.place
     table = place.table
@@ -46,7 +46,7 @@ def _print_fact(name: str, text: str) -> None:
 
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
-    from gpas_cli.report.number import environments
+    from gpas_cli.report.origin.number import environments
 
     yield origin.place.table.metric.name, _number(origin)
     if origin.place.base is not None:
@@ -85,8 +85,8 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 
 def _compared(origin: NumberOrigin) -> str:
     """Return the number that is compared with the published ones, if they have another metric than the table."""
-    from gpas_cli.report.cell_text import cell_text
-    from gpas_cli.report.sheet import PLAIN
+    from gpas_cli.report.tables.cell_text import cell_text
+    from gpas_cli.report.tables.sheet import PLAIN
 
     metric = origin.compared.table.metric
     return (
@@ -95,8 +95,8 @@ def _compared(origin: NumberOrigin) -> str:
 
 
 def _number(origin: NumberOrigin) -> str:
-    from gpas_cli.report.cell_text import cell_text
-    from gpas_cli.report.sheet import PLAIN
+    from gpas_cli.report.tables.cell_text import cell_text
+    from gpas_cli.report.tables.sheet import PLAIN
 
     cell, metric = origin.place.cell, origin.place.table.metric
     over = origin.place.table.spec.over
@@ -110,9 +110,9 @@ def _number(origin: NumberOrigin) -> str:
 
 
 def _difference(origin: NumberOrigin) -> str:
-    from gpas_cli.report.cell_text import cell_text
-    from gpas_cli.report.sheet import PLAIN
-    from gpas_cli.report.stats import interval
+    from gpas_cli.report.statistics.stats import interval
+    from gpas_cli.report.tables.cell_text import cell_text
+    from gpas_cli.report.tables.sheet import PLAIN
 
     place = origin.place
     base, delta = place.base, place.cell.delta

@@ -15,7 +15,7 @@ from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.paper_figures import FigureSpec, PaperFigure, Request
+    from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, Request
 
 FOLDER = Path("figures")
 SUFFIXES = (".pdf", ".svg", ".png")
@@ -32,8 +32,8 @@ def draw_figures(
 
     Raises typer.Exit if a figure has nothing to draw.
     """
-    from gpas_cli.report.figure import as_mapping
-    from gpas_cli.report.paper_figures import named
+    from gpas_cli.report.figures.figure import as_mapping
+    from gpas_cli.report.figures.paper_figures import named
 
     chosen = named(names)
     paths = _paths(chosen, output)
@@ -53,7 +53,7 @@ def draw_figures(
 
 def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
-    from gpas_cli.report.plot import check_formats
+    from gpas_cli.report.figures.plot import check_formats
 
     asked = output.places(FOLDER)
     if not asked:
@@ -70,7 +70,7 @@ def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]
 
 
 def _request(spec: FigureSpec, grid: str, toy: bool) -> Request:
-    from gpas_cli.report.paper_figures import request
+    from gpas_cli.report.figures.paper_figures import request
 
     if grid and toy:
         raise GpasError("--grid and --toy exclude each other")
@@ -80,7 +80,7 @@ def _request(spec: FigureSpec, grid: str, toy: bool) -> Request:
 
 
 def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
-    from gpas_cli.report.paper_figures import make
+    from gpas_cli.report.figures.paper_figures import make
     from gpas_cli.report.recorded import recorded
 
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
@@ -99,7 +99,7 @@ def _bounds(entry: Entry) -> list[float]:
 
 
 def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
-    from gpas_cli.report.plot import Sheet, save
+    from gpas_cli.report.figures.plot import Sheet, save
 
     heading = figure.heading if output.title is None else output.title or figure.note
     save(Sheet(figure.panels, heading), paths, output.size)

@@ -13,9 +13,9 @@ from gpas_cli.errors import GpasError, nearest
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Grid
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.paper_table import Serving
     from gpas_cli.report.papers.layouts import PrintedPart, PrintedTable
-    from gpas_cli.report.table import Table
+    from gpas_cli.report.tables.paper_table import Serving
+    from gpas_cli.report.tables.table import Table
 
 
 def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedTable]:
@@ -63,7 +63,7 @@ def served_parts(
 
     names: the grids to choose from, by default all. where: conditions on their cells.
     """
-    from gpas_cli.report.paper_table import serving
+    from gpas_cli.report.tables.paper_table import serving
 
     grids = _grids(names, where)
     return [(part, serving(part.cells_of or part, grids)) for table in tables for part in table.parts]
@@ -104,9 +104,9 @@ def paper_sections(
 
     With `names` of grids, only the parts of which these have cells.
     """
-    from gpas_cli.report.paper_table import paper_table
-    from gpas_cli.report.recipe_table import with_ours
     from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.tables.paper_table import paper_table
+    from gpas_cli.report.tables.recipe_table import with_ours
 
     parts = served_parts(tables, names, where)
     chosen = list({entry.id: entry for _, served in parts if served for entry in served.entries}.values())
@@ -126,10 +126,10 @@ def paper_sections(
 
 def print_paper_tables(sections: Sequence[PrintedPart | Table], form: str) -> None:
     """Print tables as their papers do, with our numbers first and the published ones beside them."""
-    from gpas_cli.report import printed_sheet, render
-    from gpas_cli.report.cell_text import sheet
-    from gpas_cli.report.table import Table
-    from gpas_cli.report.terminal import Drawn
+    from gpas_cli.report.tables import printed_sheet, render
+    from gpas_cli.report.tables.cell_text import sheet
+    from gpas_cli.report.tables.table import Table
+    from gpas_cli.report.tables.terminal import Drawn
 
     ours = [section for section in sections if isinstance(section, Table)]
     if form == "json":

@@ -10,7 +10,7 @@ from gpas_cli.cli.columns import Columns
 from gpas_cli.cli.console import console, entries, experiments, print_json, project
 from gpas_cli.cli.figure_output import Output, print_plots
 from gpas_cli.errors import GpasError
-from gpas_cli.report.scaling import Law, Scaling, scaling
+from gpas_cli.report.figures.scaling import Law, Scaling, scaling
 from gpas_cli.words import count
 
 USUAL = Path("scaling")
@@ -19,8 +19,8 @@ SUFFIXES = (".svg", ".png")
 
 def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
     """Draw the scaling figure of the named grids and print the exponents of its laws."""
-    from gpas_cli.report.figure import as_mapping
-    from gpas_cli.report.plot import Sheet, check_formats, save
+    from gpas_cli.report.figures.figure import as_mapping
+    from gpas_cli.report.figures.plot import Sheet, check_formats, save
     from gpas_cli.report.recorded import recorded
 
     asked = output.places(USUAL)

@@ -27,11 +27,18 @@ from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
-    from gpas_cli.report.table import Table
+    from gpas_cli.report.tables.table import Table
 
 SEPARATOR = ":"  # in the name of a paper's table, SOURCE:NUMBER
 SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
-FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # those of report.render, and rich for the terminal
+FORMATS = (
+    "rich",
+    "markdown",
+    "latex",
+    "html",
+    "csv",
+    "json",
+)  # those of `render`, and rich for terminals
 
 
 def _complete_metric(incomplete: str) -> list[str]:
@@ -142,7 +149,7 @@ def _print_papers(
 ) -> None:
     """Print tables in the layout of their papers, or what is missing in them."""
     from gpas_cli.report.papers.layouts import is_printed_name
-    from gpas_cli.report.table import Table
+    from gpas_cli.report.tables.table import Table
 
     tables = printed_tables(names, source)
     if published_only:
@@ -158,11 +165,11 @@ def _print_papers(
 def _make(
     name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str], values: Sequence[str], form: str
 ) -> Table:
-    from gpas_cli.report.external import select_networks
     from gpas_cli.report.query import external_networks
     from gpas_cli.report.recorded import recorded
-    from gpas_cli.report.side_by_side import beside_published, by_metrics
-    from gpas_cli.report.table import build
+    from gpas_cli.report.tables.external import select_networks
+    from gpas_cli.report.tables.side_by_side import beside_published, by_metrics
+    from gpas_cli.report.tables.table import build
 
     chosen = entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
@@ -184,8 +191,8 @@ def _spec(name: str) -> TableSpec:
 
 def _print(made: Table, form: str) -> None:
     if form == "rich":
-        from gpas_cli.report.cell_text import sheet
-        from gpas_cli.report.terminal import Drawn
+        from gpas_cli.report.tables.cell_text import sheet
+        from gpas_cli.report.tables.terminal import Drawn
 
         console().print(Drawn(sheet(made)))
     else:
@@ -194,6 +201,6 @@ def _print(made: Table, form: str) -> None:
 
 def render_as(made: Table, form: str) -> str:
     """Return the table as text, without a trailing newline."""
-    from gpas_cli.report.render import render
+    from gpas_cli.report.tables.render import render
 
     return render(made, form).rstrip("\n")

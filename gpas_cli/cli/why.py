@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.number import NumberOrigin
-    from gpas_cli.report.provenance import AttemptProvenance, ForgottenAttempt, Provenance
-    from gpas_cli.report.table_place import PlaceName
+    from gpas_cli.report.origin.number import NumberOrigin
+    from gpas_cli.report.origin.provenance import AttemptProvenance, ForgottenAttempt, Provenance
+    from gpas_cli.report.tables.table_place import PlaceName
     from gpas_cli.state.status import StageStatus
     from gpas_cli.store.records import Imported
 
@@ -63,7 +63,7 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas why 'table2[pre+gpas,71m]'[/bold]
     """
-    from gpas_cli.report.table_place import place_name
+    from gpas_cli.report.tables.table_place import place_name
 
     places = [place for name in names if (place := place_name(name))]
     found = find_cells([name for name in names if not place_name(name)])
@@ -89,7 +89,7 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
 def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
     """Return the origins of the numbers of tables, and why results are not up to date."""
-    from gpas_cli.report.number import trace_cell
+    from gpas_cli.report.origin.number import trace_cell
     from gpas_cli.report.recorded import recorded
 
     numbers, problems = [], []
@@ -103,7 +103,7 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
 
 def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
     """Return the provenance of the stages of cells, and why results are not up to date."""
-    from gpas_cli.report.provenance import trace_number
+    from gpas_cli.report.origin.provenance import trace_number
     from gpas_cli.store.refresh import results_of
 
     here = project()

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, select
 
-from gpas_cli.report.external import SETTINGS, ExternalNetwork
 from gpas_cli.report.result import PARTIAL, Result, TaskResult
+from gpas_cli.report.tables.external import SETTINGS, ExternalNetwork
 from gpas_cli.spec.downstream import Downstream, metrics_of
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.store.projection import SPIKE_CURVES

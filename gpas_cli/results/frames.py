@@ -16,15 +16,15 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring, select
 from gpas_cli.project import Project
-from gpas_cli.report.entry_status import is_supported
 from gpas_cli.report.recorded import Recorded, recorded
 from gpas_cli.report.result import PARTIAL, Result
+from gpas_cli.report.tables.entry_status import is_supported
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from gpas_cli.grid.declared import Experiments
-    from gpas_cli.report.table import Table, TableCell
+    from gpas_cli.report.tables.table import Table, TableCell
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
 Where: TypeAlias = str | Sequence[str]
@@ -120,7 +120,7 @@ class Results:
         n, wanted: the seeds with a number, and all. delta: the mean paired difference, with its 95 % interval from
         delta_low to delta_high and the p of the paired t test. published_SOURCE: the number that the source prints.
         """
-        from gpas_cli.report.table import build
+        from gpas_cli.report.tables.table import build
 
         name = grid or self.experiments.default
         with self._recorded([name] if name in self.grids else name, where) as known:
@@ -246,7 +246,7 @@ def _refuse_unknown(name: str, rows: Sequence[Any], known: Recorded, *, layers: 
 def _table_frame(table: Table) -> pd.DataFrame:
     import pandas as pd
 
-    from gpas_cli.report.shown import full_title
+    from gpas_cli.report.tables.shown import full_title
 
     rows = []
     for row in table.rows:
@@ -259,7 +259,7 @@ def _table_frame(table: Table) -> pd.DataFrame:
 
 
 def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
-    from gpas_cli.report.stats import interval
+    from gpas_cli.report.statistics.stats import interval
 
     summary, delta = cell.summary, cell.delta
     low, high = (interval(delta) if delta else None) or (math.nan, math.nan)

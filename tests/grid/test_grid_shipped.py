@@ -16,7 +16,7 @@ from gpas_cli.packaged import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import published
 from gpas_cli.report.papers.recipes import deviations
-from gpas_cli.report.table import build
+from gpas_cli.report.tables.table import build
 from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence
 

@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.report import query
-from gpas_cli.report.provenance import differences, trace_number
+from gpas_cli.report.origin.provenance import differences, trace_number
 from gpas_cli.report.recorded import stage_keys
-from gpas_cli.report.render import render
-from gpas_cli.report.table import build
+from gpas_cli.report.tables.render import render
+from gpas_cli.report.tables.table import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, StageRow
 

@@ -9,7 +9,7 @@ from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.report.claims.measure import feature_fault, stage_of
 from gpas_cli.report.papers import published
-from gpas_cli.report.table_checks import stages_of
+from gpas_cli.report.tables.table_checks import stages_of
 from gpas_cli.spec.stage import PRETRAIN
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.grid.select import conditions
 from gpas_cli.report.claims.verdict import UNDECIDED, Part, Verdict
-from gpas_cli.report.entry_status import EntryStatus
+from gpas_cli.report.tables.entry_status import EntryStatus
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry

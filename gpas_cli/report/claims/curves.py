@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Engine, Select, func, literal, select
 from sqlalchemy.orm import aliased
 
-from gpas_cli.report.quantities import Quantity
+from gpas_cli.report.figures.quantities import Quantity
 from gpas_cli.report.query import STATEMENT_PARAMETERS
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow
 

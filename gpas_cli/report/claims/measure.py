@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Feature
 from gpas_cli.grid.scalar import Label
-from gpas_cli.report.entry_status import EntryStatus, entry_status
+from gpas_cli.report.figures.quantities import Quantity, quantity
+from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.metrics import metric
-from gpas_cli.report.quantities import Quantity, quantity
-from gpas_cli.report.series import Points, by_layer
+from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
 from gpas_cli.spec.downstream import headline
 from gpas_cli.spec.stage import Metric, StageKind
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.scalar import Label
 from gpas_cli.report.claims.pairs import Pair
-from gpas_cli.report.entry_status import EntryStatus
+from gpas_cli.report.tables.entry_status import EntryStatus
 
 SUPPORTED = "supported"
 CONTRADICTED = "contradicted"

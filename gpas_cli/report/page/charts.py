@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.report.curves import Selection, curves
-from gpas_cli.report.figure import Figure, Line, make_figure
+from gpas_cli.report.figures.curves import Selection, curves
+from gpas_cli.report.figures.figure import Figure, Line, make_figure
+from gpas_cli.report.figures.paper_figures import PaperFigure, declared_figures, make, request
+from gpas_cli.report.figures.quantities import quantity
 from gpas_cli.report.labels import label_title
 from gpas_cli.report.page.limits import Limits
 from gpas_cli.report.page.thinning import thinned
-from gpas_cli.report.paper_figures import PaperFigure, declared_figures, make, request
-from gpas_cli.report.quantities import quantity
 from gpas_cli.report.query import curve_names
 from gpas_cli.report.recorded import stage_keys
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments, TableSpec
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.figures.series import CellCurve, Series
     from gpas_cli.report.recorded import Recorded
-    from gpas_cli.report.series import CellCurve, Series
 
 # What is offered of each grid, the default first.
 KINDS: Mapping[str, Sequence[str]] = {

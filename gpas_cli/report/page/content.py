@@ -15,8 +15,8 @@ from gpas_cli.report.page.cells import LogTail, details, row
 from gpas_cli.report.page.charts import grid_charts, paper_charts
 from gpas_cli.report.page.claims import ClaimView, claim_views
 from gpas_cli.report.page.limits import Limits
-from gpas_cli.report.render import render
-from gpas_cli.report.table import build
+from gpas_cli.report.tables.render import render
+from gpas_cli.report.tables.table import build
 from gpas_cli.words import count
 
 if TYPE_CHECKING:

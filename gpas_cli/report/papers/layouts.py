@@ -18,7 +18,7 @@ A part has
     as_printed         by row and column: text that follows no rule
     underlined         by row: columns of underlined numbers
     texts              by row: the texts of all columns, in place of `columns` and `rows`
-    quantities         with texts: the settings in the columns (gpas_cli.report.recipe_table)
+    quantities         with texts: the settings in the columns (gpas_cli.report.tables.recipe_table)
     cells_of           with quantities: the table whose cells have these settings
 """
 

@@ -1,0 +1,206 @@
+"""Read the curves of cells: over updates or layers, at chosen updates, of chosen layers, and as ratios of two cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.scalar import Label, same
+from gpas_cli.report.figures.quantities import Quantity
+from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, over_updates
+from gpas_cli.report.labels import facts
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from gpas_cli.grid.entry import Entry
+
+LayerCurve = Sequence[tuple[int, Mapping[int, float]]]  # (update, {index: value}), in order of updates
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is drawn of a quantity.
+
+    at: the updates at which a quantity by layer is drawn; () for the last recorded one. planned: the number of updates
+    of the training that `at` refers to, scaled to each cell's own number; 0: `at` counts the cell's own updates.
+    layers: draw a quantity by layer over updates, a curve for each of these layers; () for all of them, None to draw it
+    over layers. every: of these layers the first, every n-th and the last. start: the first update that is drawn, or
+    below 1 the fraction of the training that is left out. over: the axis that is averaged. map: draw layers over
+    updates as a heat map.
+    """
+
+    quantity: Quantity
+    at: tuple[int, ...] = ()
+    planned: int = 0
+    layers: tuple[float, ...] | None = None
+    every: int = 1
+    start: float = 0.0
+    map: bool = False
+
+    def __post_init__(self) -> None:
+        by_layers = self.at or self.layers is not None or self.map
+        if by_layers and (not self.quantity.by_layer or self.quantity.spans):
+            raise GpasError(f"'{self.quantity.name}' is not recorded by layer over updates")
+
+    @property
+    def over_layers(self) -> bool:
+        """Whether x counts layers."""
+        return self.quantity.by_layer and self.layers is None and not self.map
+
+
+def curves(
+    engine: Engine | None,
+    entries: Sequence[Entry],
+    selection: Selection,
+    averaged: Callable[[Entry], str] = lambda entry: "seed",
+) -> list[CellCurve]:
+    """Return the curves of the cells that have recorded them; `averaged` returns the averaged axis of an entry."""
+    if engine is None:
+        return []
+    return [run for entry in entries for run in _cell_curves(engine, entry, averaged(entry), selection)]
+
+
+def _cell_curves(engine: Engine, entry: Entry, over: str, selection: Selection) -> list[CellCurve]:
+    """Return the curves of the cell's last stage that recorded any."""
+    by_update = not selection.quantity.by_layer
+    for stage in reversed(entry.cell.stages):
+        if by_update and not stage.declared.trains:  # such as losses without a layer, one after the other
+            continue
+        blank = CellCurve(entry, over, ())
+        found = [run for run in _stage_curves(engine, stage.key, blank, selection) if run.points or run.matrix]
+        if found:
+            return found
+    return []
+
+
+def _stage_curves(engine: Engine, key: str, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
+    from gpas_cli.report import query
+
+    quantity = selection.quantity
+    first = _first_update(blank.entry, selection.start)
+    if not (quantity.by_layer or quantity.per_layer):
+        points = over_updates(query.curve(engine, key, quantity.recorded_as), quantity.scale)
+        marks = query.curve(engine, key, quantity.spikes) if quantity.spikes else []
+        yield replace(blank, points=_from(points, first), marks=_from(over_updates(marks, quantity.scale), first))
+        return
+    recorded = query.layer_curve(engine, key, quantity.recorded_as)
+    if not recorded:
+        return
+    if quantity.per_layer:
+        points = over_updates(((step, at[0]) for step, at in recorded), quantity.scale)
+        yield replace(blank, points=_from(points, first))
+    elif quantity.spans:
+        yield replace(blank, step=recorded[-1][0], matrix=_spans(engine, blank.entry, key, quantity))
+    elif selection.map:
+        yield _layers_over_updates([row for row in recorded if row[0] >= first], blank, quantity)
+    elif selection.layers is not None:
+        yield from _curve_per_layer([row for row in recorded if row[0] >= first], blank, selection)
+    else:
+        yield from _curve_per_update(recorded, blank, selection)
+
+
+def _first_update(entry: Entry, start: float) -> float:
+    return start * entry.cell.optim.updates if start < 1 else start
+
+
+def _from(points: Points, first: float) -> Points:
+    return tuple(point for point in points if point[0] >= first)
+
+
+def _spans(engine: Engine, entry: Entry, key: str, quantity: Quantity) -> tuple[tuple[float, ...], ...]:
+    """Return the last recorded values over n = 1, 2, ... layers, by layer."""
+    from gpas_cli.report import query
+
+    rows = []
+    for n in range(1, entry.cell.model.size.layers + 1):
+        layers = query.layer_curve(engine, key, quantity.recorded_over(n))
+        rows.append(tuple(value for _, value in sorted(layers[-1][1].items())) if layers else ())
+    return tuple(rows)
+
+
+def _layers_over_updates(recorded: LayerCurve, blank: CellCurve, quantity: Quantity) -> CellCurve:
+    """Return the heat map: a row for each layer, a column for each update at which all layers have a value."""
+    columns = [(step, dict(by_layer(blank.entry, at, outputs=quantity.outputs)[0])) for step, at in recorded]
+    layers = max((len(values) for _, values in columns), default=0)
+    complete = [(step, values) for step, values in columns if len(values) == layers]
+    rows = tuple(zip(*([values[layer] for layer in sorted(values)] for _, values in complete), strict=True))
+    return replace(blank, matrix=rows, columns=tuple(float(step) for step, _ in complete))
+
+
+def _curve_per_layer(recorded: LayerCurve, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
+    outputs = selection.quantity.outputs
+    rows = [(step, dict(by_layer(blank.entry, at, outputs=outputs)[0])) for step, at in recorded]
+    known = sorted({layer for _, values in rows for layer in values})
+    wanted = selection.layers or _thinned(known, selection.every)
+    for layer in wanted:
+        points = tuple((float(step), values[layer]) for step, values in rows if layer in values)
+        yield replace(blank, points=points, variant=(("layer", _whole(layer)),))
+
+
+def _thinned(layers: Sequence[float], every: int) -> list[float]:
+    """Return the first layer, every n-th after it, and the last."""
+    return sorted({*layers[::every], *layers[-1:]})
+
+
+def _curve_per_update(recorded: LayerCurve, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
+    steps = [step for step, _ in recorded]
+    values = dict(recorded)
+    scale = blank.entry.cell.optim.steps / selection.planned if selection.planned else 1.0
+    for asked in selection.at or (steps[-1],):
+        step = _nearest(steps, asked * scale if selection.at else asked)
+        if step is not None:
+            points, final = by_layer(blank.entry, values[step], outputs=selection.quantity.outputs)
+            variant = (("update", step),) if len(selection.at) > 1 else ()
+            yield replace(blank, points=points, final_norm=final, step=step, variant=variant)
+
+
+def _nearest(steps: Sequence[int], wanted: float) -> int | None:
+    """Return the recorded update next to `wanted`, None if recording ended or began further away than its interval."""
+    nearest = min(steps, key=lambda step: abs(step - wanted))
+    interval = max((after - before for before, after in pairwise(steps)), default=0)
+    return nearest if abs(nearest - wanted) <= interval else None
+
+
+def _whole(layer: float) -> Label:
+    return int(layer) if layer == int(layer) else layer
+
+
+def of_part(runs: Sequence[CellCurve], part: str) -> list[CellCurve]:
+    """Return the curves as those of a part of the network."""
+    return [replace(run, variant=((PART, part), *run.variant)) for run in runs]
+
+
+def ratios(runs: Sequence[CellCurve], against: Mapping[str, Label]) -> list[CellCurve]:
+    """Return each curve divided by that of the cell with the labels `against` and otherwise its own, where both are.
+
+    Points that only one of the two has, or at which the divisor is zero, are left out, and the final norm is.
+    """
+    bases = {_position(run, against): dict(run.points) for run in runs if has_labels(run.entry, against)}
+    own = [run for run in runs if not has_labels(run.entry, against)]
+    made = [(run, bases.get(_position(run, against), {})) for run in own]
+    divided = [
+        replace(run, points=tuple((x, y / base[x]) for x, y in run.points if base.get(x)), marks=(), final_norm=None)
+        for run, base in made
+    ]
+    return [run for run in divided if run.points]
+
+
+def _position(run: CellCurve, against: Mapping[str, Label]) -> tuple[object, ...]:
+    """Return what a curve and its divisor have in common."""
+    labels = frozenset((axis, label) for axis, label in run.entry.axes.items() if axis not in against)
+    return run.entry.grid, labels, run.variant
+
+
+def has_labels(entry: Entry, labels: Mapping[str, Label | Sequence[Label]]) -> bool:
+    """Return whether a cell has these labels, in its grid or in the papers; of several labels, any."""
+    own, published = entry.axes, facts(entry)
+    for axis, wanted in labels.items():
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        found = [known[axis] for known in (own, published) if axis in known]
+        if not any(same(label, option) for label in found for option in options):  # type: ignore[arg-type]
+            return False
+    return True

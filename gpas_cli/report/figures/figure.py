@@ -1,0 +1,176 @@
+"""A plot as data: series of runs and further lines, with the titles of its axes. `report.figures.plot` draws it.
+
+This module does not need matplotlib; `as_mapping` returns a plot as plain data for JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from gpas_cli.printable import one_line
+from gpas_cli.report.figures.curves import Selection
+from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
+
+MOST_BARS = 4  # beside each other at a layer
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that no run has recorded: a bound, published numbers, a fitted law.
+
+    band: (x, low, high). form: drawn as a line, as points, or as points joined by a line. colour, style, shade: as of
+    `Series`. in_legend: False if another line explains it.
+    """
+
+    title: str
+    points: Points
+    band: tuple[tuple[float, float, float], ...] = ()
+    colour: int = 0
+    style: int = 0
+    shade: float | None = None
+    form: Literal["line", "points", "joined"] = "line"
+    in_legend: bool = True
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Series with the titles of the plot and its axes.
+
+    log: y is logarithmic if all values are positive. log_x: so is x. layers: the number of layers if x counts layers,
+    else 0. every_run: draw a line for each run instead of the mean with a band of one standard deviation on both sides.
+    bars: draw bars instead of lines if there are at most MOST_BARS series. heat_map: the title of the colour bar if the
+    series are drawn as heat maps, else "". lines: drawn beside the series. level: a value of y that is marked, such as
+    a ratio of 1. note: what a reader must know, in one sentence.
+    """
+
+    title: str
+    x: str
+    y: str
+    series: tuple[Series, ...] = ()
+    log: bool = False
+    layers: int = 0
+    every_run: bool = False
+    bars: bool = False
+    heat_map: str = ""
+    lines: tuple[Line, ...] = ()
+    log_x: bool = False
+    level: float | None = None
+    note: str = ""
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether the series are drawn as bars."""
+        return self.bars and not self.every_run and len(self.series) <= MOST_BARS
+
+    @property
+    def drawn(self) -> tuple[Series | Line, ...]:
+        """Everything that is drawn."""
+        return (*self.series, *self.lines)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.drawn
+
+    def values(self) -> list[float]:
+        """Return all values of y."""
+        own = [y for series in self.series for run in series.runs for _, y in run.points]
+        return [*own, *(y for line in self.lines for _, y in line.points)]
+
+    def longest(self) -> int:
+        """Return the number of points of the longest curve."""
+        curves = [run.points for series in self.series for run in series.runs]
+        return max(map(len, [*curves, *(line.points for line in self.lines)]), default=0)
+
+
+def make_figure(
+    runs: Sequence[CellCurve],
+    selection: Selection,
+    title: str,
+    *,
+    y: str = "",
+    every_run: bool = False,
+    log: bool | None = None,
+    ratio_to: str = "",
+) -> Figure:
+    """Return the plot of what was selected.
+
+    y: the title of the y axis, by default the quantity's. log: whether y is logarithmic, by default as of the quantity.
+    ratio_to: if the curves are ratios, what they were divided by.
+    """
+    quantity = selection.quantity
+    y = y or quantity.axis
+    if quantity.spans:
+        x = f"first layer ({_when(runs)})"
+        return Figure(one_line(title), x, "number of layers", make_series(runs), heat_map=quantity.axis)
+    if selection.map:
+        return Figure(one_line(title), "update", "layer", make_series(runs), heat_map=y, log=quantity.log)
+    return Figure(
+        title=one_line(title),
+        x=_layer_title(runs) if selection.over_layers else "update",
+        y=f"{y}, ratio to {ratio_to}" if ratio_to else y,
+        series=make_series(runs),
+        log=quantity.log and not ratio_to if log is None else log,
+        layers=max((run.entry.cell.model.size.layers for run in runs), default=0) if selection.over_layers else 0,
+        every_run=every_run,
+        bars=quantity.bars,
+        level=1.0 if ratio_to else None,
+    )
+
+
+def _layer_title(runs: Sequence[CellCurve]) -> str:
+    return "layer" if any(run.variant and run.variant[-1][0] == "update" for run in runs) else f"layer ({_when(runs)})"
+
+
+def _when(runs: Sequence[CellCurve]) -> str:
+    steps = {run.step for run in runs if run.step is not None}
+    return f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
+
+
+def as_mapping(figure: Figure) -> dict[str, Any]:
+    """Return a plot as plain data for JSON. `std` is None for a single run."""
+    return {
+        "title": figure.title,
+        "x": figure.x,
+        "y": figure.y,
+        "log": figure.log,
+        "log_x": figure.log_x,
+        "layers": figure.layers,
+        "level": figure.level,
+        "bars": figure.has_bars,
+        "heat_map": figure.heat_map,
+        "note": figure.note,
+        "series": [_series_as_mapping(series) for series in figure.series],
+        "lines": [asdict(line) for line in figure.lines],
+    }
+
+
+def _series_as_mapping(series: Series) -> dict[str, Any]:
+    final = series.final_norm()
+    matrix = series.matrix()
+    return {
+        "title": series.title,
+        "labels": dict(series.labels),
+        "over": series.runs[0].over,
+        "colour": series.colour,
+        "style": series.style,
+        "shade": series.shade,
+        "points": [{"x": x, **vars(summary)} for x, summary in series.mean()],
+        "final_norm": vars(final) if final else None,
+        "matrix": matrix or None,
+        "columns": list(series.columns()) if matrix else None,
+        "runs": [_run_as_mapping(run) for run in series.runs],
+    }
+
+
+def _run_as_mapping(run: CellCurve) -> dict[str, Any]:
+    return {
+        "name": run.entry.id,
+        "key": run.entry.cell.key,
+        "over": run.entry.axes.get(run.over),
+        "points": run.points,
+        "spikes": run.marks,
+        "final_norm": run.final_norm,
+    }

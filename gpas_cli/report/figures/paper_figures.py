@@ -1,0 +1,315 @@
+"""The figures of the papers, by number: declared as data, drawn from the cells of a grid.
+
+    papers/figures/*.yaml   a figure: its grids, cells, panels
+    `declared_figures`      -> `FigureSpec`s, by the names gpas-3a, curse-1, spike-4
+    `request`               the entries that a figure needs, of the paper's grid, its toy grid or any other
+    `make`                  what is recorded of them -> `PaperFigure`, plots as data
+    `figures`               all of these in one call
+
+Keys of a figure in YAML: `title`; `grid` and `where`, the paper's grid and the labels that select its cells; `toy`, the
+grid at quickstart size; `cells`, the labels of the drawn cells in any grid; `methods`, titled groups of cells;
+`panels`; `each`, the axis with a panel for each label; `against`, the labels of the cells that others are divided by;
+`planned`, the number of updates that `at` refers to; `y`, the title of the y axis. Keys of a panel: `title`, `cells`,
+`what` (one quantity or several), `otherwise` (the quantity to draw of cells that have not recorded `what`), `at`,
+`layers`, `every`, `from`, `log`, as of `Selection`.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.grid.select import conditions
+from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
+from gpas_cli.report.figures.figure import Figure, Line, make_figure
+from gpas_cli.report.figures.quantities import quantity
+from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.spec.size import SIZES
+from gpas_cli.words import listed
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.declared import Experiments
+    from gpas_cli.grid.entry import Entry
+
+SOURCES = ("gpas", "curse_of_depth", "spike_no_more")
+BOUND = "bound"  # a quantity that is computed, not recorded
+BOUND_AXIS = "upper bound of the Jacobian's norm"
+TOY_SIZES = ("quickstart",)
+SHOWN = 6  # missing cells that a message names
+
+Bounds = Callable[["Entry"], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure as declared. `name`: gpas-3a. `paper`: its title in a sentence. The rest as in the module's text."""
+
+    name: str
+    paper: str
+    title: str
+    grid: str
+    toy: str
+    panels: tuple[Mapping[str, Any], ...]
+    where: Mapping[str, Label]
+    cells: Mapping[str, Any]
+    methods: tuple[Mapping[str, Any], ...] = ()
+    each: str = ""
+    against: Mapping[str, Label] | None = None
+    planned: int = 0
+    y: str = ""
+
+    @property
+    def number(self) -> str:
+        """The number in the paper: "3a"."""
+        return self.name.rpartition("-")[2]
+
+    @property
+    def heading(self) -> str:
+        """The figure's number and title: "GPAS, Figure 3a: Learned gate values"."""
+        return f"{self.paper}, Figure {self.number}: {self.title}"
+
+    def draws(self, entry: Entry) -> bool:
+        """Return whether a cell belongs to the figure, if it belongs to the grid."""
+        groups = [method["cells"] for method in self.methods] or [{}]
+        panels = [panel.get("cells", {}) for panel in self.panels]
+        return (
+            has_labels(entry, self.cells)
+            and any(has_labels(entry, group) for group in groups)
+            and any(has_labels(entry, panel) for panel in panels)
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A figure and the cells to draw it from. `problem`: why there are none, "" if there are."""
+
+    spec: FigureSpec
+    grid: str
+    entries: tuple[Entry, ...] = ()
+    declared: tuple[Entry, ...] = ()
+    problem: str = ""
+
+    @property
+    def note(self) -> str:
+        """How the cells differ from the paper's: "toy size: quickstart"; "" in the paper's own grid."""
+        if self.grid == self.spec.grid or not self.entries:
+            return ""
+        sizes = list(dict.fromkeys(str(entry.axes.get("size", "")) for entry in self.entries))
+        toy = all(entry.cell.model.size == SIZES[name] for entry in self.entries for name in TOY_SIZES)
+        return f"{'toy size' if toy else 'size'}: {listed(sizes, SHOWN)}, grid {self.grid}"
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A figure of a paper, as data. Without any panel, `problem` is why.
+
+    note: how the cells differ from the paper's, such as "toy size: quickstart". missing: cells that have no result.
+    unrecorded: cells that have one, but not this curve. command: runs the missing cells, "" if none is missing.
+    """
+
+    name: str
+    paper: str
+    number: str
+    title: str
+    grid: str
+    panels: tuple[Figure, ...]
+    note: str = ""
+    missing: tuple[str, ...] = ()
+    unrecorded: tuple[str, ...] = ()
+    command: str = ""
+    problem: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The figure's number and title, with its size if that is not the paper's."""
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.paper}, Figure {self.number}: {self.title}{note}"
+
+
+@cache
+def declared_figures() -> dict[str, FigureSpec]:
+    """Return the figures of the papers by name, in the papers' order."""
+    found: dict[str, FigureSpec] = {}
+    for source in SOURCES:
+        text = files("gpas_cli.report").joinpath("papers", "figures", f"{source}.yaml").read_text(encoding="utf-8")
+        document = yaml.safe_load(text)
+        for name, figure in document["figures"].items():
+            usual = {"where": {}, "cells": {}, **figure}
+            lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}
+            found[name] = FigureSpec(name=name, paper=document["paper"], **(usual | lists))
+    return found
+
+
+def named(words: Iterable[str]) -> list[FigureSpec]:
+    """Return the figures with these names: gpas-3a, gpas:3a, all of a number (gpas-3), a paper (gpas), or "all".
+
+    Raises GpasError with the nearest name for any other.
+    """
+    known = declared_figures()
+    chosen: dict[str, FigureSpec] = {}
+    for word in words:
+        name = word.lower().replace(":", "-")
+        own = {
+            spec.name: spec
+            for spec in known.values()
+            if name in ("all", spec.name, spec.name.partition("-")[0], spec.name.rstrip(string.ascii_lowercase))
+        }
+        if not own:
+            raise GpasError(f"no paper has a figure '{word}'; {nearest(name, known)}")
+        chosen |= own
+    return [spec for spec in known.values() if spec.name in chosen]
+
+
+def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Request:
+    """Return the cells that a figure needs: of the paper's grid, or of another one."""
+    grid = grid or spec.grid
+    if grid not in experiments.grids:
+        return Request(
+            spec, grid, problem=f"experiments.yaml declares no grid '{grid}'; `gpas init` writes one that does"
+        )
+    declared = expand(experiments, [grid])
+    own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]
+    entries = tuple(entry for entry in own if spec.draws(entry))
+    problem = "" if entries else f"the grid '{grid}' has no cell that this figure draws"
+    return Request(spec, grid, entries, tuple(declared), problem)
+
+
+def make(request: Request, known: Recorded, bounds: Bounds | None = None) -> PaperFigure:
+    """Return the figure as far as it is recorded. `bounds` computes equation (15) for each layer of a cell."""
+    spec = request.spec
+    blank = PaperFigure(spec.name, spec.paper, spec.number, spec.title, request.grid, (), request.note)
+    if request.problem:
+        return replace(blank, problem=request.problem)
+    if spec.panels[0]["what"] == BOUND:
+        return _with_bounds(blank, request, bounds)
+    panels: list[Figure] = []
+    drawn: set[str] = set()
+    for label in _labels_of_each(request):
+        for panel in spec.panels:
+            cells = [entry for entry in request.entries if has_labels(entry, label)]
+            made, names = _panel(panel, spec, cells, known, label)
+            panels.append(made)
+            drawn |= names
+    without = [entry for entry in request.entries if entry.id not in drawn]
+    missing = [entry for entry in without if not _is_done(entry, known)]
+    filled = tuple(_lettered([panel for panel in panels if not panel.is_empty]))
+    return replace(
+        blank,
+        panels=filled,
+        missing=tuple(entry.id for entry in missing),
+        unrecorded=tuple(entry.id for entry in without if entry not in missing),
+        command=run_command(request.grid, missing, request.declared),
+        problem="" if filled else "no cell has recorded it",
+    )
+
+
+def figures(experiments: Experiments, known: Recorded, *, toy: bool = False) -> list[PaperFigure]:
+    """Return all figures of the papers, at their own or at quickstart size; those that need torch have a problem."""
+    chosen = declared_figures().values()
+    return [make(request(spec, experiments, spec.toy if toy else ""), known) for spec in chosen]
+
+
+def run_command(grid: str, missing: Sequence[Entry], declared: Sequence[Entry]) -> str:
+    """Return the command that runs the missing cells of a grid, "" if there are none."""
+    if not missing:
+        return ""
+    return " ".join(["gpas run grid", grid, *(f"--where {condition}" for condition in conditions(missing, declared))])
+
+
+def _is_done(entry: Entry, known: Recorded) -> bool:
+    return all(stage.key in known.results for stage in entry.cell.stages)
+
+
+def _labels_of_each(request: Request) -> list[dict[str, Label]]:
+    """Return the labels of the panels of `each`: one empty mapping if there is no such axis."""
+    axis = request.spec.each
+    labels = dict.fromkeys(entry.axes[axis] for entry in request.entries if axis in entry.axes)
+    return [{axis: label} for label in labels] or [{}]
+
+
+def _panel(
+    panel: Mapping[str, Any], spec: FigureSpec, entries: Sequence[Entry], known: Recorded, label: Mapping[str, Label]
+) -> tuple[Figure, set[str]]:
+    """Return a panel and the ids of the cells that have recorded its curves."""
+    own = [entry for entry in entries if has_labels(entry, panel.get("cells", {}))]
+    runs, selection = _runs(panel, panel["what"], spec, own, known)
+    if not runs and "otherwise" in panel:
+        runs, selection = _runs(panel, panel["otherwise"], spec, own, known)
+    recorded = {run.entry.id for run in runs}
+    if spec.against:
+        runs = ratios(runs, spec.against)
+    title = panel.get("title") or ", ".join(f"{_axis(axis)} {spelled(value)}" for axis, value in label.items())
+    made = make_figure(runs, selection, title, y=spec.y, log=panel.get("log"))
+    if "at" in panel:
+        made = replace(made, title=title or made.x.partition("(")[2].rstrip(")").removeprefix("at "), x="layer")
+    return replace(made, level=1.0 if spec.against else None), recorded
+
+
+def _runs(
+    panel: Mapping[str, Any], what: str | list[str], spec: FigureSpec, entries: Sequence[Entry], known: Recorded
+) -> tuple[list[CellCurve], Selection]:
+    """Return the curves of one quantity, or of several as parts of the network, and the last selection."""
+    names = what if isinstance(what, list) else [what]
+    runs: list[CellCurve] = []
+    for name in names:
+        selection = _selection(name, panel, spec)
+        found = [_titled(run, spec) for run in curves(known.engine, entries, selection)]
+        runs += of_part(found, selection.quantity.part) if len(names) > 1 else found
+    return runs, selection
+
+
+def _selection(name: str, panel: Mapping[str, Any], spec: FigureSpec) -> Selection:
+    layers = panel.get("layers")
+    return Selection(
+        quantity(name),
+        at=(panel["at"],) if "at" in panel else (),
+        planned=spec.planned,
+        layers=() if layers == "all" else layers,
+        every=panel.get("every", 1),
+        start=panel.get("from", 0.0),
+    )
+
+
+def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:
+    """Return the curve with the title of its method, if the figure names methods."""
+    titles = [method["title"] for method in spec.methods if has_labels(run.entry, method["cells"])]
+    return replace(run, method=titles[0]) if titles else run
+
+
+def _axis(axis: str) -> str:
+    return "" if axis == "size" else axis.rpartition(".")[2]
+
+
+def _lettered(panels: Sequence[Figure]) -> list[Figure]:
+    """Return the panels with (a), (b), ... before their titles, if there are several."""
+    if len(panels) < 2:
+        return list(panels)
+    letters = string.ascii_lowercase
+    return [replace(panel, title=f"({letters[i]}) {panel.title.strip()}") for i, panel in enumerate(panels)]
+
+
+def _with_bounds(blank: PaperFigure, request: Request, bounds: Bounds | None) -> PaperFigure:
+    """Return a figure of bounds at initialisation: a line for each method, of its first cell."""
+    if bounds is None:
+        return replace(blank, problem="its bounds are computed, not recorded: run `gpas figure --paper spike-2`")
+    lines = []
+    layers = 0
+    for i, method in enumerate(request.spec.methods):
+        cells = [entry for entry in request.entries if has_labels(entry, method["cells"])]
+        if cells:
+            values = bounds(cells[0])
+            layers = max(layers, len(values))
+            points = tuple((float(n), value) for n, value in enumerate(values, 1))
+            lines.append(Line(method["title"], points, colour=i, form="joined"))
+    panel = Figure("", "layer", BOUND_AXIS, log=True, layers=layers, lines=tuple(lines))
+    return replace(blank, panels=(panel,))

@@ -1,0 +1,206 @@
+"""Loss over parameters and over training FLOPs by method, published and ours, with a power law through the sizes.
+
+Along the papers' sizes, tokens grow with parameters: these are laws of a family of trainings, not of parameters alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.report import papers
+from gpas_cli.report.figures.figure import Figure, Line
+from gpas_cli.report.figures.power_law import LEAST_POINTS, PowerLaw, fit
+from gpas_cli.report.labels import facts, row_title, scheme_titles
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.statistics.stats import aggregate
+from gpas_cli.spec.flops import flops_per_token, parameters
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.words import count
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+OURS = "ours"
+DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
+MOST_BANDS = 4  # in a panel; with more methods, the intervals of the exponents have to do
+NOTE = "fitted exponent ± half of its 95 % interval"
+DRAWN = 40  # points of a fitted curve
+AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
+
+
+@dataclass(frozen=True)
+class Point:
+    """The loss of one method at one size, in nats per token. `loss`: the mean over `runs` seeds."""
+
+    method: str
+    norm: str
+    gated: bool
+    size: str
+    parameters: float
+    flops: float
+    loss: float
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Law:
+    """The power law of one method over one of AXES, None if there are too few sizes."""
+
+    source: str
+    method: str
+    over: str
+    sizes: int
+    law: PowerLaw | None
+
+    @property
+    def words(self) -> str:
+        """The exponent with its interval, or why there is none."""
+        if self.law is None:
+            return f"{count(self.sizes, 'size')}; a power law needs {LEAST_POINTS}"
+        low, high = self.law.interval
+        return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {count(self.sizes, 'size')}"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The panels of a scaling figure, its laws, and the ids of cells without a result."""
+
+    panels: tuple[Figure, ...]
+    laws: tuple[Law, ...]
+    missing: tuple[str, ...]
+
+
+def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[str, str]) -> Scaling:
+    """Return the figure of the cells: two panels for our results, and two for each published table, by source.
+
+    Published tables without a perplexity of at least one of the cells are left out.
+    """
+    sources = [(OURS, _ours(entries, known))]
+    for source, name in published.items():
+        sources.append((papers.load(source)["short"], _published(entries, papers.published(source, name))))
+    panels: list[Figure] = []
+    laws: list[Law] = []
+    for title, points in sources:
+        for over, x in AXES if points else ():
+            own = _laws(title, points, over)
+            laws += own
+            panels.append(_panel(title, x, points, over, own))
+    missing = tuple(entry.id for entry in entries if _loss(entry, known) is None)
+    return Scaling(tuple(panels), tuple(laws), missing)
+
+
+def _loss(entry: Entry, known: Recorded) -> tuple[float, float] | None:
+    """Return our loss and the tokens that the cell was trained on."""
+    result = known.results.get(entry.cell.stages[0].key)
+    if result is None or result.gone or result.outcome != "done" or "loss" not in result.metrics:
+        return None
+    optim = entry.cell.optim
+    return result.metrics["loss"], result.metrics.get(
+        "train_tokens", optim.steps * optim.batch * entry.cell.data.length
+    )
+
+
+def _ours(entries: Sequence[Entry], known: Recorded) -> list[Point]:
+    """Return a point for each method and size, the mean over seeds."""
+    groups: dict[tuple[str, str], list[tuple[Entry, float, float]]] = {}
+    methods = _methods(entries)
+    for entry in {entry.cell.key: entry for entry in entries}.values():
+        found = _loss(entry, known)
+        if found is not None:
+            groups.setdefault((methods[entry.id], str(entry.axes["size"])), []).append((entry, *found))
+    return [
+        _point(runs[0][0], method, aggregate([loss for _, loss, _ in runs]).mean, runs[0][2], len(runs))
+        for (method, _), runs in groups.items()
+    ]
+
+
+def _published(entries: Sequence[Entry], table: papers.PublishedTable) -> list[Point]:
+    """Return a point for each method and size whose perplexity is printed; runs that diverged are left out."""
+    if not table.metric.startswith("perplexity"):
+        return []
+    methods = _methods(entries)
+    found: dict[tuple[str, str], Point] = {}
+    for entry in entries:
+        labels = facts(entry)
+        perplexity, tokens = table.value(labels), table.tokens(labels)
+        if perplexity is not None and tokens is not None:
+            point = _point(entry, methods[entry.id], math.log(perplexity), tokens)
+            found.setdefault((point.method, point.size), point)
+    best: dict[str, float] = {}
+    for point in found.values():
+        best[point.size] = min(point.loss, best.get(point.size, math.inf))
+    return [point for point in found.values() if point.loss < best[point.size] + DIVERGED_NATS]
+
+
+def _methods(entries: Sequence[Entry]) -> dict[str, str]:
+    """Return the title of each cell's method by its id, with the labels of further axes that vary: "Pre-LN + GPAS,
+    precision bf16"."""
+    titles = scheme_titles(entries)
+    axes = dict.fromkeys(
+        axis for entry in entries for axis in entry.axes if axis not in ("size", "norm", "gate", "seed")
+    )
+    varying = [axis for axis in axes if len({entry.axes.get(axis) for entry in entries}) > 1]
+    return {entry.id: ", ".join([_scheme(entry, titles), *_further(entry, varying)]) for entry in entries}
+
+
+def _scheme(entry: Entry, titles: Mapping[Label, str]) -> str:
+    return row_title(("norm", "gate"), (entry.axes["norm"], entry.axes["gate"]), titles)
+
+
+def _further(entry: Entry, axes: Sequence[str]) -> list[str]:
+    return [f"{axis} {spelled(entry.axes[axis])}" for axis in axes if axis in entry.axes]
+
+
+def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1) -> Point:
+    return Point(
+        method=method,
+        norm=entry.cell.model.scheme,
+        gated=entry.cell.model.gate is not None,
+        size=str(entry.axes["size"]),
+        parameters=parameters(entry.cell),
+        flops=flops_per_token(entry.cell) * tokens,
+        loss=loss,
+        runs=runs,
+    )
+
+
+def _laws(source: str, points: Sequence[Point], over: str) -> list[Law]:
+    found = []
+    for method, own in _by_method(points):
+        pairs = [(getattr(point, over), point.loss) for point in own]
+        found.append(Law(source, method, over, len({x for x, _ in pairs}), fit(pairs)))
+    return found
+
+
+def _by_method(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+    for method in dict.fromkeys(point.method for point in points):
+        yield method, [point for point in points if point.method == method]
+
+
+def _panel(source: str, x: str, points: Sequence[Point], over: str, laws: Sequence[Law]) -> Figure:
+    """Return the plot: points of each method, and its law as a line with a band."""
+    lines: list[Line] = []
+    schemes = list(SCHEMES)
+    for (method, own), law in zip(_by_method(points), laws, strict=True):
+        look: dict[str, Any] = {
+            "colour": schemes.index(own[0].norm) if own[0].norm in schemes else len(schemes),
+            "style": 0 if own[0].gated else 1,
+        }
+        pairs = tuple(sorted((getattr(point, over), point.loss) for point in own))
+        lines.append(Line(method, pairs, form="points", in_legend=law.law is None, **look))
+        if law.law is not None:
+            xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / DRAWN) for i in range(DRAWN + 1)]
+            band = tuple((at, *law.law.band(at)) for at in xs) if len(laws) <= MOST_BANDS else ()
+            title = f"{method}: {_exponent(law.law)}"
+            lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
+    title = f"{source[0].upper()}{source[1:]}"
+    note = NOTE if any(law.law for law in laws) else f"no law: fewer than {LEAST_POINTS} sizes"
+    return Figure(title, x, "validation loss (nats per token)", log=True, log_x=True, lines=tuple(lines), note=note)
+
+
+def _exponent(law: PowerLaw) -> str:
+    return f"\N{MINUS SIGN}{law.exponent:.3f} ± {(law.interval[1] - law.interval[0]) / 2:.3f}"

@@ -1,0 +1,273 @@
+"""Draw a plot as text: lines of braille dots, with round ticks, and a key in every line that names it without colour.
+
+The bands are not drawn. Needs neither matplotlib nor a terminal: `Plot` is a renderable of rich.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.style import Style
+from rich.text import Text
+
+from gpas_cli.errors import GpasError
+from gpas_cli.printable import printable
+from gpas_cli.report.figures.figure import Figure, Line
+from gpas_cli.report.figures.series import Points, Series
+from gpas_cli.report.figures.ticks import apart, is_log, linear_ticks, log_ticks, readable
+
+HEIGHT = 18  # lines of the plot, without axes and legend
+WIDEST = 120  # characters; a wider plot has too flat lines
+TICK_EVERY = (14, 4)  # characters of x and lines of y between ticks, at least
+KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
+KEYED = 4  # keys in a line
+# Okabe and Ito's colours, as in files; black and grey are the terminal's own colour.
+COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), None, None)
+# Shades of ordered numbers, of which the darkest is readable on black and the lightest on white.
+SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
+LEVELS = " ░▒▓█"  # of heat maps, so that they are readable without colour
+START = 0.05  # an axis that begins below this fraction of its end begins at 0
+DASH = 3  # dots of braille, and of the gap after them
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A line of the plot: its title, its points in the plot's coordinates and its look."""
+
+    title: str
+    points: Points
+    colour: tuple[int, int, int] | None
+    dashed: bool
+    joined: bool
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot as wide as the console."""
+
+    figure: Figure
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        figure = self.figure
+        if figure.title:
+            yield Text(printable(figure.title), Style(bold=True))
+        if figure.heat_map:
+            yield from _heat_maps(figure, options.max_width)
+            return
+        curves = _curves(figure)
+        yield from _Frame.around(figure, curves, min(options.max_width, WIDEST)).rows(curves)
+        yield from _legend(curves, options.max_width)
+        if figure.note:
+            yield Text(printable(figure.note), "dim")
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The plot's limits, on linear or logarithmic scales, its size in characters and its ticks."""
+
+    figure: Figure
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: int
+    ticks: tuple[float, ...]
+
+    @classmethod
+    def around(cls, figure: Figure, curves: Sequence[_Curve], room: int) -> _Frame:
+        """Return the frame of all curves in so many characters."""
+        xs = [x for curve in curves for x, _ in curve.points]
+        ys = [y for curve in curves for _, y in curve.points]
+        ys += [figure.level] if figure.level is not None else []
+        y = _limits(ys)
+        ticks = _ticks(*y, is_log(figure), HEIGHT // TICK_EVERY[1])
+        margin = max(map(len, map(readable, _shown(ticks, figure))))
+        x = _limits(xs, margin=0)
+        if not figure.log_x and 0 < x[0] < START * x[1]:
+            x = (0.0, x[1])
+        return cls(figure, x, y, room - margin - 2, ticks)
+
+    def rows(self, curves: Sequence[_Curve]) -> Iterator[Text]:
+        """Yield the plot line by line, with its axes."""
+        yield Text(printable(self.figure.y), "dim")
+        labels = self._y_labels()
+        margin = max(map(len, labels.values()))
+        for i, row in enumerate(self._canvas(curves).split("\n")):
+            yield Text.assemble(
+                (f"{labels.get(i, ''):>{margin}}", "dim"), (" ┤" if i in labels else " │", "dim"), Text.from_ansi(row)
+            )
+        yield Text(f"{'':>{margin}} └{'─' * self.width}", "dim")
+        yield Text(f"{'':>{margin}}  {self._x_labels()}", "dim")
+        yield Text(f"{'':>{margin}}  {printable(self.figure.x):>{self.width}}", "dim")
+
+    def _y_labels(self) -> dict[int, str]:
+        """Return the labels of ticks by line, counted from the top."""
+        low, high = self.y
+        lines = {round((high - tick) / (high - low) * HEIGHT - 0.5): tick for tick in self.ticks}
+        shown = _shown(lines.values(), self.figure)
+        return {max(0, min(HEIGHT - 1, line)): readable(value) for line, value in zip(lines, shown, strict=True)}
+
+    def _x_labels(self) -> str:
+        line = [" "] * self.width
+        low, high = self.x
+        for tick in _ticks(low, high, self.figure.log_x, max(2, self.width // TICK_EVERY[0])):
+            text = readable(10**tick if self.figure.log_x else tick)
+            at = round((tick - low) / (high - low) * (self.width - 1)) - len(text) // 2
+            start = max(0, min(at, self.width - len(text)))
+            line[start : start + len(text)] = text
+        return "".join(line).rstrip()
+
+    def _canvas(self, curves: Sequence[_Curve]) -> str:
+        try:
+            from plotille import Canvas
+        except ModuleNotFoundError as error:
+            raise GpasError("plots in the terminal need plotille: pip install plotille") from error
+        canvas = Canvas(self.width, HEIGHT, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True)
+        if self.figure.level is not None:
+            canvas.line(self.x[0], self.figure.level, self.x[1], self.figure.level, color=(128, 128, 128))
+        for number, curve in enumerate(curves):
+            self._draw(canvas, curve)
+            if len(curves) > 1:
+                for x, y in _spread(curve.points, number):
+                    canvas.text(x, y, KEYS[number % len(KEYS)], color=curve.colour)
+        return str(canvas.plot("\n"))
+
+    def _draw(self, canvas: Any, curve: _Curve) -> None:
+        drawn = 0.0
+        for (x0, y0), (x1, y1) in zip(curve.points, curve.points[1:], strict=False):
+            for start, end in _dashes(self._dots(x0, y0, x1, y1), drawn) if curve.dashed else ((0.0, 1.0),):
+                if curve.joined:
+                    ends = (x0 + (x1 - x0) * start, y0 + (y1 - y0) * start, x0 + (x1 - x0) * end, y0 + (y1 - y0) * end)
+                    canvas.line(*ends, color=curve.colour)
+            drawn += self._dots(x0, y0, x1, y1)
+        if not curve.joined or len(curve.points) == 1:
+            for x, y in curve.points:
+                canvas.text(x, y, "o", color=curve.colour)
+
+    def _dots(self, x0: float, y0: float, x1: float, y1: float) -> float:
+        """Return the length of a line in dots of braille: a character has two by four."""
+        wide = (x1 - x0) / (self.x[1] - self.x[0]) * 2 * self.width
+        high = (y1 - y0) / (self.y[1] - self.y[0]) * 4 * HEIGHT
+        return math.hypot(wide, high)
+
+
+def _dashes(length: float, before: float) -> Iterator[tuple[float, float]]:
+    """Yield the dashes of a line of so many dots as (start, end) between 0 and 1; `before`: dots before it."""
+    period = 2 * DASH
+    at = -(before % period)
+    while at < length:
+        start, end = max(0.0, at), min(length, at + DASH)
+        if end > start:
+            yield start / length, end / length
+        at += period
+
+
+def _curves(figure: Figure) -> list[_Curve]:
+    """Return the curves in the coordinates of the plot: logarithms on a logarithmic axis."""
+    log = is_log(figure)
+    found = []
+    for one in figure.drawn:
+        points = one.points if isinstance(one, Line) else tuple((x, summary.mean) for x, summary in one.mean())
+        placed = tuple(
+            (math.log10(x) if figure.log_x else x, math.log10(y) if log else y)
+            for x, y in points
+            if (x > 0 or not figure.log_x) and math.isfinite(y)
+        )
+        joined = not isinstance(one, Line) or one.form != "points"
+        if placed:
+            found.append(_Curve(one.title, placed, _colour(one), bool(one.style), joined))
+    return found
+
+
+def _colour(one: Series | Line) -> tuple[int, int, int] | None:
+    if one.shade is not None:
+        return _shade(one.shade)
+    return COLOURS[one.colour % len(COLOURS)]
+
+
+def _shade(fraction: float) -> tuple[int, int, int]:
+    """Return the colour of a number between 0 and 1."""
+    at = fraction * (len(SHADES) - 1)
+    low, high = SHADES[int(at)], SHADES[min(int(at) + 1, len(SHADES) - 1)]
+    red, green, blue = (round(a + (b - a) * (at - int(at))) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def _limits(values: Sequence[float], margin: float = 0.04) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    extra = (high - low) * margin or (0.0 if high > low else abs(high) * 0.1 or 1.0)
+    return low - extra, high + extra
+
+
+def _ticks(low: float, high: float, log: bool, most: int) -> tuple[float, ...]:
+    """Return at most so many round ticks, in the coordinates of the plot."""
+    if log:
+        ticks = apart(log_ticks(10**low, 10**high), (high - low) * math.log(10) / (most + 1))
+        return tuple(math.log10(tick) for tick in ticks)
+    return tuple(linear_ticks(low, high, most))
+
+
+def _shown(ticks: Any, figure: Figure) -> list[float]:
+    """Return the numbers of ticks of y."""
+    return [float(f"{10**tick:.4g}") if is_log(figure) else tick for tick in ticks]
+
+
+def _spread(points: Points, number: int) -> Iterator[tuple[float, float]]:
+    """Yield the points at which a curve has its key: at other places than the curve before it, and at the end."""
+    count = len(points)
+    for i in range(KEYED):
+        yield points[min(count - 1, round((i + 0.3 + 0.17 * (number % 5)) * count / KEYED))]
+
+
+def _legend(curves: Sequence[_Curve], room: int) -> Iterator[Text]:
+    """Yield the keys and titles of the curves, in columns."""
+    if len(curves) < 2:
+        return
+    entries = [f"{KEYS[i % len(KEYS)]} {printable(curve.title)}" for i, curve in enumerate(curves)]
+    width = max(map(len, entries)) + 5
+    columns = max(1, room // width)
+    for start in range(0, len(entries), columns):
+        line = Text()
+        for entry, curve in zip(entries[start : start + columns], curves[start:], strict=False):
+            colour = Style(color=f"rgb({','.join(map(str, curve.colour))})") if curve.colour else Style()
+            line.append(("╌╌ " if curve.dashed else "── ") if curve.joined else "oo ", colour)
+            line.append(f"{entry:<{width - 3}}")
+        line.rstrip()
+        yield line
+
+
+def _heat_maps(figure: Figure, room: int) -> Iterator[Text]:
+    """Yield a map for each series, the highest row first, and its scale."""
+    maps = [one.matrix() for one in figure.series]
+    values = [value for rows in maps for row in rows for value in row]
+    low, high = min(values), max(values)
+    log = figure.log and low > 0
+    for series, rows in zip(figure.series, maps, strict=True):
+        width = len(rows[0])
+        each = max(1, min(4, (room - 6) // width))
+        step = math.ceil(width / max(1, room - 6))
+        yield Text(printable(series.title), Style(bold=True))
+        for number in range(len(rows), 0, -1):
+            line = Text(f"{number:>4} ", "dim")
+            for value in rows[number - 1][::step]:
+                line.append(*_block(_fraction(value, low, high, log), each))
+            yield line
+        ends = series.columns()
+        yield Text(f"     {figure.x} {readable(ends[0])} to {readable(ends[-1])}; {figure.y} upwards", "dim")
+    scale = Text(f"{figure.heat_map}: {low:.3g} ", "dim")
+    for i in range(10):
+        scale.append(*_block(i / 9, 1))
+    yield scale.append(f" {high:.3g}{' (logarithmic)' if log else ''}", "dim")
+
+
+def _fraction(value: float, low: float, high: float, log: bool) -> float:
+    if high <= low:
+        return 0.0
+    return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
+
+
+def _block(fraction: float, width: int) -> tuple[str, Style]:
+    level = LEVELS[1 + min(len(LEVELS) - 2, int(fraction * (len(LEVELS) - 1)))]
+    return level * width, Style(color=f"rgb({','.join(map(str, _shade(fraction)))})")

@@ -1,0 +1,254 @@
+"""An archive of tables: their numbers with what made them, so that a reader can rebuild and print the same tables.
+
+    NAME/README.md              what is inside, and how to print the tables
+    NAME/archive.json           the grids, versions and counts
+    NAME/experiments.yaml       the declared grids, with the plugins and files of tasks that they name
+    NAME/runs/KK/KEY/NNN/       the records and the journal of each attempt at a stage of the grids
+    NAME/runs/.code/HASH/       the code that they ran
+    NAME/tables/GRID.md, .csv   the tables as they were printed
+    NAME/published/SOURCE.yaml  the published numbers beside them
+    NAME/SHA256SUMS             checksums of all other files
+
+Checkpoints, logs and texts are not included. The same content gives the same bytes: files are sorted by name, and have
+no time, owner or permissions of their own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import yaml
+
+from gpas_cli import __version__
+from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.files import open_regular
+from gpas_cli.grid.seeds import seeds_path
+from gpas_cli.report import papers
+from gpas_cli.report.origin.archive_readme import readme
+from gpas_cli.report.recorded import recorded, stage_keys
+from gpas_cli.report.tables.render import render
+from gpas_cli.report.tables.table import build
+from gpas_cli.spec.downstream import is_local, local_file
+from gpas_cli.store import owner
+from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
+from gpas_cli.store.snapshot import PACKAGE, snapshot_path
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.declared import Experiments
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.project import Project
+
+SUFFIXES = (".tar.gz", ".tgz", ".tar")
+_OF_STAGE = ("claim.json", "rerun.json", "cancel.json")
+_OF_ATTEMPT = ("attempt.json", "journal.jsonl", "exit.json", "cancel.json")
+_CODE = re.compile(r"[0-9a-f]{16}")
+
+Member = Path | bytes  # a file of the project, or content
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A written archive: its size in bytes, and its sha256 as `digest`. without_code: versions whose copy is gone."""
+
+    path: Path
+    grids: tuple[str, ...]
+    cells: int
+    attempts: int
+    files: int
+    size: int
+    digest: str
+    without_code: tuple[str, ...]
+
+
+def write_archive(
+    path: Path, project: Project, experiments: Experiments, grids: Mapping[str, Sequence[Entry]]
+) -> Archive:
+    """Write the archive of the tables of `grids` to `path`, which ends in .tar.gz, .tgz or .tar.
+
+    Raises GpasError for another name, if nothing has been run, and for a file that leads out of the project. An
+    existing file is replaced once the new one is complete.
+    """
+    suffix = next((end for end in SUFFIXES if path.name.endswith(end) and path.name != end), None)
+    if suffix is None:
+        raise GpasError(f"{path}: the name of an archive ends in {', '.join(SUFFIXES)}")
+    entries = list({entry.id: entry for each in grids.values() for entry in each}.values())
+    tried = [attempt for key in stage_keys(entries) for attempt in attempts(project.runs, key)]
+    if not tried:
+        raise GpasError(f"nothing to archive: no cell of {', '.join(grids)} has been run")
+    members: dict[str, Member] = dict(_printed(project, experiments, grids))
+    members |= _declared(project, experiments, entries)
+    members |= _run_files(project.runs, entries)
+    codes = _codes(tried)
+    copies = {code: files for code in codes if (files := _code_files(project.runs, code))}
+    for files in copies.values():
+        members |= files
+    counts = {"cells": len({entry.key for entry in entries}), "attempts": len(tried)}
+    facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, **counts}
+    members["archive.json"] = (json.dumps(facts, indent=1) + "\n").encode()
+    members["README.md"] = _readme(experiments, grids, counts, codes).encode()
+    name = path.name.removesuffix(suffix)
+    with _replacing(path) as file:
+        _write(file, name, members, compressed=suffix != ".tar")
+    return Archive(
+        path=path,
+        grids=tuple(grids),
+        **counts,
+        files=len(members) + 1,
+        size=path.stat().st_size,
+        digest=_digest_of(path),
+        without_code=tuple(code for code in codes if code not in copies),
+    )
+
+
+def _printed(
+    project: Project, experiments: Experiments, grids: Mapping[str, Sequence[Entry]]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the tables as Markdown and CSV, and the published numbers beside them."""
+    for name, entries in grids.items():
+        spec = experiments.grids[name].table_spec
+        with recorded(project, entries) as known:
+            made = build(entries, known.states, known.results, spec)
+        for form, suffix in (("markdown", "md"), ("csv", "csv")):
+            yield f"tables/{name}.{suffix}", render(made, form).encode()
+        for source in spec.published:
+            yield f"published/{source}.yaml", papers.path_of(source).read_bytes()
+
+
+def _readme(experiments: Experiments, grids: Iterable[str], counts: Mapping[str, int], codes: Sequence[str]) -> str:
+    beside = {name: " --paper" if experiments.grids[name].table_spec.published else "" for name in grids}
+    commands = [f"gpas table {name}{option}" for name, option in beside.items()]
+    return readme(list(beside), commands, counts["cells"], counts["attempts"], codes)
+
+
+def _declared(project: Project, experiments: Experiments, entries: Sequence[Entry]) -> dict[str, Member]:
+    """Return the experiments file, the seeds beside it, and the plugins and tasks that it names."""
+    folder = project.config.parent
+    members: dict[str, Member] = {"experiments.yaml": _inside(experiments.path, folder)}
+    seeds = seeds_path(project.config)
+    if seeds.exists():
+        members["experiments.seeds.yaml"] = _inside(seeds, folder)
+    declared = yaml.safe_load(experiments.path.read_text("utf-8")).get("plugins") or []
+    tasks = {
+        task
+        for entry in entries
+        for section in [entry.cell.parameters("downstream")]
+        if section
+        for task in section.tasks
+    }
+    for name in [*declared, *sorted(local_file(task) for task in tasks if is_local(task))]:
+        found = _inside(folder / name, folder)
+        members[_safe_name(name)] = found
+    return members
+
+
+def _run_files(runs: Path, entries: Sequence[Entry]) -> dict[str, Member]:
+    """Return the records of all stages of the cells, and the records and journals of their attempts."""
+    found = [runs / owner.NAME]
+    for key in stage_keys(entries):
+        found += [stage_dir(runs, key) / name for name in _OF_STAGE]
+        found += [attempt.path / name for attempt in attempts(runs, key) for name in _OF_ATTEMPT]
+    return {f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in found if os.path.lexists(path)}
+
+
+def _codes(tried: Sequence[AttemptDir]) -> list[str]:
+    """Return the versions of the code of all attempts, sorted."""
+    codes = set()
+    for attempt in tried:
+        try:
+            codes.add(attempt.read_attempt().code)
+        except (OSError, StoreError):
+            continue  # its journal is archived all the same
+    return sorted(code for code in codes if _CODE.fullmatch(code))
+
+
+def _code_files(runs: Path, code: str) -> dict[str, Member]:
+    folder = snapshot_path(runs, code) / PACKAGE
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts)
+    return {f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in paths}
+
+
+def _inside(path: Path, root: Path) -> Path:
+    """Return the real path of a file below `root`. Raises GpasError if it leads out of it, or is not there."""
+    real = path.resolve()
+    if not real.is_relative_to(root.resolve()):
+        raise GpasError(
+            f"{path} leads out of {root}, to {real}; an archive holds only files of the project: copy it there"
+        )
+    if not real.is_file():
+        raise GpasError(f"{path} is not a file")
+    return real
+
+
+def _safe_name(name: str) -> str:
+    """Return the path of a declared file in the archive. Raises GpasError if it does not lead down from the project."""
+    parts = Path(os.path.normpath(name)).parts
+    if Path(name).is_absolute() or ".." in parts:
+        raise GpasError(f"{name} is not a path below the folder of experiments.yaml; an archive cannot hold it")
+    return "/".join(parts)
+
+
+def _write(file: IO[bytes], name: str, members: Mapping[str, Member], *, compressed: bool) -> None:
+    """Write the members in order of name, and then their checksums."""
+    out = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) if compressed else file
+    sums = []
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for member in sorted(members):
+            sums.append(f"{_add(tar, f'{name}/{member}', members[member])}  {member}\n")
+        _add(tar, f"{name}/SHA256SUMS", "".join(sums).encode())
+    if compressed:
+        out.close()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: Member) -> str:
+    """Add a file and return its sha256. A journal that grows meanwhile is cut at its size when it was opened."""
+    info = tarfile.TarInfo(name)
+    info.mode = 0o644
+    with io.BytesIO(content) if isinstance(content, bytes) else open_regular(content) as file:
+        info.size = len(content) if isinstance(content, bytes) else os.fstat(file.fileno()).st_size
+        reader = _Hashing(file)
+        tar.addfile(info, reader)  # type: ignore[arg-type]
+    return reader.sha256.hexdigest()
+
+
+class _Hashing:
+    """A file that computes the checksum of what is read from it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        data = self.file.read(size)
+        self.sha256.update(data)
+        return data
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces `path` once it is complete. Raises GpasError if it cannot be written."""
+    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        with aside.open("xb") as file:
+            yield file
+        aside.replace(path)
+    except OSError as error:
+        raise GpasError(f"{path}: the archive cannot be written: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,233 @@
+"""Two cells, or two attempts, compared: their settings, results, curves, code and environment."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import UnknownCell
+from gpas_cli.report import query
+from gpas_cli.report.origin.provenance import Difference, differences
+from gpas_cli.store.projection import STEP_CURVES
+from gpas_cli.store.snapshot import snapshot_files
+from gpas_cli.words import listed
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.spec.cell import Stage
+
+# Curves of speed and memory differ between any two runs.
+_OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "lr", "grad_norm"}
+_MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "validation_fingerprint")
+
+Point = tuple[int, float, float]  # an update, and the values of both there
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a cell of a project, or attempt `number` at the last of its stages that has been tried."""
+
+    entry: Entry
+    engine: Engine
+    runs: Path
+    number: int | None = None
+
+    @property
+    def title(self) -> str:
+        return self.entry.id if self.number is None else f"{self.entry.id}, attempt {self.number}"
+
+
+@dataclass(frozen=True)
+class CurveDifference:
+    """A curve of both. `first` is where they first differ, `largest` where they differ most; None if they are equal.
+
+    common: how many updates both have. last: the last of these. lengths: the points of each.
+    """
+
+    name: str
+    common: int
+    lengths: tuple[int, int]
+    first: Point | None
+    largest: Point | None
+    last: Point | None
+
+
+@dataclass(frozen=True)
+class StageDifference:
+    """A stage that both have. `attempts` are the numbers of those compared, `outcomes` theirs, None while running.
+
+    metrics: name -> the values of both, None where one has not reported it. environment: what differs of machine, text
+    and versions; `versions` are those of the code, `commits` of its checkouts.
+    """
+
+    kind: str
+    keys: tuple[str, str]
+    attempts: tuple[int, int]
+    outcomes: tuple[str | None, str | None]
+    metrics: Mapping[str, tuple[float | None, float | None]]
+    curves: tuple[CurveDifference, ...]
+    versions: tuple[str, str]
+    commits: tuple[str, str]
+    environment: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """A file of the package. `added` and `removed` count lines; `text` is the unified diff."""
+
+    path: str
+    added: int
+    removed: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CodeDifference:
+    """Two versions of the code. `files` is None if one of the copies is gone."""
+
+    versions: tuple[str, str]
+    files: tuple[FileDifference, ...] | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two cells. `untried`: the kinds of stage that only one has been tried at, with its title."""
+
+    titles: tuple[str, str]
+    settings: tuple[Difference, ...]
+    stages: tuple[StageDifference, ...]
+    code: tuple[CodeDifference, ...]
+    untried: tuple[tuple[str, str], ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether both have a result of every stage that is compared."""
+        return not self.untried and all(outcome in query.DECISIVE for each in self.stages for outcome in each.outcomes)
+
+
+def compare(one: Side, other: Side) -> Comparison:
+    """Return what differs between two cells or attempts.
+
+    Raises UnknownCell for an attempt that does not exist, and if there is no stage that both have been tried at.
+    """
+    left, right = _tried(one), _tried(other)
+    kinds = [kind for kind in left if kind in right]
+    if not kinds:
+        names = " and ".join(f"{side.title} {'has' if tried else 'has not'} been run"
+                             for side, tried in ((one, left), (other, right)))  # fmt: skip
+        raise UnknownCell(f"no stage to compare: {names}")
+    stages = tuple(_stage(kind, (one, other), (left[kind], right[kind])) for kind in kinds)
+    untried = [(kind, one.title) for kind in left if kind not in right]
+    untried += [(kind, other.title) for kind in right if kind not in left]
+    versions = dict.fromkeys(stage.versions for stage in stages if stage.versions[0] != stage.versions[1])
+    return Comparison(
+        titles=(one.title, other.title),
+        settings=differences(one.entry.cell.to_mapping(), other.entry.cell.to_mapping()),
+        stages=stages,
+        code=tuple(_code(pair, (one.runs, other.runs)) for pair in versions),
+        untried=tuple(untried),
+    )
+
+
+def _tried(side: Side) -> dict[str, tuple[Stage, dict[str, Any]]]:
+    """Return the stages of a side with the row of the attempt to compare, by kind."""
+    found = {}
+    for stage in side.entry.cell.stages:
+        rows = [row for row in query.attempts(side.engine, stage.key) if row["gone"] is None]
+        if rows:
+            decisive = [row for row in rows if row["outcome"] in query.DECISIVE]
+            found[stage.kind] = (stage, (decisive or rows)[-1], rows)
+    if side.number is None:
+        return {kind: (stage, row) for kind, (stage, row, _) in found.items()}
+    if not found:
+        raise UnknownCell(f"{side.entry.id} has no attempt {side.number}: it has not been run")
+    kind, (stage, _, rows) = list(found.items())[-1]
+    chosen = [row for row in rows if row["number"] == side.number]
+    if not chosen:
+        numbers = listed([str(row["number"]) for row in rows], 12)
+        raise UnknownCell(f"{side.entry.id} has no attempt {side.number} at its {kind}; it has {numbers}")
+    return {kind: (stage, chosen[0])}
+
+
+def _stage(
+    kind: str, sides: tuple[Side, Side], tried: tuple[tuple[Stage, dict[str, Any]], tuple[Stage, dict[str, Any]]]
+) -> StageDifference:
+    (left, a), (right, b) = tried
+    names = dict.fromkeys(sorted({*a["metrics"], *b["metrics"]}))
+    return StageDifference(
+        kind=kind,
+        keys=(left.key, right.key),
+        attempts=(a["number"], b["number"]),
+        outcomes=(a["outcome"], b["outcome"]),
+        metrics={name: (a["metrics"].get(name), b["metrics"].get(name)) for name in names},
+        curves=_curves(sides, (left.key, right.key)),
+        versions=(a["code"] or "", b["code"] or ""),
+        commits=(_commit(a), _commit(b)),
+        environment=differences(_environment(a), _environment(b)),
+    )
+
+
+def _environment(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: row[name] for name in _MACHINE}, **(row["environment"] or {})}
+
+
+def _commit(row: Mapping[str, Any]) -> str:
+    return f"{row['git_commit'] or ''}{' with local changes' if row['git_dirty'] else ''}"
+
+
+def _curves(sides: tuple[Side, Side], keys: tuple[str, str]) -> tuple[CurveDifference, ...]:
+    names = [set(query.curve_names(side.engine, [key])[0]) for side, key in zip(sides, keys, strict=True)]
+    found = []
+    for name in sorted((names[0] & names[1]) - _OF_THE_MACHINE, key=lambda name: (name != "loss", name)):
+        points = [dict(query.curve(side.engine, key, name, side.number)) for side, key in zip(sides, keys, strict=True)]
+        if all(points):
+            found.append(curve_difference(name, points[0], points[1]))
+    return tuple(found)
+
+
+def curve_difference(name: str, a: Mapping[int, float], b: Mapping[int, float]) -> CurveDifference:
+    """Return how two curves differ at the updates that both have. NaN equals NaN, and differs most from a number."""
+    both = [(step, a[step], b[step]) for step in sorted(a.keys() & b.keys())]
+    unequal = [point for point in both if _gap(point) > 0]
+    return CurveDifference(
+        name=name,
+        common=len(both),
+        lengths=(len(a), len(b)),
+        first=unequal[0] if unequal else None,
+        largest=max(unequal, key=_gap, default=None),
+        last=both[-1] if both else None,
+    )
+
+
+def _gap(point: Point) -> float:
+    _, a, b = point
+    if a == b or (a != a and b != b):
+        return 0.0
+    gap = abs(a - b)
+    return gap if gap == gap else float("inf")
+
+
+def _code(versions: tuple[str, str], runs: tuple[Path, Path]) -> CodeDifference:
+    before, after = (snapshot_files(folder, code) for folder, code in zip(runs, versions, strict=True))
+    if before is None or after is None:
+        return CodeDifference(versions, None)
+    paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return CodeDifference(versions, tuple(_file(path, before.get(path), after.get(path)) for path in paths))
+
+
+def _file(path: str, before: bytes | None, after: bytes | None) -> FileDifference:
+    old, new = (_lines(content) for content in (before, after))
+    origin, target = ("/dev/null" if content is None else path for content in (before, after))
+    lines = list(difflib.unified_diff(old, new, origin, target, lineterm=""))
+    changed: Sequence[str] = [line for line in lines[2:] if line[:1] in "+-"]
+    added = sum(line.startswith("+") for line in changed)
+    return FileDifference(path, added, len(changed) - added, "\n".join(lines))
+
+
+def _lines(content: bytes | None) -> list[str]:
+    return (content or b"").decode("utf-8", "replace").splitlines()

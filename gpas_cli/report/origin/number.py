@@ -1,0 +1,194 @@
+"""The origin of one number of a table: its seeds and their runs, its cost, and the command that makes it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.select import conditions, select
+from gpas_cli.report import query
+from gpas_cli.report.papers import load
+from gpas_cli.report.result import Result
+from gpas_cli.report.tables.table import build
+from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
+from gpas_cli.state.spent import Spent, spent_on
+from gpas_cli.store.snapshot import snapshot_path
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from gpas_cli.grid.declared import TableSpec
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.recorded import Recorded
+    from gpas_cli.report.tables.entry_status import EntryStatus
+
+
+@dataclass(frozen=True)
+class SeedOrigin:
+    """One entry of a table cell. `value` is None if it has no number yet; `state` says why.
+
+    base: the number of the same seed in the row that differences refer to. environment: the versions and the machine
+    that the attempt recorded.
+    """
+
+    entry: Entry
+    seed: Label | None
+    state: str
+    key: str
+    value: float | None
+    base: float | None
+    result: Result | None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PublishedNumber:
+    """A number that a source prints for the cell, and its difference from the published base.
+
+    as_if: the column in which it was looked up, "" if that is the cell's own.
+    """
+
+    source: str
+    short: str
+    table: str
+    what: str
+    value: float
+    delta: float | None
+    as_if: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A version of the code. `snapshot` is the folder with its copy, None if that is not there."""
+
+    code: str
+    commit: str
+    dirty: bool
+    snapshot: Path | None
+    seeds: tuple[Label | None, ...]
+
+
+@dataclass(frozen=True)
+class NumberOrigin:
+    """What a table cell was computed from. `command` are the words of the command that computes it in an empty project.
+
+    compared: the same cell in the table with published numbers, which may have another metric: the one that the source
+    prints.
+    others: how many further cells the command runs, because no condition separates them.
+    """
+
+    place: Place
+    compared: Place
+    grid: str
+    seeds: tuple[SeedOrigin, ...]
+    published: tuple[PublishedNumber, ...]
+    codes: tuple[Code, ...]
+    spent: Spent
+    command: tuple[str, ...]
+    others: int = 0
+
+    @property
+    def command_line(self) -> str:
+        """The command as a line for a shell."""
+        return shlex.join(self.command)
+
+
+def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) -> NumberOrigin:
+    """Return the origin of the number that `name` names in the table `spec` of its grid.
+
+    `known` is of all cells of the grid. Raises UnknownCell with the nearest choices.
+    """
+    plain, compared = (build(known.entries, known.states, known.results, each)
+                       for each in (replace(spec, published={}), spec))  # fmt: skip
+    place = find_place(plain, name)
+    seeds = tuple(_seed(status, place, known.engine) for status in place.cell.statuses)
+    keys = [stage.key for seed in seeds for stage in seed.entry.cell.stages]
+    command, others = _command(name.grid, place, known.entries)
+    beside = place.same_in(compared)
+    return NumberOrigin(
+        place=place,
+        compared=beside,
+        grid=name.grid,
+        seeds=seeds,
+        published=_published(beside),
+        codes=_codes(seeds, runs),
+        spent=spent_on(runs, keys),
+        command=command,
+        others=others,
+    )
+
+
+def environments(seeds: Sequence[SeedOrigin]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return what the recorded environments of the seeds have in common, and the values of the other facts."""
+    recorded = [seed.environment for seed in seeds if seed.environment]
+    names = list(dict.fromkeys(name for each in recorded for name in each))
+    values = {name: list(dict.fromkeys(each.get(name) for each in recorded)) for name in names}
+    same = {name: found[0] for name, found in values.items() if len(found) == 1 and found[0] not in ("", None)}
+    return same, {name: found for name, found in values.items() if len(found) > 1}
+
+
+def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigin:
+    base = place.base
+    result = status.result
+    environment: Mapping[str, Any] = {}
+    if result is not None and engine is not None:
+        rows = {row["number"]: row for row in query.attempts(engine, result.key)}
+        environment = rows[result.number]["environment"] or {}
+    return SeedOrigin(
+        entry=status.entry,
+        seed=status.seed,
+        state=status.state,
+        key=status.key,
+        value=status.value,
+        base=base.cell.values.get(status.seed) if base else None,
+        result=result,
+        environment=environment,
+    )
+
+
+def _published(place: Place) -> tuple[PublishedNumber, ...]:
+    found = []
+    for source, printed in (place.cell.printed or {}).items():
+        table = place.table.published[source]
+        found.append(
+            PublishedNumber(
+                source=source,
+                short=str(load(source)["short"]),
+                table=table.name,
+                what=table.what,
+                value=printed.value,
+                delta=printed.delta,
+                as_if=table.as_if,
+            )
+        )
+    return tuple(found)
+
+
+def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> tuple[Code, ...]:
+    by_version: dict[tuple[str, str, bool], list[Label | None]] = {}
+    for seed in seeds:
+        if seed.result is not None:
+            version = (seed.result.code or "", seed.result.git_commit or "", bool(seed.result.git_dirty))
+            by_version.setdefault(version, []).append(seed.seed)
+    found = []
+    for (code, commit, dirty), labels in by_version.items():
+        copy = snapshot_path(runs, code)
+        found.append(Code(code, commit, dirty, copy if code and copy.is_dir() else None, tuple(labels)))
+    return tuple(found)
+
+
+def _command(grid: str, place: Place, entries: Sequence[Entry]) -> tuple[tuple[str, ...], int]:
+    """Return the words of a command that runs the cells at `place`, and how many other cells it runs too."""
+    wanted = [status.entry for status in place.cell.statuses]
+    where = conditions(wanted, entries)
+    try:
+        chosen = select(entries, where)
+    except GpasError:  # a label that --where cannot express, such as one with a comma
+        where, chosen = [], list(entries)
+    words = [word for condition in where for word in ("--where", condition)]
+    return ("gpas", "run", "grid", grid, *words), len({entry.key for entry in chosen} - {entry.key for entry in wanted})

@@ -1,0 +1,203 @@
+"""Evidence about a mean effect over seeds that holds however the number of seeds is chosen.
+
+A fixed-sample p value is wrong once seeds are added until it is small. Here the seeds may be added, and stopped, in any
+way that looks at the results, because the probability of an error is bounded over all numbers of seeds at once.
+
+The effects x_1, x_2, ... of the seeds are assumed independent and Gaussian with one unknown mean and one unknown
+variance. For each candidate m of the mean,
+
+    E_n(m) = sqrt(c^2 / (n + c^2)) * ((n + c^2) Q / ((n + c^2) Q - S^2)) ^ (n / 2)
+
+with S the sum and Q the sum of squares of x_i - m, and c = 1 / EFFECT_SCALE, is a martingale with mean 1 if m is the
+true mean (Wang and Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance",
+Sequential Analysis 2025, Theorem 4.9): the likelihood ratio of the scale-invariant statistics, mixed over
+standardised effects ~ N(0, EFFECT_SCALE^2). By Ville's inequality, E_n(m) ever reaches 1 / level with a probability of
+at most `level`. The candidates that it has not ruled out form a confidence sequence: an interval for each n, and all of
+them contain the true mean with a probability of at least 1 - level.
+
+All decisions are read off this one interval. A claim that the mean lies in (low, high) is supported when the interval
+lies in it, and contradicted when the interval lies outside. Both kinds of error are then the same event, the interval
+missing the true mean, so that the level is not divided between them. E_n(m) grows with the distance of m from the
+sample mean; therefore a one-sided claim needs no worse candidate than its bound.
+
+The argument is about the event that E_n(m) ever reaches 1 / level. It does not depend on why seeds were added,
+in which order parts of a claim got theirs, or which information was used, as long as the next seed's effect is
+independent of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpas_cli.report.statistics.multiplicity import holm
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+SUPPORTED = "supported"
+CONTRADICTED = "contradicted"
+UNDECIDED = "undecided"
+
+EFFECT_SCALE = 2.0  # standard deviations; chosen for effects of 1 to 3 of them and about eight seeds
+_SAME = 1e-9  # numbers that differ by less, relative to their mean, are equal up to rounding
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What `n` finite effects say about the claim that their mean lies in an open interval.
+
+    inside, outside: e-values, the factors by which the effects speak for a mean inside and beyond the bounds; at most
+    1 / level means undecided at `level`. interval: the confidence sequence at its n, None while it is unbounded.
+    """
+
+    n: int
+    inside: float = 1.0
+    outside: float = 1.0
+    interval: tuple[float, float] | None = None
+
+    @property
+    def p_inside(self) -> float:
+        """The p value, valid at every number of seeds, of the null hypothesis that the mean is not inside."""
+        return min(1.0, 1 / self.inside)
+
+    @property
+    def p_outside(self) -> float:
+        """The p value, valid at every number of seeds, of the null hypothesis that the mean is inside."""
+        return min(1.0, 1 / self.outside)
+
+
+def evidence(effects: Sequence[float], low: float = -math.inf, high: float = math.inf, level: float = 0.05) -> Evidence:
+    """Return the evidence of `effects`, in the order of the seeds, for a mean in (low, high).
+
+    An infinite effect is that of a run that diverged. It has no place in a mean and is left out, and it rules out a
+    decision for the other side: with an effect of +inf, the mean is never said to be below a bound. This makes
+    decisions rarer and errors no more likely.
+    """
+    import numpy as np
+
+    finite = np.array([each for each in effects if math.isfinite(each)], dtype=float)
+    if not finite.size:
+        return Evidence(0)
+    inside, outside = log_evidence(finite, low, high)
+    can_support, can_contradict = possible(effects, low, high)
+    return Evidence(
+        n=finite.size,
+        inside=_exp(inside[-1]) if can_support else 1.0,
+        outside=_exp(outside[-1]) if can_contradict else 1.0,
+        interval=interval(finite, level),
+    )
+
+
+def possible(effects: Sequence[float], low: float, high: float) -> tuple[bool, bool]:
+    """Return whether the mean may be said to be inside (low, high), and outside, in view of infinite effects."""
+    above = -math.inf not in effects  # whether it may be said to be above a bound
+    below = math.inf not in effects
+    inside = (above or low == -math.inf) and (below or high == math.inf)
+    outside = (below and low != -math.inf) or (above and high != math.inf)
+    return inside, outside
+
+
+def decide(parts: Sequence[Evidence], level: float = 0.05) -> tuple[str, tuple[str, ...]]:
+    """Return the verdict on a claim and on each of its parts: "supported", "contradicted" or "undecided".
+
+    The claim says that every part holds. It is supported when each part is, at `level` each (an intersection-union
+    test: for a false claim to be supported, its false part must be). It is contradicted when one part is, by Holm's
+    procedure over the p values of all parts, so that a true claim is contradicted with a probability of at most
+    `level`. Holm's procedure takes the largest e-values so far, which keeps its guarantee when parts have different
+    numbers of seeds; an average of e-values would not (Tavyrikov, Goeman and de Heide 2025, "Carefree multiple testing
+    with e-processes").
+    """
+    contradicted = [p is not None and p <= level for p in holm([part.p_outside for part in parts])]
+    verdicts = tuple(
+        CONTRADICTED if outside else SUPPORTED if part.p_inside <= level else UNDECIDED
+        for part, outside in zip(parts, contradicted, strict=True)
+    )
+    if CONTRADICTED in verdicts:
+        return CONTRADICTED, verdicts
+    return (SUPPORTED if verdicts and set(verdicts) == {SUPPORTED} else UNDECIDED), verdicts
+
+
+def log_evidence(numbers: Numbers, low: float, high: float) -> tuple[Numbers, Numbers]:
+    """Return the logarithms of the largest e-values so far for a mean inside and beyond (low, high), at least 0.
+
+    `numbers` has shape (..., n), with the seeds along the last axis; so have both results.
+    """
+    import numpy as np
+
+    means = np.cumsum(numbers, axis=-1) / np.arange(1, numbers.shape[-1] + 1)
+    inside = np.full(numbers.shape, math.inf)
+    outside = np.zeros(numbers.shape)
+    for bound, sign in ((low, 1), (high, -1)):
+        if math.isfinite(bound):
+            ruled_out = log_e(numbers - bound)
+            is_inside = sign * (means - bound) > 0
+            inside = np.minimum(inside, _largest(np.where(is_inside, ruled_out, 0.0)))
+            outside = np.maximum(outside, _largest(np.where(is_inside, 0.0, ruled_out)))
+    return inside, outside
+
+
+def log_e(numbers: Numbers) -> Numbers:
+    """Return log E_n(0) after each of `numbers`, shape (..., n). Equal numbers are no evidence: they have no spread."""
+    import numpy as np
+
+    n = np.arange(1, numbers.shape[-1] + 1)
+    precision = EFFECT_SCALE**-2
+    total = np.cumsum(numbers, axis=-1)
+    squares = np.cumsum(numbers * numbers, axis=-1)
+    spread = squares - total * total / n
+    usable = spread > _SAME * squares
+    share = np.where(usable, total * total / ((n + precision) * np.where(usable, squares, 1.0)), 0.0)
+    found = 0.5 * np.log(precision / (n + precision)) - n / 2 * np.log1p(-share)
+    return np.where(usable, found, 0.0)
+
+
+def interval(numbers: Sequence[float] | Numbers, level: float = 0.05) -> tuple[float, float] | None:
+    """Return the confidence sequence of the mean at its last number: the intersection of the intervals so far.
+
+    None while every interval is unbounded, which with few seeds is usual, or if the intersection is empty.
+    """
+    low, high = -math.inf, math.inf
+    for n in range(2, len(numbers) + 1):
+        mean, half = _candidates(numbers[:n], level)
+        low = max(low, mean - half)
+        high = min(high, mean + half)
+    return (low, high) if math.isfinite(low) and low <= high else None
+
+
+def fewest(level: float) -> int:
+    """Return the smallest number of seeds with which a decision at `level` is possible, at best."""
+    precision = EFFECT_SCALE**-2
+    n = 2
+    while 0.5 * math.log(precision / (n + precision)) + n / 2 * math.log1p(n / precision) < -math.log(level):
+        n += 1
+    return n
+
+
+def _candidates(numbers: Sequence[float] | Numbers, level: float) -> tuple[float, float]:
+    """Return the mean and half the width of {m: E_n(m) < 1 / level}."""
+    n = len(numbers)
+    precision = EFFECT_SCALE**-2
+    mean = math.fsum(numbers) / n
+    spread = math.fsum((x - mean) ** 2 for x in numbers)
+    # E_n(m) < 1 / level  <=>  S^2 < share * Q, where S = n (mean - m) and Q = spread + n (mean - m)^2
+    share = (n + precision) * (1 - (level**2 * precision / (n + precision)) ** (1 / n))
+    if share >= n or spread <= _SAME * n * mean * mean:
+        return mean, math.inf
+    return mean, math.sqrt(share * spread / (n * (n - share)))
+
+
+def _largest(logs: Numbers) -> Numbers:
+    import numpy as np
+
+    return np.maximum(np.maximum.accumulate(logs, axis=-1), 0.0)
+
+
+def _exp(log: float) -> float:
+    """Return e^log, at most 1e300 so that it remains a number in JSON."""
+    return math.exp(min(float(log), math.log(1e300)))

@@ -1,0 +1,275 @@
+"""A printed table with our numbers beside the published ones: in the paper's order of rows and columns, its notation.
+
+`serving` finds the grid whose cells belong beside the numbers of one part of a printed table; `paper_table` makes the
+`Table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.declared import TableSpec
+from gpas_cli.report.labels import RowKey, facts
+from gpas_cli.report.metrics import METRICS
+from gpas_cli.report.papers import PublishedTable, has_labels
+from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
+from gpas_cli.report.papers.recipes import deviations
+from gpas_cli.report.statistics import stats
+from gpas_cli.report.tables.entry_status import Results, States, entry_status, missing_numbers
+from gpas_cli.report.tables.grouping import refuse_mixture
+from gpas_cli.report.tables.note import Note
+from gpas_cli.report.tables.ranking import marks
+from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
+from gpas_cli.spec.downstream import BY_TASK, KNOWN_TASKS, base_name
+from gpas_cli.spec.downstream import columns as task_columns
+from gpas_cli.spec.stage import Metric
+
+if TYPE_CHECKING:
+    from gpas_cli.grid import Entry
+    from gpas_cli.grid.declared import Grid
+
+Place = tuple[str, int, int]  # published table, row and column
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The cells of a grid that belong beside the numbers of a part of a printed table."""
+
+    part: PrintedPart
+    grid: Grid
+    places: Mapping[Place, Sequence[Entry]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The cells, each once."""
+        return list({entry.id: entry for entries in self.places.values() for entry in entries}.values())
+
+
+def serving(part: PrintedPart, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]) -> Serving | None:
+    """Return the cells of the grid that has most of the part's cells, None if no grid has any.
+
+    grids: the grids, by name, with the entries to choose from. Grids that name one of the part's published tables go
+    before others; a grid with several cells for one number, which differ in more than the seed, is left out.
+    """
+    found: list[Serving] = []
+    if not part.tables:
+        return None
+    for grid, entries in grids.values():
+        places = _places(part, entries)
+        if places and not _is_mixed(places.values(), _spec(part, grid)):
+            found.append(Serving(part, grid, places))
+    named = [one for one in found if _names(one.grid, part)]
+    return max(named or found, key=lambda one: len(one.places), default=None)
+
+
+def _names(grid: Grid, part: PrintedPart) -> bool:
+    """Return whether the grid declares that one of the part's tables is published beside it."""
+    declared = grid.table.published if grid.table else {}
+    return any(declared.get(table.source) == table.name for table in part.tables)
+
+
+def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
+    """Return the entries that belong beside each number of the part."""
+    shown = {_place(cell): cell for line in part.lines for cell in line.cells}
+    found: dict[Place, list[Entry]] = {}
+    for entry in {(entry.cell.key, entry.id): entry for entry in entries}.values():
+        kinds = {stage.kind for stage in entry.cell.stages}
+        for table in part.tables:
+            for task, place in _in_table(table, entry):
+                cell = shown.get(place)
+                if cell and _task(cell) == task and compared_metric(cell).stage in kinds:
+                    found.setdefault(place, []).append(entry)
+    return found
+
+
+def _in_table(table: PublishedTable, entry: Entry) -> Iterator[tuple[str | None, Place]]:
+    """Yield the places in the table of the numbers of an entry: of its training, and of each of its tasks."""
+    own = facts(entry)
+    for task in (None, *map(base_name, _tasks(entry))):
+        place = table.place(own if task is None else {**own, "task": task, "text": task})
+        if place is not None:
+            yield task, (table.name, *place)
+
+
+def _tasks(entry: Entry) -> tuple[str, ...]:
+    """Return the tasks that the entry is scored at, and its averages."""
+    section = entry.cell.parameters("downstream")
+    if section is None:
+        return ()
+    return tuple(dict.fromkeys(label for what in BY_TASK for label in task_columns(section.tasks, what)))
+
+
+def _task(cell: PrintedCell) -> str | None:
+    """Return the task that the number of a printed cell is measured at, None for a result of the training."""
+    if cell.table is None:
+        return None
+    labels = _labels(cell)
+    text = labels.get("text")
+    return str(labels["task"]) if "task" in labels else str(text) if text in KNOWN_TASKS else None
+
+
+def _labels(cell: PrintedCell) -> dict[str, Any]:
+    """Return the labels of the row and the column of a printed cell."""
+    assert cell.table is not None  # settings have no labels
+    table = cell.table
+    column = {table.axis: table.columns[cell.column]} if table.axis else {}
+    return {**table.rows[cell.row].labels, **column}
+
+
+def _is_mixed(groups: Iterable[Sequence[Entry]], spec: TableSpec) -> bool:
+    """Return whether the entries of some number differ in more than the seed."""
+    try:
+        for group in groups:
+            refuse_mixture(group, spec)
+    except GpasError:
+        return True
+    return False
+
+
+def compared_metric(cell: PrintedCell) -> Metric:
+    """Return the metric of ours that a printed number is compared with."""
+    assert cell.table is not None  # settings are no results
+    table = cell.table
+    name = table.compared_as or table.metric
+    if table.metric == "perplexity" and _task(cell):
+        name = "task_perplexity"
+    return METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
+
+
+def paper_table(served: Serving, states: States, results: Results) -> Table:
+    """Return the part as printed, with our numbers first and the published ones beside them."""
+    part, spec = served.part, _spec(served.part, served.grid)
+    plain = {
+        _place(cell): _cell(cell, served.places.get(_place(cell), ()), spec, states, results)
+        for line in part.lines
+        for cell in line.cells
+    }
+    rows = _ranked([_row(line, part, spec, plain) for line in part.lines], part)
+    columns = [_column(part, i, spec) for i in range(len(part.headings))]
+    sources = {table.source: table for table in reversed(part.tables)}
+    note = Note("cells", f"our numbers are those of the grid {served.grid.name}")
+    return Table(
+        spec,
+        columns[0].metric,
+        tuple(columns),
+        tuple(rows),
+        sources,
+        printed=part.name,
+        corner=part.corner,
+        remarks=(note,),
+    )
+
+
+def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
+    declared = grid.table or TableSpec(grid.title or grid.name)
+    first = part.tables[0]
+    cells = [cell for line in part.lines for cell in line.cells]
+    return TableSpec(
+        title=part.title,
+        rows=("band", "row") if any(line.band for line in part.lines) else ("row",),
+        columns="task" if all(map(_task, cells)) else first.axis or "column",
+        value=compared_metric(cells[0]).name,
+        over=declared.over,
+        against={"gate": "none"} if any(_base(cell) is not None for cell in cells) else {},
+        published={first.source: first.name},
+    )
+
+
+def _place(cell: PrintedCell) -> Place:
+    return (cell.table.name if cell.table else "", cell.row, cell.column)
+
+
+def _row(line: PrintedLine, part: PrintedPart, spec: TableSpec, plain: Mapping[Place, TableCell]) -> Row:
+    """Return a row with the differences from the cells of its base."""
+    cells = []
+    for cell in line.cells:
+        base, own = _base(cell), plain[_place(cell)]
+        if cell.table is not None and base is not None:
+            own = replace(own, delta=stats.paired(own.values, plain[cell.table.name, base, cell.column].values))
+        cells.append(own)
+    first = _base(line.cells[0])
+    below = [
+        other for other in part.lines if other.cells[0].table is line.cells[0].table and other.cells[0].row == first
+    ]
+    base_key = _key(below[0], spec) if below else None
+    return Row(_key(line, spec), line.title, tuple(cells), base=base_key, section=line.band)
+
+
+def _key(line: PrintedLine, spec: TableSpec) -> RowKey:
+    return (line.band, line.title) if len(spec.rows) > 1 else (line.title,)
+
+
+def _cell(
+    printed: PrintedCell, entries: Sequence[Entry], spec: TableSpec, states: States, results: Results
+) -> TableCell:
+    table = printed.table
+    assert table is not None  # settings have no cells
+    what, task = compared_metric(printed), _task(printed)
+    statuses = tuple(
+        entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results) for one in entries
+    )
+    numbers = [status.value for status in statuses if status.value is not None]
+    summary = stats.aggregate(numbers) if numbers else None
+    beside = {}
+    if printed.value is not None:
+        tokens = table.train_tokens[printed.column] if table.train_tokens else None
+        deviating = deviations(entries[0], table) if entries else ()
+        remarks = table.remarks_for(_labels(printed))
+        number = Printed(printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text)
+        beside = {table.source: number}
+    return TableCell(statuses, summary, status=missing_numbers(statuses, spec.over), printed=beside)
+
+
+def _recorded(entry: Entry, what: Metric, task: str | None) -> str:
+    """Return the name under which an attempt reports the number of `entry` at `task`, None for no task."""
+    own = next((label for label in _tasks(entry) if base_name(label) == task), task)
+    return what.recorded_as(own) if own else what.name
+
+
+def _printed_delta(printed: PrintedCell) -> float | None:
+    """Return the difference from the published base, None for a base."""
+    base = _base(printed)
+    if printed.table is None or printed.value is None or base is None:
+        return None
+    other = printed.table.rows[base].values[printed.column]
+    return None if other is None else round(printed.value - other, 6)
+
+
+def _base(printed: PrintedCell) -> int | None:
+    """Return the published row without a gate that the cell is compared with, None for a row without a gate."""
+    if printed.table is None:
+        return None
+    own = {"gate": "none", **printed.table.rows[printed.row].labels}
+    if own["gate"] == "none":
+        return None
+    # DeepNorm starts otherwise with a gate than without one.
+    wanted = {axis: label for axis, label in own.items() if axis not in ("gate", "init")}
+    bases = [row.labels.get("gate", "none") == "none" and has_labels(row.labels, wanted) for row in printed.table.rows]
+    return bases.index(True) if True in bases else None
+
+
+def _column(part: PrintedPart, index: int, spec: TableSpec) -> Column:
+    cells = [line.cells[index] for line in part.lines]
+    table, column = cells[0].table, cells[0].column
+    assert table is not None  # settings have no cells
+    label = table.columns[column] if table.axis in (spec.columns, "text") else part.headings[index]
+    sources = tuple(dict.fromkeys(cell.table.source for cell in cells if cell.table and cell.value is not None))
+    return Column(label, part.headings[index], compared_metric(cells[0]), sources)
+
+
+def _ranked(rows: Sequence[Row], part: PrintedPart) -> list[Row]:
+    """Return the rows with the best and second best of our numbers in each column of a band marked."""
+    ranked = [list(row.cells) for row in rows]
+    for band in dict.fromkeys(row.section for row in rows):
+        places = [i for i, row in enumerate(rows) if row.section == band]
+        for column in range(len(part.headings)):
+            cells = [ranked[i][column] for i in places]
+            numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
+            for i, mark in zip(
+                places, marks(numbers, compared_metric(part.lines[places[0]].cells[column])), strict=True
+            ):
+                ranked[i][column] = replace(ranked[i][column], mark=mark)
+    return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]

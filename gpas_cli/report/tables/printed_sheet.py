@@ -1,0 +1,92 @@
+"""The tables of a source as printed, without any result -> text in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
+from gpas_cli.report.tables.cell_text import as_printed
+from gpas_cli.report.tables.html_table import to_html
+from gpas_cli.report.tables.latex import to_latex
+from gpas_cli.report.tables.markdown import to_markdown
+from gpas_cli.report.tables.render import csv_cell
+from gpas_cli.report.tables.sheet import Sheet, Style
+
+FORMATS = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
+CSV_HEADER = ("table", "part", "band", "row", "column", "text", "value", "delta")
+
+
+def sheet(part: PrintedPart) -> Sheet:
+    """Return a part of a table as text, digit by digit as printed."""
+    bands = [line.band for line in part.lines]
+    # A band's heading takes a line of its own.
+    rules, place = set(), 1
+    for i, band in enumerate(bands):
+        if i and band != bands[i - 1]:
+            rules.add(place)
+        place += 1 + bool(band and (not i or band != bands[i - 1]))
+    groups = [[i] for i in range(1, 1 + len(part.headings))]
+    return Sheet(part.title, lambda style: _texts(part, style), groups, rules=frozenset(rules))
+
+
+def _texts(part: PrintedPart, style: Style) -> list[list[str]]:
+    lines = [[style.escape(text) for text in (part.corner, *part.headings)]]
+    above = ""
+    for line in part.lines:
+        if line.band and line.band != above:
+            lines.append([style.escape(line.band), *[""] * len(part.headings)])
+        above = line.band
+        lines.append([style.escape(line.title), *(printed_text(cell, style) for cell in line.cells)])
+    return lines
+
+
+def printed_text(cell: PrintedCell, style: Style) -> str:
+    """Return a cell as printed, underlined if it is."""
+    text = as_printed(cell.text, style)
+    if cell.mark != "second":
+        return text
+    number, space, rest = text.partition(" (")
+    return style.underline(number) + space + rest
+
+
+def to_csv(part: PrintedPart) -> str:
+    """Return one line per cell: the text as printed, and its numbers."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for line in _csv_lines(part):
+        writer.writerow(map(csv_cell, line))
+    return out.getvalue()
+
+
+def _csv_lines(part: PrintedPart) -> Iterator[list[object]]:
+    for line in part.lines:
+        for heading, cell in zip(part.headings, line.cells, strict=True):
+            yield [part.name, part.corner, line.band, line.title, heading, cell.text, cell.value, cell.delta]
+
+
+def to_mapping(part: PrintedPart) -> dict[str, Any]:
+    """Return the part as the document `PrintedTable`."""
+    return {
+        "name": part.name,
+        "title": part.title,
+        "corner": part.corner,
+        "columns": list(part.headings),
+        "rows": [_row(line) for line in part.lines],
+    }
+
+
+def _row(line: PrintedLine) -> dict[str, Any]:
+    cells = [
+        {"text": cell.text, "value": cell.value, "delta": cell.delta, "mark": "underlined" if cell.mark else ""}
+        for cell in line.cells
+    ]
+    return {"band": line.band, "title": line.title, "cells": cells}
+
+
+def render(part: PrintedPart, form: str) -> str:
+    """Return the part as text in one of FORMATS, or as CSV."""
+    return to_csv(part) if form == "csv" else FORMATS[form](sheet(part))

@@ -1,0 +1,318 @@
+"""Build a `Table` from entries, their states and results. The table is data; `render` turns it into text.
+
+rows       one per method (the row axes); a method with a base (`against`) is below its base
+externals  networks that were not trained here, below the rows
+columns    one per label of the column axis, or one per downstream task
+a cell     mean and standard deviation over seeds, paired difference from the base, published numbers, status
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.scalar import Label
+from gpas_cli.report.labels import RowKey, facts, label_title, measured, row_title, scheme_titles
+from gpas_cli.report.metrics import metric
+from gpas_cli.report.papers import PublishedTable, Remark, published
+from gpas_cli.report.papers.compared import compared_value
+from gpas_cli.report.papers.recipes import Deviation, deviations
+from gpas_cli.report.statistics import stats
+from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
+from gpas_cli.report.tables.external import ExternalNetwork, Externals, external_rows
+from gpas_cli.report.tables.grouping import group
+from gpas_cli.report.tables.note import Note
+from gpas_cli.report.tables.ranking import marks
+from gpas_cli.spec.downstream import headline, row_length, task_title
+from gpas_cli.spec.stage import Metric, StageKind
+
+if TYPE_CHECKING:
+    from gpas_cli.grid import Entry, TableSpec
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A published number for a cell, its difference from the published base, and the tokens it was trained on.
+
+    deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
+    text: the number and the difference as printed, if the table has the paper's own layout.
+    """
+
+    value: float
+    delta: float | None = None
+    tokens: int | None = None
+    deviations: tuple[Deviation, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell. `mark` is "best", "second" or ""; `status` is why numbers are missing, "" if none is.
+
+    `delta` is None in a base row, and if no seed has both numbers. `statuses` is empty if the grid has no such cell.
+    """
+
+    statuses: tuple[EntryStatus, ...] = ()
+    summary: stats.Aggregate | None = None
+    delta: stats.Paired | None = None
+    status: str = ""
+    mark: str = ""
+    printed: Mapping[str, Printed] | None = None
+
+    @property
+    def values(self) -> dict[Hashable, float]:
+        """The numbers by seed."""
+        return {s.seed: s.value for s in self.statuses if s.value is not None}
+
+    @property
+    def stderr(self) -> float | None:
+        """The standard error of a single score over its questions; None for several seeds, which have a std."""
+        valued = [s for s in self.statuses if s.value is not None]
+        return valued[0].stderr if len(valued) == 1 else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the difference from the base; None if there are fewer than two pairs."""
+        return stats.interval(self.delta) if self.delta is not None else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has its number."""
+        return self.summary is not None and self.summary.n == len(self.statuses)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
+
+    section: the heading above the row and its neighbours, if the table has such headings.
+    """
+
+    key: RowKey
+    title: str
+    cells: tuple[TableCell, ...]
+    indent: int = 0
+    base: RowKey | None = None
+    section: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One label of the column axis with one metric, and the sources that print a number for any of its cells."""
+
+    label: Label
+    title: str
+    metric: Metric
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. `rows` are in display order. `metric` is that of the first columns.
+
+    printed: the name of the printed table whose layout it has, SOURCE:NUMBER, "" if it has its own. corner: then, the
+    heading of the row titles. remarks: further notes.
+    """
+
+    spec: TableSpec
+    metric: Metric
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    published: Mapping[str, PublishedTable]
+    externals: Externals = field(default_factory=Externals)
+    printed: str = ""
+    corner: str = ""
+    remarks: tuple[Note, ...] = ()
+
+
+def build(
+    entries: Sequence[Entry],
+    states: States,
+    results: Results,
+    spec: TableSpec,
+    networks: Sequence[ExternalNetwork] | None = None,
+    what: Metric | None = None,
+) -> Table:
+    """Return the table of `entries`; `states` and `results` are by stage key. `networks` are shown below the cells.
+
+    what: the metric, by default the one that `spec` names.
+
+    Raises GpasError for an unknown metric, axis or published table, if two entries of one table cell differ in more
+    than the averaged axis, and for networks if the columns are not tasks.
+    """
+    sources = {source: published(source, name) for source, name in spec.published.items()}
+    kinds = stage_kinds(entries)
+    what = what or metric(compared_value(spec.value, sources.values(), kinds), kinds)
+    spec = replace(spec, value=what.name)
+    _check(entries, spec, what, sources)
+    groups = group(entries, spec)
+    labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
+    bases = {key: other for key in groups if (other := _base_key(key, spec)) != key}
+    plain = {key: _cells(columns, labels, spec, what, states, results) for key, columns in groups.items()}
+    cells = {}
+    for key, row in plain.items():
+        base = plain.get(bases[key]) if key in bases else None
+        cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, what, sources)
+    rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), what)
+    columns = tuple(_column(label, i, rows, spec, sources, what) for i, label in enumerate(labels))
+    externals = Externals() if networks is None else _externals(networks, entries, columns, spec, what)
+    return Table(spec, what, columns, tuple(rows), sources, externals)
+
+
+def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
+    """Return the kinds of the entries' stages."""
+    return {stage.declared for entry in entries for stage in entry.cell.stages}
+
+
+def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Mapping[str, PublishedTable]) -> None:
+    if not entries:
+        raise GpasError(f"table '{spec.title}': there are no cells to show")
+    axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
+    for axis in (*spec.rows, *([] if spec.columns == "task" else [spec.columns])):
+        if axis not in axes:
+            raise GpasError(f"table '{spec.title}': no cell has an axis '{axis}'; {nearest(axis, axes)}")
+    for axis in spec.against:
+        if axis not in spec.rows:
+            raise GpasError(f"table '{spec.title}': against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
+    for source, table in sources.items():
+        if table.metric != what.family:
+            raise GpasError(
+                f"table '{spec.title}': published {source}: {table.name} prints {table.metric}, not {what.family}"
+            )
+
+
+def _externals(
+    networks: Sequence[ExternalNetwork],
+    entries: Sequence[Entry],
+    columns: Sequence[Column],
+    spec: TableSpec,
+    what: Metric,
+) -> Externals:
+    if spec.columns != "task":
+        raise GpasError(
+            f"table '{spec.title}': networks that were not trained here have scores at tasks, and its columns are "
+            f"'{spec.columns}'; --external is for grids with `table: {{columns: task}}`"
+        )
+    sections = []
+    for entry in entries:
+        section = entry.cell.parameters("downstream")
+        if section is not None:
+            sections.append(replace(section, max_length=row_length(section, entry.cell.model.family)))
+    return external_rows(networks, sections, [what.recorded_as(str(column.label)) for column in columns])
+
+
+def _cells(
+    columns: Mapping[Label, Sequence[Entry]],
+    labels: Sequence[Label],
+    spec: TableSpec,
+    what: Metric,
+    states: States,
+    results: Results,
+) -> list[TableCell]:
+    cells = []
+    for label in labels:
+        statuses = tuple(
+            entry_status(entry, entry.axes.get(spec.over), what, _recorded(entry, label, spec, what), states, results)
+            for entry in columns.get(label, ())
+        )
+        numbers = [s.value for s in statuses if s.value is not None]
+        summary = stats.aggregate(numbers) if numbers else None
+        cells.append(TableCell(statuses, summary, status=missing_numbers(statuses, spec.over)))
+    return cells
+
+
+def _recorded(entry: Entry, label: Label, spec: TableSpec, what: Metric) -> str:
+    """Return the name under which an attempt reports the number of `entry` in the column `label`."""
+    section = entry.cell.parameters("downstream")
+    if spec.columns == "task" or not what.by_task or section is None:
+        return what.recorded_as(str(label))
+    return what.recorded_as(headline(section.tasks, what.name))
+
+
+def _base_key(key: RowKey, spec: TableSpec) -> RowKey:
+    return tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))
+
+
+def _with_deltas(row: Sequence[TableCell], base: Sequence[TableCell] | None) -> list[TableCell]:
+    if base is None:
+        return list(row)
+    return [replace(own, delta=stats.paired(own.values, other.values)) for own, other in zip(row, base, strict=True)]
+
+
+def _with_printed(
+    row: Sequence[TableCell],
+    base: Sequence[TableCell] | None,
+    labels: Sequence[Label],
+    spec: TableSpec,
+    what: Metric,
+    sources: Mapping[str, PublishedTable],
+) -> list[TableCell]:
+    bases = base or [TableCell()] * len(labels)
+    found = []
+    for own, other, label in zip(row, bases, labels, strict=True):
+        mine, theirs = (_labels(cell, label, spec, what) for cell in (own, other))
+        numbers = {name: _printed(own, table, mine, theirs) for name, table in sources.items()}
+        found.append(replace(own, printed={name: printed for name, printed in numbers.items() if printed}))
+    return found
+
+
+def _labels(cell: TableCell, label: Label, spec: TableSpec, what: Metric) -> dict[str, Label]:
+    """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
+    if not cell.statuses:
+        return {}
+    entry = cell.statuses[0].entry
+    return {**facts(entry), **measured(entry, label, what, by_task=spec.columns == "task")}
+
+
+def _printed(
+    own: TableCell, table: PublishedTable, labels: Mapping[str, Label], base: Mapping[str, Label]
+) -> Printed | None:
+    """Return the number that `table` prints for the cell `own` with these labels; `base`: those of its base."""
+    value = table.value(labels) if labels else None
+    if value is None:
+        return None
+    delta = table.delta(labels, base) if base else None
+    found = deviations(own.statuses[0].entry, table)
+    return Printed(value, delta, table.tokens(labels), found, table.remarks_for(labels))
+
+
+def _order(
+    cells: Mapping[RowKey, Sequence[TableCell]],
+    bases: Mapping[RowKey, RowKey],
+    spec: TableSpec,
+    titles: Mapping[Label, str],
+) -> list[Row]:
+    """Return bases in declared order, each followed by the rows that are compared with it."""
+    rows = []
+    for key in cells:
+        if bases.get(key) in cells:
+            continue
+        rows.append(Row(key, row_title(spec.rows, key, titles), tuple(cells[key]), base=bases.get(key)))
+        for child in cells:
+            if bases.get(child) == key:
+                said = [label_title(axis, child[i], titles) for i, axis in enumerate(spec.rows) if axis in spec.against]
+                rows.append(Row(child, "+ " + " + ".join(filter(None, said)), tuple(cells[child]), 1, key))
+    return rows
+
+
+def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:
+    """Return the rows with the best and second best cell of each column marked. Unfinished cells are not ranked."""
+    ranked = [list(row.cells) for row in rows]
+    for column in range(len(ranked[0])):
+        cells = [row[column] for row in ranked]
+        numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
+        for row, mark in zip(ranked, marks(numbers, what), strict=True):
+            row[column] = replace(row[column], mark=mark)
+    return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
+
+
+def _column(
+    label: Label, index: int, rows: Sequence[Row], spec: TableSpec, sources: Mapping[str, PublishedTable], what: Metric
+) -> Column:
+    cells = [row.cells[index] for row in rows]
+    present = tuple(source for source in sources if any(source in (cell.printed or {}) for cell in cells))
+    title = task_title(str(label)) if spec.columns == "task" else label_title(spec.columns, label, {}) or str(label)
+    return Column(label, title, what, present)

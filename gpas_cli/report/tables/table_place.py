@@ -1,0 +1,150 @@
+"""Find a cell of a table by the words that name it: `table2[pre+gpas,71m]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpas_cli.errors import UnknownCell, nearest
+from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.report.labels import label_title, scheme_titles
+from gpas_cli.report.tables.table import Row, Table, TableCell
+from gpas_cli.spec.downstream import task_title
+from gpas_cli.words import listed
+
+NAMED = 12  # rows or columns in one message
+_NAME = re.compile(r"([^\[\]\s]+)\s*\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True)
+class PlaceName:
+    """The words that name a cell of a grid's table, in lower case; the last part may be the column."""
+
+    text: str
+    grid: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One cell of a table, with its row and the index of its column."""
+
+    table: Table
+    row: Row
+    column: int
+
+    @property
+    def cell(self) -> TableCell:
+        return self.row.cells[self.column]
+
+    @property
+    def base(self) -> Place | None:
+        """The place in the same column that differences refer to; None for a base."""
+        rows = [row for row in self.table.rows if self.row.base is not None and row.key == self.row.base]
+        return Place(self.table, rows[0], self.column) if rows else None
+
+    def same_in(self, other: Table) -> Place:
+        """Return the place with the same labels in another table of the same cells."""
+        label = self.table.columns[self.column].label
+        row = next(row for row in other.rows if row.key == self.row.key)
+        return Place(other, row, next(i for i, column in enumerate(other.columns) if column.label == label))
+
+    @property
+    def words(self) -> str:
+        """The words that name this cell, without the grid: "pre+gpas,71m"."""
+        return f"{row_words(self.row)},{spelled(self.table.columns[self.column].label)}"
+
+
+def place_name(text: str) -> PlaceName | None:
+    """Return the parsed name of a table cell, GRID[ROW,COLUMN]; None for any other text."""
+    match = _NAME.fullmatch(text.strip())
+    if match is None:
+        return None
+    return PlaceName(
+        text.strip(), match[1], tuple(part.strip().lower() for part in match[2].split(",") if part.strip())
+    )
+
+
+def find_place(table: Table, name: PlaceName) -> Place:
+    """Return the cell of `table` that `name` names.
+
+    A row is named by labels or titles of its axes, joined by + or commas, in any order; labels "none" may be left out.
+    The column may be left out if there is only one. Raises UnknownCell with the nearest choices.
+    """
+    column, parts = _column(table, name)
+    words = [word.strip() for part in parts for word in part.split("+") if word.strip()]
+    row = _row(table, name, words)
+    if not row.cells[column].statuses:
+        filled = [column_words(table, i) for i, cell in enumerate(row.cells) if cell.statuses]
+        raise UnknownCell(f"{name.text}: the grid has no such cell; {row_words(row)} is in {listed(filled, NAMED)}")
+    return Place(table, row, column)
+
+
+def row_words(row: Row) -> str:
+    """Return the words that name a row: its labels without "none", "none" if all are."""
+    return "+".join(spelled(label) for label in row.key if label not in (None, "none")) or "none"
+
+
+def column_words(table: Table, index: int) -> str:
+    """Return the word that names a column."""
+    return spelled(table.columns[index].label)
+
+
+def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
+    """Return the column that the last part names, and the parts that name the row."""
+    words = [_column_names(table, i) for i in range(len(table.columns))]
+    if name.parts:
+        found = [i for i, known in enumerate(words) if name.parts[-1] in known]
+        if len(found) == 1:
+            return found[0], name.parts[:-1]
+    if len(words) == 1:
+        return 0, name.parts
+    known = [column_words(table, i) for i in range(len(words))]
+    if len(name.parts) < 2:
+        raise UnknownCell(f"{name.text}: name the column after a comma: {listed(known, NAMED)}")
+    raise UnknownCell(f"{name.text}: no column '{name.parts[-1]}'; {nearest(name.parts[-1], known)}")
+
+
+def _column_names(table: Table, index: int) -> set[str]:
+    column = table.columns[index]
+    names = {spelled(column.label), column.title}
+    if table.spec.columns == "task":
+        names.add(task_title(str(column.label)))
+    return {each.lower() for each in names} | {f"{table.spec.columns}={spelled(column.label)}".lower()}
+
+
+def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
+    titles = scheme_titles([status.entry for row in table.rows for cell in row.cells for status in cell.statuses])
+    names = {row.key: [_label_names(table, i, label, titles) for i, label in enumerate(row.key)] for row in table.rows}
+    known = list(dict.fromkeys(spelled(label) for row in table.rows for label in row.key if label is not None))
+    for word in words:
+        if not any(word in of for labels in names.values() for of in labels):
+            raise UnknownCell(f"{name.text}: no row has '{word}'; {nearest(word, known)}")
+    rest = {row.key: _unnamed(row, names[row.key], words) for row in table.rows}
+    matching = [row for row in table.rows if rest[row.key] is not None]
+    exact = [row for row in matching if all(label in (None, "none") for label in rest[row.key] or ())]
+    chosen = exact or matching
+    if len(chosen) == 1:
+        return chosen[0]
+    what = f"matches {len(chosen)} rows" if chosen else "matches no row"
+    rows = [row_words(row) for row in chosen or table.rows]
+    raise UnknownCell(f"{name.text}: '{'+'.join(words)}' {what}; name one of {listed(rows, NAMED)}")
+
+
+def _label_names(table: Table, axis: int, label: Label | None, titles: dict[Label, str]) -> set[str]:
+    """Return the words for a row's label on one axis, in lower case."""
+    word = "none" if label is None else spelled(label)
+    name = table.spec.rows[axis]
+    return {each.lower() for each in (word, f"{name}={word}", label_title(name, label, titles)) if each}
+
+
+def _unnamed(row: Row, names: Sequence[set[str]], words: Sequence[str]) -> list[Label | None] | None:
+    """Return the labels of the row that no word names, None if a word names none of them."""
+    left = list(range(len(row.key)))
+    for word in words:
+        found = next((axis for axis in left if word in names[axis]), None)
+        if found is None:
+            return None
+        left.remove(found)
+    return [row.key[axis] for axis in left]

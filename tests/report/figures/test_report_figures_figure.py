@@ -1,0 +1,192 @@
+"""Figures: what stands in the file, that nothing leaves the canvas, and that the same data gives the same file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from report_cells import entry
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.figures.figure import Figure
+from gpas_cli.report.figures.plot import STYLE, Sheet, draw, save
+from gpas_cli.report.figures.plot_lines import COLOURS
+from gpas_cli.report.figures.quantities import QUANTITIES
+from gpas_cli.report.figures.series import CellCurve, make_series
+from gpas_cli.report.figures.ticks import log_ticks, readable
+
+NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
+HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
+
+
+def figure(label: str = "gpas", layers: int = 0, **more: object) -> Figure:
+    """Six schemes with and without a gate, two seeds each."""
+    runs = [
+        CellCurve(
+            entry(norm, gate, seed, axes={"gate": label if gate == "gpas" else gate}),
+            "seed",
+            tuple((float(x), 5.0 / x + seed + i) for x in range(1, 5)),
+            final_norm=7.0 if layers else None,
+        )
+        for i, norm in enumerate(NORMS)
+        for gate in ("none", "gpas")
+        for seed in (1, 2)
+    ]
+    usual: dict[str, object] = {"title": "Title", "x": "update", "y": "loss (nats per token)", "layers": layers}
+    return Figure(series=make_series(runs), **(usual | more))  # type: ignore[arg-type]
+
+
+def sheet(**more: object) -> Sheet:
+    return Sheet((figure(**more),))  # type: ignore[arg-type]
+
+
+def drawn(made: Figure, folder: Path) -> str:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    save(Sheet((made,)), [folder / "x.svg"])
+    return (folder / "x.svg").read_text()
+
+
+def test_the_legend_names_methods_and_says_what_the_bands_are(tmp_path: Path) -> None:
+    text = drawn(figure(), tmp_path)
+    for words in ("Pre-LN + GPAS", "Sandwich-LN", "loss (nats per token)", "mean ± standard deviation over 2 seeds"):
+        assert f">{words}<" in text
+    assert "demo-" not in text
+    for colour in COLOURS[:6]:
+        assert text.count(colour.lower()) >= 4  # line, band and legend of a scheme with and without the gate
+
+
+def test_runs_are_drawn_separately_on_request(tmp_path: Path) -> None:
+    def lines(text: str) -> int:
+        return len(re.findall(r'<g id="line2d_', text))
+
+    every = drawn(figure(every_run=True), tmp_path)
+    assert "a line for each seed" in every
+    assert lines(every) == lines(drawn(figure(), tmp_path)) + 12
+
+
+def test_the_final_norm_is_labelled_and_layers_are_whole_numbers(tmp_path: Path) -> None:
+    text = drawn(figure(layers=4, x="layer"), tmp_path)
+    assert re.findall(r">(\d+|final|norm|2\.5)<", text)[:6] == ["1", "2", "3", "4", "final", "norm"]
+    assert "norm<" not in drawn(figure(x="layer"), tmp_path)
+
+
+def test_titles_of_y_axes_fit_the_height_of_a_figure() -> None:
+    assert {name: own.axis for name, own in QUANTITIES.items() if len(own.axis) > 52} == {}
+
+
+def importance(matrix: tuple[tuple[float, ...], ...] = (), **more: object) -> Figure:
+    """Pre-LN with and without a gate, two seeds each, over three layers."""
+    runs = [
+        CellCurve(
+            entry("pre", gate, seed),
+            "seed",
+            () if matrix else tuple((float(x), 0.1 * seed / x) for x in range(1, 4)),
+            matrix=tuple(tuple(value * seed for value in row) for row in matrix),
+        )
+        for gate in ("none", "gpas")
+        for seed in (1, 2)
+    ]
+    return Figure("Title", "layer", "rise", make_series(runs), layers=0 if matrix else 3, **more)  # type: ignore[arg-type]
+
+
+def test_bars_of_one_scheme_have_one_colour_in_two_weights(tmp_path: Path) -> None:
+    text = drawn(importance(bars=True), tmp_path)
+    # Three bars and one in the legend for each series; the series without a gate is lighter.
+    assert len(re.findall(r"fill: #0072b2; opacity: 0.45", text)) == 4
+    assert len(re.findall(r"fill: #0072b2; stroke-linejoin|fill: #0072b2\"", text)) == 4
+    assert "mean ± standard deviation" in text
+    assert "opacity: 0.45" not in drawn(importance(bars=True, every_run=True), tmp_path)
+    assert "opacity: 0.45" not in drawn(figure(bars=True), tmp_path)  # twelve series are lines
+
+
+def test_heat_maps_have_a_panel_for_each_series_and_common_colours(tmp_path: Path) -> None:
+    made = importance(((0.1, 0.2, 0.3), (0.3, 0.4), (0.5,)), heat_map="distance (pi)")
+    assert [round(value, 6) for row in made.series[0].matrix() for value in row] == [0.15, 0.3, 0.45, 0.45, 0.6, 0.75]
+    text = drawn(made, tmp_path)
+    for words in ("Pre-LN", "Pre-LN + GPAS", "distance (pi)", "layer", "rise", "Title"):
+        assert f">{words}<" in text
+    assert len(re.findall(r'<g id="axes_', text)) == 3  # two maps and the colour bar
+    assert text == drawn(made, tmp_path)
+
+
+@pytest.mark.parametrize("size", [(6.4, 4.0), (3.3, 2.4), (10.0, 3.0)])
+def test_everything_is_inside_the_canvas(tmp_path: Path, size: tuple[float, float]) -> None:
+    matplotlib = pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    from matplotlib.figure import Figure as Canvas
+
+    made = figure(HOSTILE, title=HOSTILE * 3)
+    canvas = Canvas(layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        draw(canvas, Sheet((made,)), size)
+    canvas.draw_without_rendering()
+    inside = canvas.bbox
+    (axes,), (legend,) = canvas.axes, canvas.legends
+    plot, words = axes.get_window_extent(), legend.get_window_extent()
+    for box in (words, axes.get_tightbbox()):
+        assert box.x0 >= inside.x0 - 1
+        assert box.x1 <= inside.x1 + 1
+        assert box.y0 >= inside.y0 - 1
+        assert box.y1 <= inside.y1 + 1
+    assert words.x0 >= plot.x1 or words.y1 <= plot.y0
+    assert plot.width > 0.35 * inside.width
+
+
+def test_user_text_is_neither_formula_nor_hidden(tmp_path: Path) -> None:
+    text = drawn(figure("_$x^2$", title="$\\frac"), tmp_path)
+    assert ">Pre-LN + _$x^2$<" in text
+    assert ">$\\frac<" in text
+
+
+def test_the_suffix_names_the_format_and_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    paths = [tmp_path / "new" / f"x{suffix}" for suffix in (".pdf", ".svg", ".PNG")]
+    save(sheet(layers=4, log=True), paths)
+    first = [path.read_bytes() for path in paths]
+    assert [content[:5] for content in first] == [b"%PDF-", b"<?xml", b"\x89PNG\r"]
+    assert b"/Type3" not in first[0]
+    save(sheet(layers=4, log=True), paths)
+    assert [path.read_bytes() for path in paths] == first
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x.PNG", "x.pdf", "x.svg"]
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(GpasError, match=r"unknown format '.pgn'; did you mean '.png'"):
+        save(sheet(), [tmp_path / "x.svg", tmp_path / "x.pgn"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_figure_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GpasError, match="Title: no such curve has been recorded"):
+        save(Sheet((Figure("Title", "x", "y", ()),)), [tmp_path / "x.svg"])
+
+
+def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[figures\]'"):
+        save(sheet(), [tmp_path / "x.svg"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.3, 250, [1, 10, 100]),
+        (0.25, 250, [0.3, 1, 3, 10, 30, 100]),
+        (0.9, 9.5, [1, 2, 5]),
+        (2.5, 9.5, [3, 4, 5, 6, 7, 8, 9]),
+        (1.00, 1.04, [1.0, 1.01, 1.02, 1.03, 1.04]),
+    ],
+)
+def test_logarithmic_ticks_are_round_and_few(low: float, high: float, ticks: list[float]) -> None:
+    found = log_ticks(low, high)
+    assert found == ticks or (len(ticks) < 4 and set(ticks) <= set(found))
+    assert 4 <= len(found) <= 12
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.003, "0.003"), (20, "20"), (1e-6, "10⁻⁶"), (2e5, "2\N{MULTIPLICATION SIGN}10⁵"), (0, "0"), (-0.6, "-0.6")],
+)
+def test_ticks_are_readable(value: float, text: str) -> None:
+    assert readable(value) == text

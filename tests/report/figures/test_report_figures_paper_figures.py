@@ -1,0 +1,162 @@
+"""The papers' figures: every one can be drawn from its grids, with the panels and lines that the paper has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.grid.select import conditions, select
+from gpas_cli.packaged import packaged
+from gpas_cli.report import query
+from gpas_cli.report.figures.figure import as_mapping
+from gpas_cli.report.figures.paper_figures import (
+    FigureSpec,
+    PaperFigure,
+    declared_figures,
+    figures,
+    make,
+    named,
+    request,
+    run_command,
+)
+from gpas_cli.report.recorded import Recorded
+
+EXPERIMENTS = load(packaged("experiments.yaml"))
+FIGURES = declared_figures()
+STEPS = {
+    stage.key: entry.cell.optim.steps
+    for entry in expand(EXPERIMENTS, list(EXPERIMENTS.grids))
+    for stage in entry.cell.stages
+}
+NUMBERS = {
+    "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
+    "curse": ["1", "4", "5"],
+    "spike": ["2", "3", "4", "5"],
+}
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Return a stand-in for a database in which every cell has recorded everything, at eleven updates."""
+
+    def updates(key: str) -> list[int]:
+        return [max(1, i * STEPS[key] // 10) for i in range(11)]
+
+    def layers(engine: object, key: str, name: str) -> list[tuple[int, dict[int, float]]]:
+        return [(step, {i: 1.0 + i + step / 1e6 for i in range(12)}) for step in updates(key)]
+
+    def curve(engine: object, key: str, name: str) -> list[tuple[int, float]]:
+        return [] if name.startswith("spike") else [(step, 5 - step / 1e6) for step in updates(key)]
+
+    monkeypatch.setattr(query, "layer_curve", layers)
+    monkeypatch.setattr(query, "curve", curve)
+    return object()
+
+
+def drawn(name: str, database: object, grid: str = "") -> PaperFigure:
+    asked = request(FIGURES[name], EXPERIMENTS, grid)
+    return make(asked, Recorded(asked.entries, engine=database), lambda entry: [3.0, 2.0])  # type: ignore[arg-type]
+
+
+def titles(figure: PaperFigure) -> list[list[str]]:
+    return [[one.title for one in panel.drawn] for panel in figure.panels]
+
+
+def test_every_figure_of_the_papers_is_declared() -> None:
+    assert [spec.name for spec in FIGURES.values()] == [f"{paper}-{n}" for paper, own in NUMBERS.items() for n in own]
+
+
+@pytest.mark.parametrize("spec", FIGURES.values(), ids=list(FIGURES))
+@pytest.mark.parametrize("toy", [False, True])
+def test_every_figure_has_cells_and_panels_in_both_of_its_grids(spec: FigureSpec, toy: bool, database: object) -> None:
+    made = drawn(spec.name, database, spec.toy if toy else "")
+    assert made.problem == ""
+    assert made.missing == made.unrecorded == ()
+    assert all(panel.drawn for panel in made.panels)
+    assert bool(made.note) == toy
+    assert ("toy size: quickstart" in made.heading) == toy
+    assert [as_mapping(panel)["y"] for panel in made.panels]
+
+
+def test_panels_and_methods_are_the_papers(database: object) -> None:
+    both = ["Pre-LN", "Pre-LN + GPAS"]
+    assert titles(drawn("gpas-2", database)) == [both, both]
+    assert [panel.title for panel in drawn("gpas-2", database).panels] == [
+        "(a) Pretraining loss",
+        "(b) Evaluation loss",
+    ]
+    assert titles(drawn("gpas-3a", database)) == [
+        ["DeepNorm + GPAS", "Pre-LN + GPAS", "Sandwich-LN + GPAS", "Mix-LN + GPAS", "LNS + GPAS"]
+    ]
+    assert titles(drawn("gpas-4", database, "quickstart"))[0] == [f"layer {n}" for n in (1, 3, 5, 7, 9, 11, 12)]
+    assert titles(drawn("gpas-6", database))[1] == ["W_gate", "W_up", "W_down"]
+    assert [panel.level for panel in drawn("gpas-6", database).panels] == [1.0, 1.0]
+    assert titles(drawn("curse-1", database)) == [["Pre-LN", "Pre-LN with scaled initialisation", "LayerNorm Scaling"]]
+    assert titles(drawn("spike-2", database)) == [["Xavier Init", "Vanilla", "Embed LN", "Scaled Embed"]]
+    assert [panel.title for panel in drawn("spike-3", database).panels] == ["(a) gpt-350m", "(b) gpt-1.7b"]
+    assert titles(drawn("spike-3", database)) == 2 * [["Vanilla", "Embed Detach", "Embed LN", "Scaled Embed"]]
+    assert [panel.title for panel in drawn("spike-5", database).panels] == ["(a) lr 0.0003", "(b) lr 0.0001"]
+    assert [panel.title for panel in drawn("curse-5", database, "quickstart-curse").panels] == [
+        "(a) update 60",
+        "(b) update 180",
+        "(c) update 360",
+    ]
+
+
+def test_gates_of_earlier_versions_are_drawn_as_recorded(database: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = query.layer_curve
+    monkeypatch.setattr(query, "layer_curve", lambda *of: [] if of[2] == "alpha" else known(*of))
+    (panel,) = drawn("gpas-3a", database).panels
+    assert panel.y == "gate value act(\N{GREEK SMALL LETTER ALPHA})"
+
+
+def test_without_results_the_cells_and_the_command_are_named() -> None:
+    asked = request(FIGURES["gpas-2"], EXPERIMENTS)
+    made = make(asked, Recorded(asked.entries))
+    assert made.problem == "no cell has recorded it"
+    assert made.missing == ("table2/1b-pre", "table2/1b-pre-gpas")
+    assert made.command == "gpas run grid table2 --where norm=pre --where size=1b"
+
+
+def test_a_grid_that_is_not_declared_or_has_no_such_cell() -> None:
+    assert "no grid 'mine'" in request(FIGURES["gpas-2"], EXPERIMENTS, "mine").problem
+    assert "no cell that this figure draws" in request(FIGURES["spike-3"], EXPERIMENTS, "quickstart").problem
+
+
+def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> None:
+    entries = [entry for grid in EXPERIMENTS.grids for entry in expand(EXPERIMENTS, [grid])]
+    made = figures(EXPERIMENTS, Recorded(tuple(entries), engine=database), toy=True)  # type: ignore[arg-type]
+    assert [figure.name for figure in made if figure.problem] == ["spike-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["gpas-3a"], ["gpas-3a"]),
+        (["gpas:3a", "GPAS-2"], ["gpas-2", "gpas-3a"]),
+        (["gpas-3"], ["gpas-3a", "gpas-3b"]),
+        (["curse"], ["curse-1", "curse-4", "curse-5"]),
+        (["all"], list(FIGURES)),
+    ],
+)
+def test_names(words: list[str], names: list[str]) -> None:
+    assert [spec.name for spec in named(words)] == names
+
+
+def test_an_unknown_name_has_a_nearest_one() -> None:
+    with pytest.raises(GpasError, match="no paper has a figure 'gpas-3c'; did you mean 'gpas-3"):
+        named(["gpas-3c"])
+
+
+def test_the_command_selects_the_missing_cells() -> None:
+    declared = expand(EXPERIMENTS, ["table2"])
+    wanted = [one for one in declared if one.axes["size"] in ("71m", "1b") and one.axes["norm"] == "lns"]
+    found: Any = conditions(wanted, declared)
+    assert found == ["norm=lns", "size=71m,1b"]
+    assert select(declared, found) == wanted
+    assert run_command("table2", [], declared) == ""
+    assert run_command("table2", declared, declared) == "gpas run grid table2"

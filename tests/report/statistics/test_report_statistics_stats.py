@@ -1,0 +1,125 @@
+"""Means, spreads and paired differences against numbers made by hand and printed tables of Student's t."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpas_cli.report.statistics.stats import aggregate, interval, mean_interval, paired, two_sided_p
+
+finite = st.floats(-1e6, 1e6)
+
+
+def test_mean_and_sample_deviation() -> None:
+    found = aggregate([2.0, 4.0, 9.0])
+    assert (found.mean, found.n) == (5.0, 3)
+    assert found.std == pytest.approx(math.sqrt(13))  # (9 + 1 + 16) / 2
+
+
+def test_one_number_has_no_spread() -> None:
+    assert aggregate([7.25]).std is None
+    assert aggregate([7.25]).mean == 7.25
+
+
+def test_nothing_has_no_mean() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        aggregate([])
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_nonfinite_numbers_stay_visible(bad: float) -> None:
+    found = aggregate([1.0, bad])
+    assert not math.isfinite(found.mean)
+    assert found.std is not None
+    assert math.isnan(found.std)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(2, 7))
+def test_equal_numbers_have_no_spread(value: float, n: int) -> None:
+    assert aggregate([value] * n).std == 0
+
+
+@given(st.lists(finite, min_size=2, max_size=8), st.randoms())
+def test_the_order_of_seeds_does_not_matter(values: list[float], random: object) -> None:
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert aggregate(shuffled) == aggregate(values)
+
+
+def test_pairs_are_made_by_seed_not_by_position() -> None:
+    # Unpaired, the means are 12 and 11; seeds 1 and 2 in common give -1 and -3.
+    found = paired({1: 10.0, 2: 8.0, 7: 18.0}, {2: 11.0, 1: 11.0, 3: 11.0})
+    assert found is not None
+    assert (found.mean, found.n, found.lower, found.higher) == (-2.0, 2, 2, 0)
+    assert found.std == pytest.approx(math.sqrt(2))
+    assert found.t == pytest.approx(-2.0)  # -2 / (sqrt(2) / sqrt(2))
+    assert found.p == pytest.approx(1 - 2 * math.atan(2) / math.pi)  # one degree of freedom: Cauchy
+
+
+def test_no_seed_in_common() -> None:
+    assert paired({1: 1.0}, {2: 1.0}) is None
+    assert paired({}, {}) is None
+
+
+def test_a_single_pair_or_equal_differences_allow_no_test() -> None:
+    for own, base in (({1: 2.0}, {1: 1.5}), ({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0})):
+        found = paired(own, base)
+        assert found is not None
+        assert found.t is None
+        assert found.p is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (10, 2.22814), (30, 2.04227)],
+)
+def test_printed_critical_values(freedom: int, t: float) -> None:
+    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=1e-6)
+    assert two_sided_p(-t, freedom) == two_sided_p(t, freedom)
+
+
+@given(st.floats(0, 50), st.integers(1, 40))
+def test_p_is_a_probability_that_falls_with_t(t: float, freedom: int) -> None:
+    assert two_sided_p(0.0, freedom) == 1
+    assert 0 <= two_sided_p(t + 0.5, freedom) <= two_sided_p(t, freedom) + 1e-12 <= 1 + 1e-12
+
+
+def test_the_interval_of_darwins_maize() -> None:
+    """Heights of 15 pairs of plants (Darwin 1876); Fisher's Design of Experiments (1935), section 19, has t = 2.148."""
+    differences = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    found = paired(dict(enumerate(map(float, differences))), dict.fromkeys(range(15), 0.0))
+    assert found is not None
+    assert found.t == pytest.approx(2.148, abs=5e-4)
+    # 20.93 -+ 2.145 (the printed quantile of t with 14 degrees of freedom) * 37.74 / sqrt(15)
+    assert interval(found) == pytest.approx((0.03, 41.84), abs=0.01)
+    assert interval(found, level=0.99) == pytest.approx((20.933 - 2.977 * 9.746, 20.933 + 2.977 * 9.746), abs=0.02)
+
+
+def test_the_interval_of_two_numbers() -> None:
+    assert mean_interval(aggregate([1.0, 3.0])) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[4.0], [4.0, 4.0, 4.0], [4.0, math.inf]])
+def test_no_interval_without_a_spread(values: list[float]) -> None:
+    assert mean_interval(aggregate(values)) is None
+    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    assert found is not None
+    assert interval(found) is None
+
+
+def test_a_level_is_a_probability() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        mean_interval(aggregate([1.0, 2.0]), level=95)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=6))
+def test_the_interval_and_the_p_value_agree(values: list[float]) -> None:
+    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    assert found is not None
+    limits = interval(found)
+    if limits is None or found.p is None or abs(found.p - 0.05) < 1e-6:
+        return
+    assert (found.p < 0.05) == (limits[0] > 0 or limits[1] < 0)

@@ -1,0 +1,492 @@
+"""The text of every format, letter by letter."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from report_cells import entry, quickstart, result, spec
+from rich.console import Console
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.metrics import recorded_metric
+from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.papers.layouts import numbers, printed
+from gpas_cli.report.result import Result
+from gpas_cli.report.tables import printed_sheet
+from gpas_cli.report.tables.cell_text import number, sheet
+from gpas_cli.report.tables.latex import latex_escape, to_latex
+from gpas_cli.report.tables.render import FORMATS, render, to_csv, to_json
+from gpas_cli.report.tables.sheet import PLAIN, Sheet, stacked
+from gpas_cli.report.tables.side_by_side import beside
+from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.terminal import Drawn
+
+SIZES = ("71m", "130m", "250m")
+NORMS = ("pre", "sandwich", "deepnorm")
+
+
+@pytest.fixture
+def table() -> Table:
+    entries, results, states = quickstart()
+    return build(entries, states, results, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+
+
+MARKDOWN = """\
+**Demo**
+
+| reference perplexity | 71m | 71m, GPAS paper |
+| --- | ---: | ---: |
+| Pre-LN | <u>34.20 ± 0.10</u> | 34.23 |
+| &nbsp;&nbsp;+ GPAS | **33.48 ± 0.11** (-0.72 ± 0.09*) | 33.49 (-0.74) |
+| LNS | 34.80 ± 0.14 \\[2/3 seeds, 1 diverged] | 34.70 |
+| &nbsp;&nbsp;+ GPAS | 33.00 (-1.90) \\[1/3 seeds] | 32.93 (-1.77) |
+
+- mean ± sample standard deviation over 3 seeds
+- in parentheses: difference from the same row with gate none, the mean over the seeds that both have ± half its 95 % \
+interval, by Student's t
+- \\* paired t test over seeds, two-sided p \\< 0.05, per cell, uncorrected
+- bold: best of its column; underlined: second best (unfinished cells are not ranked)
+- diverged runs are not in the mean: LNS 71m
+- 2 of 12 runs have no result: 1 missing, 1 running
+- differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)
+- GPAS paper: GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling, \
+table2\\_perplexity: validation perplexity on C4 after pretraining
+- published numbers are compared with perplexity\\_reference: the sum of the batches' mean losses is divided by their \
+number plus one, as in the published code
+- GPAS paper (LNS 71m): LNS without GPAS raises an error in the published code; it is taken to be \
+what the paper describes
+- optim.mean\\_rows: 256 in GPAS paper (in its code), 0 here
+- differences: 2 of 2 have the same sign as in GPAS paper; median -1.31 here, -1.25 there
+"""
+
+LATEX = """\
+% Needs \\usepackage{booktabs}. Made for a text width of 345pt; in two columns put table* for table.
+% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.
+
+\\begin{table}
+  \\centering\\small
+  \\setlength{\\tabcolsep}{6pt}
+  \\caption{Demo}\\smallskip
+  \\begin{tabular}{@{}lrr@{}}
+    \\toprule
+    reference perplexity & 71m & 71m, GPAS paper \\\\
+    \\midrule
+    Pre-LN & \\underline{34.20 $\\pm$ 0.10} & 34.23 \\\\
+    \\quad + GPAS & \\textbf{33.48 $\\pm$ 0.11} ($-$0.72 $\\pm$ 0.09*) & 33.49 ($-$0.74) \\\\
+    LNS & 34.80 $\\pm$ 0.14 {[}2/3 seeds, 1 diverged{]} & 34.70 \\\\
+    \\quad + GPAS & 33.00 ($-$1.90) {[}1/3 seeds{]} & 32.93 ($-$1.77) \\\\
+    \\bottomrule
+  \\end{tabular}
+  \\par\\smallskip
+  \\parbox{\\linewidth}{\\footnotesize\\raggedright
+    Mean $\\pm$ sample standard deviation over 3 seeds.
+    In parentheses: difference from the same row with gate none, the mean over the seeds that both have $\\pm$ half \
+its 95 \\% interval, by Student's t.
+"""
+
+RICH = """\
+Demo
+ reference perplexity                                    71m   71m, GPAS paper
+ ─────────────────────────────────────────────────────────────────────────────
+ Pre-LN                                         34.20 ± 0.10             34.23
+   + GPAS                       33.48 ± 0.11 (-0.72 ± 0.09*)     33.49 (-0.74)
+ LNS                    34.80 ± 0.14 [2/3 seeds, 1 diverged]             34.70
+   + GPAS                          33.00 (-1.90) [1/3 seeds]     32.93 (-1.77)
+1. mean ± sample standard deviation over 3 seeds
+"""
+
+
+def test_markdown(table: Table) -> None:
+    assert render(table, "markdown") == MARKDOWN
+
+
+def test_latex(table: Table) -> None:
+    text = render(table, "latex")
+    assert text.startswith(LATEX)
+    assert "table2\\_perplexity" in text
+    assert text.endswith("median -1.31 here, -1.25 there.\n  }\n\\end{table}\n")
+
+
+HTML = """\
+<table>
+<caption>Demo</caption>
+<thead>
+<tr><th scope="col">reference perplexity</th><th scope="col" class="ours">71m</th>\
+<th scope="col" class="published">71m, GPAS paper</th></tr>
+</thead>
+<tbody>
+<tr><th scope="row">Pre-LN</th><td class="ours"><u>34.20 ± 0.10</u></td><td class="published">34.23</td></tr>
+<tr><th scope="row">&emsp;+ GPAS</th><td class="ours"><strong>33.48 ± 0.11</strong> (&minus;0.72 ± 0.09*)</td>\
+<td class="published">33.49 (&minus;0.74)</td></tr>
+"""
+
+
+def test_html_is_a_fragment(table: Table) -> None:
+    text = render(table, "html")
+    assert text.startswith(HTML)
+    assert '</table>\n<ul class="notes">\n<li>mean ± sample standard deviation over 3 seeds</li>\n' in text
+    assert text.endswith("</li>\n</ul>\n")
+    assert "style" not in text
+
+
+def test_html_has_no_markup_of_labels() -> None:
+    table = build([entry(axes={"norm": "<script>a&b</script>\x1b"})], {}, {}, spec(title="<b>"))
+    text = render(table, "html")
+    assert "&lt;script&gt;a&amp;b&lt;/script&gt;" in text
+    assert "<caption>&lt;b&gt;</caption>" in text
+    assert "<script" not in text
+    assert "\x1b" not in text
+
+
+def test_rich(table: Table) -> None:
+    console = Console(width=160, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(Drawn(sheet(table)))
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()) + "\n"
+    assert text.startswith(RICH)
+
+
+def wide() -> Table:
+    """Three sizes with their published numbers."""
+    entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in SIZES]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        results |= result(one, 30.0 + i)
+    return build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
+
+
+def drawn(table: Table, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(Drawn(sheet(table)))
+    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+
+def test_padding_goes_first_then_headers_wrap_then_columns_go_beneath() -> None:
+    label, ours = len("reference perplexity"), len("33.00 (+3.00)")
+    theirs = [len("71m, GPAS paper"), len("130m, GPAS paper"), len("250m, GPAS paper")]
+    roomy = label + 6 * 3 + 3 * ours + sum(theirs) + 2
+    tight = label + 6 * 2 + 3 * ours + sum(theirs)
+    wrapped = len("perplexity") + 6 * 2 + 6 * ours
+
+    def heads(width: int) -> list[str]:
+        return [line for line in drawn(wide(), width) if line.strip().startswith("reference")]
+
+    assert heads(roomy)[0].startswith(" reference perplexity   ")
+    assert heads(roomy - 1)[0].startswith("reference perplexity  ")
+    assert len(heads(tight)[0]) == tight
+    assert heads(tight - 1)[0].split() == ["reference", "71m,", "GPAS", "130m,", "GPAS", "250m,", "GPAS"]
+    assert len(heads(wrapped)) == 1
+    assert len(heads(wrapped - 1)) == 2
+    assert len(heads(60)) == 3
+
+
+@pytest.mark.parametrize("width", [24, 30, 40, 60, 80, 100, 140])
+def test_every_number_is_whole_at_any_width(width: int) -> None:
+    lines = drawn(wide(), width)
+    words = " ".join(lines).split()
+    assert all(f"{30 + i}.00" in words for i in range(12))
+    assert [words.count(number) for number in ("(-0.74)", "(+3.00)", "34.23")] == [1, 6, 1]
+    assert "…" not in "".join(lines)
+    assert all(len(line) <= width for line in lines)
+
+
+def test_rows_that_do_not_fit_on_paper_get_a_second_table() -> None:
+    sizes = (*SIZES, "350m", "1b")
+    entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in sizes]
+    text = render(build(entries, {}, {}, spec(published={"gpas": "table2_perplexity"})), "latex")
+    _, *environments = text.split("\n\n")
+    assert len(environments) == 2
+    for i, environment in enumerate(environments, 1):
+        assert f"\\caption{{Perplexity ({i} of 2)}}" in environment
+        assert "Pre-LN & missing" in environment
+    assert [sum(f" {size} & " in environment for size in sizes) for environment in environments] == [3, 2]
+    assert ["One seed per cell" in environment for environment in environments] == [False, True]
+
+
+def table_2_with_both_sources() -> str:
+    """Return three seeds of five sizes with the published numbers of paper and poster."""
+    sizes, gates = (*SIZES, "350m", "1b"), ("none", "gpas")
+    entries = [
+        entry(norm, gate, seed, size) for norm in NORMS for gate in gates for seed in (1, 2, 3) for size in sizes
+    ]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        results |= result(one, 33.5 - i * 0.11, metrics={"perplexity_reference": 33.5 - i * 0.11})
+    sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
+    return render(build(entries, {}, results, spec(title="Table 2", published=sources)), "latex")
+
+
+def test_table_2_with_both_sources_is_at_most_three_tables_wide() -> None:
+    text = table_2_with_both_sources()
+    assert text.count("\\begin{table}") == 3
+    lines = text.splitlines()
+    gated = next(i for i, line in enumerate(lines) if line.startswith("    \\quad + GPAS &"))
+    assert lines[gated + 1] == "    \\quad \\quad GPAS paper & 33.49 ($-$0.74) & 26.34 ($-$0.41) \\\\"
+    assert lines[gated + 2] == "    \\quad \\quad GPAS poster & 33.38 ($-$0.60) & 26.25 ($-$0.36) \\\\"
+
+
+def test_rules_stay_where_they_are_when_lines_are_stacked() -> None:
+    table = build([entry(), entry("lns")], {}, {}, spec(published={"gpas": "table2_perplexity"}))
+    plain = Sheet("t", sheet(table).texts, sheet(table).groups, rules=frozenset([2]), kinds={2: "paper"})
+    narrow = stacked(plain)
+    assert [line[0].strip() for line in narrow.texts(PLAIN)] == [
+        "reference perplexity", "Pre-LN", "paper", "LNS", "paper"
+    ]  # fmt: skip
+    assert narrow.rules == {3}
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("sizes", [("71m",), SIZES, (*SIZES, "350m", "1b")], ids=len)
+def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str, ...]) -> None:
+    label = 'a|b_*[x]&50%{\\}<i>#$~^ `--" \N{GREEK SMALL LETTER ALPHA} → \x1b[31m'
+    label += " and words that make it longer than a line has room for"
+    gates = ("none", "gpas")
+    entries = [entry(norm, gate, seed, size) for norm in NORMS for gate in gates for seed in (1, 2) for size in sizes]
+    entries += [entry(gate={"init": 0.5}, size=size, axes={"gate": label}) for size in sizes]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        results |= result(one, 1404.98 + 10 * i + (i % 5) * 17.77, fingerprint=f"{i:016x}")
+    sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
+    table = build(entries, {}, results, spec(title=label, published=sources))
+    text = to_latex(sheet(table))
+    source = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
+    compile_latex(tmp_path, source)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_table_2_and_all_printed_tables_compile_without_overfull_boxes(tmp_path: Path) -> None:
+    texts = [table_2_with_both_sources()]
+    parts = [part for source in SOURCES for number in numbers(source) for part in printed(source, number).parts]
+    texts += [to_latex(printed_sheet.sheet(part)) for part in parts]
+    text = "\n\\clearpage\n".join(texts)
+    compile_latex(
+        tmp_path, f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
+    )
+
+
+def compile_latex(folder: Path, source: str) -> None:
+    """Compile a document; raise if that fails or if a box is overfull."""
+    (folder / "t.tex").write_text(source)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in (folder / "t.log").read_text(errors="replace")
+
+
+def test_rich_marks_are_styles(table: Table) -> None:
+    console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(Drawn(sheet(table)))
+    assert "\x1b[1m33.48 ± 0.11\x1b[0m" in capture.get()
+    assert "\x1b[4m34.20 ± 0.10\x1b[0m" in capture.get()
+
+
+def test_csv_has_all_numbers_in_full(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [(row["norm"], row["gate"], row["size"], row["n"], row["wanted"]) for row in rows] == [
+        ("pre", "none", "71m", "3", "3"),
+        ("pre", "gpas", "71m", "3", "3"),
+        ("lns", "none", "71m", "2", "3"),
+        ("lns", "gpas", "71m", "1", "3"),
+    ]
+    assert float(rows[1]["mean"]) == 33.48
+    assert float(rows[1]["delta"]) == pytest.approx(-0.72)
+    assert float(rows[1]["p"]) == pytest.approx(0.00077, abs=1e-5)
+    assert [row["mark"] for row in rows] == ["second", "best", "", ""]
+    assert [row["published_gpas"] for row in rows] == ["34.23", "33.49", "34.7", "32.93"]
+    assert [row["published_delta_gpas"] for row in rows] == ["", "-0.74", "", "-1.77"]
+    assert rows[2]["status"] == "2/3 seeds, 1 diverged"
+    assert rows[3]["std"] == ""
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_label_is_a_formula_in_csv(first: str) -> None:
+    odd = entry(axes={"norm": f'{first}HYPERLINK("x")', "gate": -0.5})
+    lone = next(csv.DictReader(io.StringIO(to_csv(build([odd], {}, result(odd, -0.5), spec())))))
+    assert lone["norm"][0] == "'"
+    assert (lone["gate"], lone["mean"]) == ("-0.5", "-0.5")  # numbers stay numbers
+
+
+def test_csv_header() -> None:
+    lone = entry()
+    text = to_csv(build([lone], {}, result(lone, 34.0), spec()))
+    assert text == (
+        "norm,gate,size,metric,mean,std,stderr,n,wanted,delta,delta_std,delta_n,delta_low,delta_high,p,"
+        "mark,status\n"
+        "pre,none,71m,perplexity,34.0,,,1,1,,,,,,,,\n"
+    )
+
+
+def test_json(table: Table) -> None:
+    data = json.loads(to_json(table))
+    assert data["schema"] == 1
+    assert data["metric"] == {
+        "name": "perplexity_reference",
+        "title": "reference perplexity",
+        "unit": "",
+        "better": "lower",
+        "digits": 2,
+    }
+    assert data["columns"] == [{"label": "71m", "title": "71m", "metric": data["metric"], "sources": ["gpas"]}]
+    row = data["rows"][3]
+    assert (row["title"], row["labels"]) == ("LNS + GPAS", {"norm": "lns", "gate": "gpas"})
+    (cell,) = row["cells"]
+    means = {"setting": "optim.mean_rows", "published": 256, "ours": 0, "origin": "code"}
+    assert cell["published"] == {
+        "gpas": {
+            "value": 32.93,
+            "delta": -1.77,
+            "tokens": 1_000_000_000,
+            "deviations": [means],
+            "remarks": [],
+            "text": "",
+        }
+    }
+    assert [(run["over"], run["state"], run["value"], run["progress"]) for run in cell["runs"]] == [
+        (1, "done", 33.0, None),
+        (2, "running", None, 0.4567),
+        (3, "missing", None, None),
+    ]
+    assert data["gains"][0]["row"] == "Pre-LN + GPAS"
+    assert {"kind": "diverged", "text": "diverged runs are not in the mean: LNS 71m"} in data["notes"]
+
+
+def test_json_has_every_number_of_the_csv(table: Table) -> None:
+    rows = csv.DictReader(io.StringIO(to_csv(table)))
+    cells = [cell for row in json.loads(to_json(table))["rows"] for cell in row["cells"]]
+    for row, cell in zip(rows, cells, strict=True):
+        delta = cell["delta"] or {}
+        printed = cell["published"]["gpas"]
+        numbers = {name: cell[name] for name in ("mean", "std", "n", "wanted")}
+        numbers |= {"delta": delta.get("mean"), "p": delta.get("p")}
+        numbers |= {f"delta_{name}": delta.get(name) for name in ("std", "n")}
+        numbers |= dict(zip(("delta_low", "delta_high"), delta.get("interval") or (None, None), strict=True))
+        numbers |= {"published_gpas": printed["value"], "published_delta_gpas": printed["delta"]}
+        assert {name: row[name] for name in numbers} == {
+            name: "" if number is None else str(number) for name, number in numbers.items()
+        }
+
+
+def test_the_interval_of_a_difference(table: Table) -> None:
+    row = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
+    low, high = float(row["delta_low"]), float(row["delta_high"])
+    half = 4.302653 * float(row["delta_std"]) / math.sqrt(3)  # the 97.5 % quantile of Student's t with 2 degrees
+    assert (low, high) == pytest.approx((-0.72 - half, -0.72 + half))
+
+
+def test_several_metrics_stand_side_by_side() -> None:
+    entries = [entry(gate=gate, seed=seed) for gate in ("none", "gpas") for seed in (1, 2)]
+    results: dict[str, Result] = {}
+    for i, one in enumerate(entries):
+        numbers = {"perplexity_reference": 34 - i, "tokens_per_second": 1234.5 + i, "tokens": 1e9, "odd": 0.0123456}
+        results |= result(one, metrics=numbers)
+    sources = {"gpas": "table2_perplexity"}
+    named = [recorded_metric(name, (), results) for name in ("tokens_per_second", "tokens", "odd")]
+    tables = [build(entries, {}, results, spec(published=sources))]
+    tables += [build(entries, {}, results, spec(), what=what) for what in named]
+    table = beside(tables)
+    _, _, bare, _, gated, *notes = render(table, "markdown").splitlines()
+    assert bare == (
+        "|  | 71m, reference perplexity | 71m, reference perplexity, GPAS paper | "
+        "71m, training throughput, tokens/s | 71m, tokens | 71m, odd |"
+    )
+    assert gated == "| Pre-LN | <u>33.50 ± 0.71</u> | 34.23 | <u>1235 ± 1</u> | 1000000000 ± 0 | 0.01235 ± 0.00000 |"
+    assert "**31.50 ± 0.71** (-2.00)" in notes[0]
+    assert "**1237 ± 1** (+2)" in notes[0]  # more tokens per second are better
+    assert notes[0].endswith("| 1000000000 ± 0 (0) | 0.01235 ± 0.00000 (0.00000) |")  # neither is better: no mark
+    columns = json.loads(to_json(table))["columns"]
+    assert [column["metric"]["name"] for column in columns] == [
+        "perplexity_reference",
+        "tokens_per_second",
+        "tokens",
+        "odd",
+    ]
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [line["metric"] for line in lines[:4]] == ["perplexity_reference", "tokens_per_second", "tokens", "odd"]
+
+
+def test_an_unknown_number_is_answered_with_the_nearest_recorded_one() -> None:
+    lone = entry()
+    results = result(lone, metrics={"gate_mean": 0.5})
+    with pytest.raises(GpasError, match="no number 'gate_meen' is recorded; did you mean 'gate_mean'"):
+        recorded_metric("gate_meen", (), results)
+
+
+def test_nonfinite_and_missing_numbers_in_json() -> None:
+    entries = [entry(), entry("mix", size="130m")]
+    table = build(entries, {}, result(entries[0], math.inf) | result(entries[1], math.nan), spec())
+    cells = [row["cells"] for row in json.loads(to_json(table))["rows"]]
+    assert cells[0][0]["mean"] == "inf"
+    assert cells[1][1]["mean"] == "nan"
+    assert cells[0][1] is None
+    assert "| Pre-LN | inf |  |" in render(table, "markdown")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_table_gives_the_same_text(form: str, table: Table) -> None:
+    entries, results, states = quickstart()
+    shuffled = dict(reversed(results.items()))
+    again = build(entries, states, shuffled, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+    assert render(again, form) == render(table, form)
+
+
+def test_special_characters_are_text_in_every_format() -> None:
+    label = "a|b_*[x]&50%{\\}<i>#$~^"
+    odd = entry(axes={"norm": label})
+    table = build([odd], {}, {}, spec(title="x|y [bold]z"))
+    assert "| a\\|b\\_\\*\\[x]&50%{\\\\}\\<i>#$~^ | missing |" in render(table, "markdown")
+    assert "x\\|y \\[bold]z" in render(table, "markdown")
+    assert (
+        "a\\textbar{}b\\_*{[}x{]}\\&50\\%\\{\\textbackslash{}\\}\\textless{}i\\textgreater{}\\#\\$\\textasciitilde{}\\textasciicircum{}"
+    ) in render(table, "latex")
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(Drawn(sheet(table)))
+    assert label in capture.get()
+    assert "x|y [bold]z" in capture.get()
+    assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
+def test_control_characters_are_spelled_out_in_text_formats(form: str) -> None:
+    odd = entry(axes={"norm": "a\x1b[31m\x9b\u202eb\nc"})
+    table = build([odd], {}, {}, spec(title="t\x1b]0;x\x07"))
+    text = render(table, form)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "x1b" in text
+    assert "b c" in text
+
+
+def test_latex_escapes_each_character_once() -> None:
+    assert latex_escape("\\{") == r"\textbackslash{}\{"
+    assert latex_escape("50 % ± 1") == r"50 \% $\pm$ 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "text"),
+    [
+        (1404.98, "", "1404.98"),
+        (-0.004, "+", "0.00"),
+        (0.004, "+", "0.00"),
+        (-0.5, "+", "-0.50"),
+        (0.5, "+", "+0.50"),
+        (math.inf, "", "inf"),
+        (-math.inf, "+", "-inf"),
+        (math.nan, "", "nan"),
+    ],
+)
+def test_numbers(value: float, sign: str, text: str) -> None:
+    assert number(value, 2, PLAIN, sign) == text
+
+
+def test_unknown_format(table: Table) -> None:
+    with pytest.raises(GpasError, match="unknown format 'mardown'; did you mean 'markdown'"):
+        render(table, "mardown")

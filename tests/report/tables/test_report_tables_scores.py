@@ -1,0 +1,93 @@
+"""Tables of scores at tasks: averages beside the right published ones, standard errors, and what scored them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from report_cells import entry, result, spec
+
+from gpas_cli.report.result import PARTIAL, TaskResult
+from gpas_cli.report.tables.notes import notes
+from gpas_cli.report.tables.render import to_csv
+from gpas_cli.report.tables.table import Table, TableCell, build
+from gpas_cli.spec.downstream import POSTER, metrics_of
+
+PUBLISHED = {"gpas": "table3_accuracy", "poster": "finetuned_accuracy"}
+NINE = {"size": "1b", "downstream": {"tasks": ["poster"]}}
+
+
+def score(task: str, value: float = 0.5, **changed: object) -> TaskResult:
+    usual = {"metric": "acc", "stderr": 0.02, "examples": 500, "shots": 0, "task_version": "1.0"}
+    return TaskResult(task=task, value=value, **{**usual, "harness": "lm_eval 0.4.13", **changed})  # type: ignore[arg-type]
+
+
+def table_of(
+    *scores: TaskResult, outcome: str = "done", states: dict[str, tuple[str, float | None]] | None = None
+) -> Table:
+    lone = entry(**NINE)
+    metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, POSTER)
+    found = result(lone, 20.0) | {
+        key: replace(own, scores=scores, outcome=outcome)
+        for key, own in result(lone, stage="downstream", metrics=metrics).items()
+    }
+    return build([lone], states or {}, found, spec(columns="task", value="accuracy", published=PUBLISHED))
+
+
+def cells(table: Table) -> dict[str, TableCell]:
+    (row,) = table.rows
+    return {str(column.label): cell for column, cell in zip(table.columns, row.cells, strict=True)}
+
+
+def texts(table: Table, kind: str) -> list[str]:
+    return [note.text for note in notes(table) if note.kind == kind]
+
+
+def test_the_averages_of_the_paper_and_the_poster_have_their_own_published_numbers() -> None:
+    found = cells(table_of(*(score(task) for task in POSTER)))
+    assert list(found)[-2:] == ["average_paper", "average_poster"]
+    printed = {
+        label: {source: one.value for source, one in (cell.printed or {}).items()} for label, cell in found.items()
+    }
+    assert printed["average_paper"] == {"gpas": 41.83}
+    assert printed["average_poster"] == {"poster": 40.12}
+    assert printed["piqa"] == {"gpas": 68.72, "poster": 68.66}
+    assert printed["social_iqa"] == {"poster": 44.27}
+
+
+def test_a_score_has_its_standard_error_in_percent_and_an_average_that_of_its_tasks() -> None:
+    found = cells(table_of(*(score(task) for task in POSTER)))
+    assert found["piqa"].values == {1: 50.0}
+    assert found["piqa"].stderr == pytest.approx(2.0)
+    assert found["average_poster"].stderr == pytest.approx(2.0 / 3)
+    assert found["average_paper"].stderr == pytest.approx(2.0 / 7**0.5)
+    assert ",50.0,,2.0," in to_csv(table_of(*(score(task) for task in POSTER)))
+
+
+def test_scores_of_a_stage_that_has_not_finished_are_shown() -> None:
+    key = entry(**NINE).cell.key
+    table = table_of(score("piqa"), outcome=PARTIAL, states={key: ("interrupted", None)})
+    found = cells(table)
+    assert found["piqa"].values == {1: 50.0}
+    assert found["mmlu"].status == found["average_paper"].status == "interrupted"
+    assert texts(table, "withheld") == []
+
+
+def test_footnotes_name_the_harness_the_shots_and_what_guessing_scores() -> None:
+    table = table_of(score("piqa"), score("boolq", shots=5))
+    assert texts(table, "scores")[:2] == [
+        "PIQA: scored by lm_eval 0.4.13, 0-shot",
+        "BoolQ: scored by lm_eval 0.4.13, 5-shot",
+    ]
+    assert texts(table, "scores")[2].startswith("guessing scores MMLU 25, WinoG 50,")
+
+
+def test_a_mixture_of_versions_of_a_task_is_noted() -> None:
+    one, two = entry(seed=1, **NINE), entry(seed=2, **NINE)
+    found = {}
+    for lone, version in ((one, "1.0"), (two, "2.0")):
+        own = result(lone, stage="downstream", metrics={"accuracy/piqa": 50})
+        scored = {key: replace(r, scores=(score("piqa", task_version=version),)) for key, r in own.items()}
+        found |= result(lone, 20.0) | scored
+    table = build([one, two], {}, found, spec(columns="task", value="accuracy"))
+    assert "PIQA: the scores mix task versions: 1.0 (1), 2.0 (1)" in texts(table, "mixture")

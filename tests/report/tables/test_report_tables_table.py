@@ -1,0 +1,423 @@
+"""Entries and results -> a table: pairing, states, marks, bases, published numbers, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from report_cells import entry, quickstart, result, spec
+
+from gpas_cli.errors import GpasError
+from gpas_cli.report.recorded import stage_keys
+from gpas_cli.report.tables.notes import gains, notes
+from gpas_cli.report.tables.shown import full_title
+from gpas_cli.report.tables.table import Table, TableCell, build
+
+TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
+
+
+def column(table: Table, index: int = 0) -> list[TableCell]:
+    return [row.cells[index] for row in table.rows]
+
+
+def note(table: Table, kind: str) -> str:
+    return " | ".join(n.text for n in notes(table) if n.kind == kind)
+
+
+def test_seeds_become_mean_spread_and_paired_difference() -> None:
+    entries, results, states = quickstart()
+    base, gated, *_ = column(build(entries, states, results, spec()))
+    assert base.summary is not None
+    assert base.summary.mean == pytest.approx(34.2)
+    assert base.summary.std == pytest.approx(0.1)
+    assert base.delta is None
+    assert gated.delta is not None
+    # -0.70, -0.70, -0.76
+    assert gated.delta.mean == pytest.approx(-0.72)
+    assert gated.delta.std == pytest.approx(math.sqrt(0.0012))
+    assert (gated.delta.n, gated.delta.lower) == (3, 3)
+
+
+def test_pairs_only_seeds_that_both_have() -> None:
+    entries, results, states = quickstart()
+    table = build(entries, states, results, spec())
+    cell = column(table)[3]
+    assert cell.delta is not None
+    assert (cell.delta.mean, cell.delta.n) == (pytest.approx(-1.9), 1)
+    assert note(table, "pairs") == "differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)"
+
+
+def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
+    entries = [entry("pre", "gpas"), entry("lns", "gpas"), entry("lns"), entry("pre"), entry("mix")]
+    table = build(entries, {}, {}, spec())
+    assert [(row.title, row.indent) for row in table.rows] == [
+        ("LNS", 0),
+        ("+ GPAS", 1),
+        ("Pre-LN", 0),
+        ("+ GPAS", 1),
+        ("Mix-LN", 0),
+    ]
+    assert [full_title(table, row) for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
+
+
+def test_without_its_base_in_the_grid_a_method_stands_by_itself() -> None:
+    lone = entry("pre", "gpas")
+    table = build([lone, entry("mix")], {}, result(lone, 33.0), spec())
+    assert [(row.title, row.indent) for row in table.rows] == [("Pre-LN + GPAS", 0), ("Mix-LN", 0)]
+    assert column(table)[0].delta is None
+    assert note(table, "base") == "no difference, because the base has no number: Pre-LN + GPAS 71m"
+
+
+def test_unknown_cells_are_not_reported_as_missing() -> None:
+    table = build([entry("pre"), entry("pre", "gpas")], {}, {}, spec())
+    assert note(table, "base") == ""
+
+
+def test_a_base_without_a_number_gives_no_difference() -> None:
+    base, gated = entry("pre"), entry("pre", "gpas")
+    table = build([base, gated], {base.cell.key: ("running", 0.999)}, result(gated, 33.0), spec())
+    assert [cell.status for cell in column(table)] == ["running 99 %", ""]
+    assert column(table)[1].delta is None
+    assert "Pre-LN + GPAS 71m" in note(table, "base")
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (("missing", None), "missing"),
+        (("queued", None), "queued"),
+        (("running", 0.4567), "running 45 %"),
+        (("running", None), "running"),
+        (("interrupted", 0.2), "interrupted 20 %"),
+        (("failed", 0.2), "failed"),
+        (("cancelled", None), "cancelled"),
+        (("unknown", None), "unknown"),
+        (("done", None), "not ingested"),
+        (None, "missing"),
+    ],
+)
+def test_every_state_is_shown_as_such(state: tuple[str, float | None] | None, shown: str) -> None:
+    lone = entry()
+    states = {lone.cell.key: state} if state else {}
+    (cell,) = column(build([lone], states, {}, spec()))
+    assert (cell.status, cell.summary) == (shown, None)
+
+
+def test_states_of_several_seeds() -> None:
+    entries = [entry(seed=seed) for seed in (1, 2, 3)]
+    keys = [e.cell.key for e in entries]
+    running = {keys[0]: ("running", 0.2), keys[1]: ("running", 0.6)}
+    assert column(build(entries, running, {}, spec()))[0].status == "2 running 40 %, 1 missing"
+    both = {**running, keys[2]: ("running", 0.1)}
+    assert column(build(entries, both, {}, spec()))[0].status == "running 30 %"
+    assert column(build(entries, running, result(entries[2], 34.0), spec()))[0].status == "1/3 seeds"
+
+
+def test_diverged_is_shown_never_averaged_never_ranked() -> None:
+    entries = [entry("post"), entry("pre", seed=1), entry("pre", seed=2), entry("mix"), entry("lns")]
+    results = result(entries[0], 1404.0, outcome="diverged")
+    for one, value in zip(entries[1:], (20.0, None, 30.0, 31.0), strict=True):
+        results |= result(one, value) if value else result(one, 1404.0, outcome="diverged")
+    table = build(entries, {}, results, spec())
+    assert [(c.status, c.mark, c.values) for c in column(table)] == [
+        ("diverged", "", {}),
+        ("1/2 seeds, 1 diverged", "", {1: 20.0}),
+        ("", "best", {1: 30.0}),
+        ("", "second", {1: 31.0}),
+    ]
+    assert note(table, "diverged") == "diverged runs are not in the mean: Pre-LN 71m"
+    assert note(table, "unfinished") == ""
+
+
+def test_a_result_without_the_metric_is_marked() -> None:
+    lone = entry()
+    assert column(build([lone], {}, result(lone), spec()))[0].status == "not recorded"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "marks"),
+    [
+        ((3.0, 1.0, 2.0), ["", "best", "second"]),
+        ((1.0, 1.0, 2.0), ["best", "best", ""]),
+        ((1.001, 1.004, 2.0), ["best", "best", ""]),  # equal as shown
+        ((1.0, 2.0, 2.0), ["best", "second", "second"]),
+        ((1.0, math.nan, math.inf), ["best", "", "second"]),
+    ],
+)
+def test_best_and_second(numbers: tuple[float, ...], marks: list[str]) -> None:
+    entries = [entry(norm) for norm in ("pre", "mix", "lns")]
+    results = {}
+    for one, value in zip(entries, numbers, strict=True):
+        results |= result(one, value)
+    assert [cell.mark for cell in column(build(entries, {}, results, spec()))] == marks
+
+
+def test_a_single_number_is_not_marked_as_best() -> None:
+    lone = entry()
+    table = build([lone], {}, result(lone, 34.0), spec())
+    assert column(table)[0].mark == ""
+    assert note(table, "marks") == ""
+
+
+def test_each_column_has_its_own_best() -> None:
+    entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m")]
+    results = {}
+    for one, value in zip(entries, (34.0, 26.0, 33.0, 27.0), strict=True):
+        results |= result(one, value)
+    table = build(entries, {}, results, spec())
+    assert [[cell.mark for cell in row.cells] for row in table.rows] == [["second", "best"], ["best", "second"]]
+
+
+def test_published_numbers_are_matched_to_cells() -> None:
+    entries, results, states = quickstart()
+    entries += [entry("post", "gpas"), entry("pre", size="9m")]
+    sources = {"gpas": "table2_perplexity", "curse_of_depth": "table1_perplexity"}
+    table = build(entries, states, results, spec(published=sources))
+    printed = [cell.printed["gpas"] if cell.printed else None for cell in column(table)]
+    assert [(p.value, p.delta) if p else None for p in printed] == [
+        (34.23, None),
+        (33.49, -0.74),
+        (34.7, None),
+        (32.93, -1.77),
+        None,
+    ]
+    assert [c.sources for c in table.columns] == [("gpas",), ()]
+    assert "has none of these cells" in note(table, "published")
+    assert [(g.row, g.source, round(g.ours, 2), g.published) for g in gains(table)] == [
+        ("Pre-LN + GPAS", "gpas", -0.72, -0.74),
+        ("LNS + GPAS", "gpas", -1.9, -1.77),
+    ]
+    signs = "differences: 2 of 2 have the same sign as in GPAS paper"
+    assert note(table, "gains") == f"{signs}; median -1.31 here, -1.25 there"
+
+
+def test_a_smaller_size_may_be_compared_with_the_papers() -> None:
+    entries = [entry("pre", gate, size="quickstart", data="quickstart") for gate in ("none", "gpas")]
+    table = build(entries, {}, {}, spec(published={"gpas": "table2_perplexity@71m"}))
+    assert [(c.printed or {})["gpas"].value for c in column(table)] == [34.23, 33.49]
+    assert (column(table)[1].printed or {})["gpas"].delta == -0.74
+    assert "GPAS paper: these are its 71m; compare the differences, not the values" in note(table, "published")
+    assert note(table, "budget") == ""
+
+
+def test_a_changed_network_is_not_the_papers() -> None:
+    changed = entry(gate={"activation": "tanh"}, axes={"gate": "gpas"})
+    table = build([entry(), changed], {}, {}, spec(published={"gpas": "table2_perplexity"}))
+    assert [bool(cell.printed) for cell in column(table)] == [True, False]
+
+
+def test_an_ablation_finds_its_row() -> None:
+    gates = {
+        "none": "none",
+        "gpas": "gpas",
+        "tanh": {"activation": "tanh"},
+        "relu": {"activation": "relu", "init": 0.1},
+    }
+    entries = [entry(gate=gate, size="350m", axes={"gate": label}) for label, gate in gates.items()]
+    table = build(entries, {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
+    assert [(row.title, row.cells[0].printed["gpas"].value) for row in table.rows if row.cells[0].printed] == [
+        ("no gate", 21.35),
+        ("+ GPAS", 20.35),
+        ("+ tanh", 20.09),
+        ("+ relu", 21.17),
+    ]
+
+
+def test_a_budget_that_differs_from_the_papers_is_noted() -> None:
+    usual = {"lr": 1e-3, "warmup": 1, "steps": 10_000}
+    sources = {"gpas": "table2_perplexity"}
+    same = build([entry(optim=usual)], {}, {}, spec(published=sources))
+    assert note(same, "budget") == ""
+    short = build([entry(optim={**usual, "steps": 100})], {}, {}, spec(published=sources))
+    assert note(short, "budget") == "71m was trained on 1B tokens in GPAS paper, 13.1M here"
+
+
+def test_one_column_per_task_from_the_last_stage() -> None:
+    entries = [entry(norm, **TASKS) for norm in ("pre", "mix")]
+    scores = {"accuracy/mmlu": 25.0, "accuracy/piqa": 60.0, "accuracy/average": 42.5}
+    results = result(entries[0], 20.0) | result(entries[0], stage="downstream", metrics=scores)
+    states = {entries[1].cell.stages[0].key: ("running", 0.5)}
+    table = build(entries, states, results, spec(columns="task", value="accuracy"))
+    assert [c.title for c in table.columns] == ["MMLU", "PIQA", "average"]
+    assert [c.values for c in table.rows[0].cells] == [{1: 25.0}, {1: 60.0}, {1: 42.5}]
+    assert {c.status for c in table.rows[1].cells} == {"running 50 %"}
+    assert stage_keys(entries) == [s.key for e in entries for s in e.cell.stages]
+
+
+def test_accuracy_by_size_is_the_average() -> None:
+    lone = entry(**TASKS)
+    results = result(lone, 20.0) | result(
+        lone, stage="downstream", metrics={"accuracy/mmlu": 25, "accuracy/average": 31}
+    )
+    assert column(build([lone], {}, results, spec(value="accuracy")))[0].values == {1: 31}
+
+
+def test_two_pairs_are_not_called_significant() -> None:
+    entries = [entry("pre", gate, seed) for gate in ("none", "gpas") for seed in (1, 2)]
+    results = {}
+    for one, value in zip(entries, (34.2, 34.4, 33.5, 33.6), strict=True):
+        results |= result(one, value)
+    table = build(entries, {}, results, spec())
+    assert column(table)[1].delta.p == pytest.approx(0.0424, abs=1e-3)  # type: ignore[union-attr]
+    assert "paired t test" not in note(table, "delta")
+
+
+def test_more_accuracy_is_better() -> None:
+    entries = [entry(norm, **TASKS) for norm in ("pre", "mix")]
+    results = {}
+    for one, score in zip(entries, (25.0, 26.0), strict=True):
+        results |= result(one, 20.0) | result(one, stage="downstream", metrics={"accuracy/mmlu": score})
+    table = build(entries, {}, results, spec(columns="task", value="accuracy"))
+    assert [cell.mark for cell in column(table)] == ["second", "best"]
+
+
+def test_a_stage_after_a_known_one_is_not_missing() -> None:
+    lone = entry(**TASKS)
+    states = {lone.cell.key: ("running", 0.1)}
+    table = build([lone], states, {}, spec())
+    assert column(table)[0].status == "not ingested"
+    assert "gpas sync" in note(table, "unfinished")
+
+
+def test_the_same_cell_of_two_grids_counts_once() -> None:
+    lone = entry()
+    again = type(lone)(lone.cell, "other", lone.name, dict(lone.axes))
+    table = build([lone, again], {}, result(lone, 34.0), spec())
+    assert column(table)[0].values == {1: 34.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value": "perplexty"}, "unknown metric 'perplexty'; did you mean 'perplexity'"),
+        ({"rows": ("nrom",)}, "no cell has an axis 'nrom'; did you mean 'norm'"),
+        ({"columns": "sise"}, "no cell has an axis 'sise'; did you mean 'size'"),
+        ({"against": {"size": "71m"}}, "against: 'size' is not a row axis"),
+        ({"published": {"gpas": "table3_accuracy"}}, "prints accuracy, not perplexity"),
+        ({"published": {"gpsa": "table2_perplexity"}}, "unknown source 'gpsa'; did you mean 'gpas'"),
+        ({"rows": ("gate",), "against": {}}, "are in the same table cell but differ in norm"),
+        ({"value": "accuracy"}, "accuracy comes from the stage 'downstream', which this cell does not have"),
+    ],
+)
+def test_refusals_name_what_is_wrong(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(GpasError, match=message):
+        build([entry("pre"), entry("mix")], {}, {}, spec(**changes))
+
+
+def test_nothing_to_show() -> None:
+    with pytest.raises(GpasError, match="there are no cells to show"):
+        build([], {}, {}, spec())
+
+
+def test_mixtures_are_noted() -> None:
+    entries = [entry("pre"), entry("mix"), entry("lns")]
+    results = result(entries[0], 1.0, fingerprint="a" * 20, precision="bf16", gpu="H200", device="cuda")
+    results |= result(entries[1], 2.0, fingerprint="b" * 20, code="other") | result(
+        entries[2], 3.0, fingerprint="b" * 20
+    )
+    shown = note(build(entries, {}, results, spec()), "mixture")
+    assert "71m: the numbers mix training texts: bbbbbbbbbbbb (2), aaaaaaaaaaaa (1)" in shown
+    assert "precisions: fp32 (2), bf16 (1)" in shown
+    assert "versions of the code: c0de (2), other (1)" in shown
+    assert "devices: cpu (2), H200 (1)" in shown
+    assert "validation texts" not in shown
+
+
+def test_a_run_that_other_code_resumed_is_named() -> None:
+    entries = [entry("pre"), entry("mix")]
+    results = result(entries[0], 1.0) | result(entries[1], 2.0)
+    mixed = results[entries[1].cell.stages[0].key]
+    results[mixed.key] = replace(mixed, metrics={**mixed.metrics, "code_versions": 2.0})
+    shown = note(build(entries, {}, results, spec()), "mixture")
+    assert shown == f"1 run resumed after the code had changed: {entries[1].id} (`gpas why`)"
+
+
+def test_comparable_numbers_need_no_note() -> None:
+    entries, results, states = quickstart()
+    assert note(build(entries, states, results, spec()), "mixture") == ""
+
+
+def test_tables_need_neither_torch_nor_the_database() -> None:
+    names = ("tables.table", "tables.render", "tables.terminal", "figures.figure")
+    modules = ", ".join(f"gpas_cli.report.{name}" for name in names)
+    code = f"import sys, {modules}; print(sorted({{'torch', 'sqlalchemy', 'matplotlib', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_overrides_are_noted_once_with_their_cells() -> None:
+    entries = [type(e)(e.cell, e.grid, e.name, e.axes, notes=("clip_gates 0.01: it diverges without",)) for e in
+               [entry(norm) for norm in ("pre", "mix", "lns", "post", "deepnorm")]]  # fmt: skip
+    shown = note(build(entries, {}, {}, spec()), "override")
+    assert shown == "71m-pre-none-1, 71m-mix-none-1, 71m-lns-none-1 and 2 more: clip_gates 0.01: it diverges without"
+
+
+PAPER = {"gpas": "table2_perplexity"}
+
+
+def test_published_numbers_are_compared_with_the_references_own_average() -> None:
+    lone = entry()
+    results = result(lone, metrics={"perplexity": 34.84, "perplexity_reference": 34.23})
+    table = build([lone], {}, results, spec(published=PAPER))
+    assert (table.metric.name, column(table)[0].values) == ("perplexity_reference", {1: 34.23})
+    assert note(table, "compared").startswith("published numbers are compared with perplexity_reference: ")
+    alone = build([lone], {}, results, spec())
+    assert (alone.metric.name, column(alone)[0].values) == ("perplexity", {1: 34.84})
+    assert note(alone, "compared") == ""
+
+
+def test_a_run_without_the_references_average_is_named_and_not_replaced() -> None:
+    lone = entry()
+    table = build([lone], {}, result(lone, metrics={"perplexity": 34.84}), spec(published=PAPER))
+    assert (column(table)[0].status, column(table)[0].summary) == ("not recorded", None)
+    assert f"1 run did not record perplexity_reference: {lone.id}; without --paper" in note(table, "compared")
+
+
+def test_sources_that_average_otherwise_leave_the_declared_metric() -> None:
+    lone = entry(size="350m")
+    mixed = {"gpas": "table2_perplexity", "spike_no_more": "table1_perplexity"}
+    table = build([lone], {}, {}, spec(published=mixed))
+    assert table.metric.name == "perplexity"
+    said = "GPAS paper: its numbers are averaged as in perplexity_reference, and the table shows perplexity"
+    assert note(table, "compared") == said
+
+
+def test_deviations_are_noted_by_setting_with_their_cells() -> None:
+    optim = {"lr": 1e-3, "warmup": 2_000, "steps": 20_000}
+    entries = [entry(norm, "none", size=size, optim=optim) for norm in ("pre", "mix") for size in ("71m", "130m")]
+    entries.append(entry("lns", size="130m", optim={**optim, "batch": 256}))
+    table = build(entries, {}, {}, spec(published={**PAPER, "poster": "pretrain_perplexity"}))
+    assert note(table, "recipe").split(" | ") == [
+        "optim.mean_rows: 256 in GPAS paper, GPAS poster (in its code), 0 here",
+        "optim.warmup: 1000 in GPAS paper, GPAS poster, 2000 here (71m)",
+        "optim.steps: 10000 in GPAS paper, GPAS poster, 20000 here (71m)",
+        "optim.batch: 512 in GPAS paper, GPAS poster, 256 here (LNS 130m)",
+    ]
+
+
+def test_remarks_name_the_cells_whose_numbers_they_concern() -> None:
+    gates = {"none": "none", "relu": {"activation": "relu", "init": 0.01}}
+    entries = [entry(gate=gate, size="350m", axes={"gate": label}) for label, gate in gates.items()]
+    table = build(entries, {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
+    assert note(table, "remark").startswith(
+        "GPAS paper (no gate + relu 350m): the paper does not state where its ReLU gate starts"
+    )
+    without = build(entries[:1], {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
+    assert note(without, "remark") == ""
+
+
+def test_tasks_have_the_numbers_of_their_text() -> None:
+    shape = {"hidden": 1024, "ffn": 4096, "heads": 16, "layers": 24}
+    spike = {"downstream": {"tasks": ["spike"]}, "size": shape, "axes": {"size": "mine"}}
+    gpt = entry(family="gpt", init="small", **spike)  # type: ignore[arg-type]
+    llama = entry(**{**spike, "size": "350m", "axes": {"norm": "llama"}})  # type: ignore[arg-type]
+    chosen = spec(columns="task", value="task_perplexity", published={"spike_no_more": "table1_perplexity"})
+    table = build([gpt, llama], {}, {}, chosen)
+    assert table.metric.name == "task_perplexity"
+    printed = [[(c.printed or {}).get("spike_no_more") for c in row.cells] for row in table.rows]
+    assert [[p.value if p else None for p in row] for row in printed] == [[30.03, 24.73], [None, None]]
+    assert "30.03 in Table 1 and 30.35 in Table 7" in note(table, "remark")
+    assert "dropout: 0.1 in Spike No More, without a counterpart here" in note(table, "recipe")

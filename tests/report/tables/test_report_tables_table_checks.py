@@ -1,0 +1,84 @@
+"""Tables that cannot be made are reported when experiments.yaml is read, each at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.grid.load import load
+from gpas_cli.packaged import packaged
+from gpas_cli.report.tables.table_checks import table_problems
+
+EXPERIMENTS = """\
+version: 1
+recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
+grids:
+  g:
+    base: {size: quickstart, data: quickstart%s}
+    axes: {norm: [pre, lns], gate: [none, gpas]}
+    table: {%s}
+  h:
+    include: [g]
+    table: {value: perplexty}
+"""
+LAST = "experiments.yaml:10:20: grids.h.table.value: unknown metric 'perplexty'; did you mean 'perplexity'?"
+
+
+def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
+    path = tmp_path / "experiments.yaml"
+    path.write_text(EXPERIMENTS % (stages, table))
+    with pytest.raises(InvalidExperiments) as caught:
+        load(path, check=table_problems)
+    lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
+    assert lines[-1] == LAST
+    return lines[:-1]
+
+
+@pytest.mark.parametrize(
+    ("table", "place", "message"),
+    [
+        ("value: perplexty", "20: grids.g.table.value", "unknown metric 'perplexty'; did you mean 'perplexity'?"),
+        (
+            "value: accuracy",
+            "20: grids.g.table.value",
+            "'accuracy' is a result of the stage 'downstream'",
+        ),
+        (
+            "published: {gpas: table9}",
+            "31: grids.g.table.published.gpas",
+            "'gpas' has no table 'table9'; valid: ",
+        ),
+        (
+            "published: {gaps: table9}",
+            "31: grids.g.table.published.gaps",
+            "unknown source 'gaps'; did you mean 'gpas'",
+        ),
+        (
+            "published: {gpas: table2_perplexity@72m}",
+            "31: grids.g.table.published.gpas",
+            "table2_perplexity has no column '72m'; did you mean '71m'",
+        ),
+        (
+            "value: loss, published: {gpas: table2_perplexity}",
+            "44: grids.g.table.published.gpas",
+            "'table2_perplexity' prints perplexity, and the table shows loss",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_reported_at_its_place(
+    tmp_path: Path, table: str, place: str, message: str
+) -> None:
+    (found,) = problems(tmp_path, table)
+    assert found.startswith(f"experiments.yaml:7:{place}: "), found
+    assert message in found
+
+
+def test_a_stage_that_cells_have_may_be_shown(tmp_path: Path) -> None:
+    assert problems(tmp_path, "value: accuracy, columns: task", ", finetune: {}, downstream: {}") == []
+    assert problems(tmp_path, "value: mean_importance", ", importance: {}") == []
+
+
+def test_the_shipped_tables_can_all_be_made() -> None:
+    assert load(packaged("experiments.yaml"), check=table_problems).grids
