@@ -40,7 +40,7 @@ def finished(face: Face) -> Face:
 
 def unpack(archive: Path, target: Path) -> Path:
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="data")
+        tar.extractall(target, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (folder,) = target.iterdir()
     return folder
 

@@ -56,7 +56,7 @@ def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
         return 0.0, 0.0
     titles = _wrapped(dict(one.handles))
     explained = list(_explained(one.panel))
-    if len(titles) < 2 and not explained:
+    if not titles and not explained:
         return 0.0, 0.0
     columns = math.ceil(len(titles) / LONGEST_COLUMN)
     _draw(canvas, dict(one.handles), titles, "outside right upper", columns, "\n".join(explained))
@@ -67,7 +67,7 @@ def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
 def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], width: float) -> float:
     titles = _wrapped(entries)
     explained = list(dict.fromkeys(line for panel in panels for line in _explained(panel)))
-    if len(titles) < 2 and not explained and len(panels) == 1:
+    if not titles and not explained and len(panels) == 1:
         return 0.0
     columns = max(1, min(len(titles), int(width / (CHARACTER * _longest(titles) + HANDLE))))
     heading = textwrap.wrap("; ".join(explained), int(width / CHARACTER))
