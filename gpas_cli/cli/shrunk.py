@@ -36,9 +36,10 @@ class ShrunkCells:
     """
 
     def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None) -> None:
+        from gpas_cli.grid.select import names_in
         from gpas_cli.grid.shrink import changes, one_seed, shrink
 
-        whole = list(chosen) if any(_axis(text) == "seed" for text in where or ()) else one_seed(chosen)
+        whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
         self.left_out = len(chosen) - len(whole)
         self.project = _project()
         self.entries = shrink(whole, _text(self.project), catalogue())
@@ -105,10 +106,6 @@ def _text(here: Project) -> Any:
     folder = _folder(here).relative_to(here.config.parent)
     names = (sample.TRAINING_TEXT, sample.VALIDATION_TEXT, sample.FINETUNING_RECORDS)
     return TinyText(*(str(folder / name) for name in names))
-
-
-def _axis(condition: str) -> str:
-    return condition.partition("=")[0].strip().rstrip("!")
 
 
 def _shown(values: Sequence[Any]) -> str:

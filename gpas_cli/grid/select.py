@@ -62,6 +62,11 @@ def conditions(chosen: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     return found
 
 
+def names_in(where: Sequence[str]) -> set[str]:
+    """Return the names of axes and fields in conditions that `select` accepts, as they are written."""
+    return {match[1] for text in where if (match := _FILTER.fullmatch(text))}
+
+
 def run_words(chosen: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     """Return the words of the command that runs the chosen cells, and as few others of their grids as conditions allow.
 

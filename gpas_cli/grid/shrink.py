@@ -7,7 +7,7 @@ length of its rows, the batch, the number of updates, and what later stages read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.objective import Masked
+from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.schedules import InverseSqrt, WarmupStableDecay
@@ -73,8 +74,8 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
     """Return the settings in which shrunk cells differ from those that they were made of, in the order of a cell."""
     pairs: dict[str, list[tuple[Any, Any]]] = {}
     for old, new in zip(before, after, strict=True):
-        small = dict(_settings(new.cell.to_mapping()))
-        for name, value in _settings(old.cell.to_mapping()):
+        small = flat(new.cell.to_mapping())
+        for name, value in flat(old.cell.to_mapping()).items():
             pairs.setdefault(name, []).append((value, small.get(name)))
     return [
         Change(name, _distinct(old for old, _ in values), _distinct(new for _, new in values))
@@ -175,14 +176,6 @@ def _depth(depth: Depth) -> dict[str, Any]:
 
 def _finetune(text: TinyText) -> dict[str, Any]:
     return {"data": text.records, "validation": "", "length": 4 * TOKENS, "epochs": 1, "batch": ROWS, "warmup": 0}
-
-
-def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
