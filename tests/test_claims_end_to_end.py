@@ -50,7 +50,7 @@ def test_a_true_claim_is_supported_although_the_command_was_killed(tmp_path: Pat
     before = toy.attempts()
     assert json.loads(toy.gpas(*RUN, "--json").stdout)["rounds"] == 0
     assert toy.attempts() == before
-    # Somebody else makes the same cells from the two files.
+    # The two files make the same cells on another machine.
     other = Toy(tmp_path / "other")
     for name in ("experiments.yaml", "experiments.seeds.yaml"):
         (other.folder / name).write_text((toy.folder / name).read_text())

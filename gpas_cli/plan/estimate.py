@@ -135,7 +135,9 @@ def _works(
     for job in jobs:
         resumed = resume.get(job.key, 0)
         alike = (job.kind, job.cell.seedless, id(job.resources), id(job.cadence), resumed)
-        like = known.setdefault(alike, known.get(alike) or _work(job, machine, speeds, resumed))
+        if alike not in known:
+            known[alike] = _work(job, machine, speeds, resumed)
+        like = known[alike]
         works.append(Work(job, like.tokens, like.hours, like.device, like.devices, like.measured))
     return works
 

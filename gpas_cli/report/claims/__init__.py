@@ -3,7 +3,6 @@
 declared       the claims of a file and of the papers, and their selection by name, grid and source
 checks         whether the metrics, curves and published tables that claims name exist
 measure        the number that one run contributes: a metric, or a feature of a curve
-curves         the curves of many stages at once
 pairs          subjects with their bases, by seed
 significance   p values and intervals of effects over seeds
 evaluate       a claim + what is recorded -> `Verdict`

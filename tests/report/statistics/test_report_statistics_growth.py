@@ -1,4 +1,4 @@
-"""Growth over depth: both laws are recovered, told apart, and refused where there is too little."""
+"""Growth over depth: both laws are recovered, and neither is fitted to too few points."""
 
 from __future__ import annotations
 
