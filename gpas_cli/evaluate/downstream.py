@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli import __version__
@@ -18,20 +17,12 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.harness import DownstreamMissing, score_official
 from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
-from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
+from gpas_cli.evaluate.task_score import MissingTask, TaskScore, TaskUnavailable
 from gpas_cli.evaluate.tasks import Task, direct_task
 from gpas_cli.spec.downstream import Downstream
 
 # Called with the task, its place among the tasks (from 0), the requests that are done, and their total.
 TaskProgress = Callable[[str, int, int, int], None]
-
-
-@dataclass(frozen=True)
-class MissingTask:
-    """A task that could not be scored, and why."""
-
-    task: str
-    reason: str
 
 
 def score_tasks(

@@ -1,4 +1,4 @@
-"""The score of a network at a downstream task."""
+"""The score of a network at a downstream task or on a text, and the reasons why there is none."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ class TaskScore:
     task_version: str
     harness: str
     shots: int = 0
+
+
+@dataclass(frozen=True)
+class MissingTask:
+    """A task or text that could not be scored, and why."""
+
+    task: str
+    reason: str
 
 
 class TaskUnavailable(GpasError):

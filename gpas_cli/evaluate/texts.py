@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli import __version__
@@ -17,21 +16,13 @@ from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.evaluate.likelihood import Request, Scorer, never
-from gpas_cli.evaluate.task_score import TaskScore
+from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.spec.texts import Texts, text_name
 from gpas_cli.train.evaluate import perplexity
 
 PROGRAM = f"gpas-cli {__version__}"
 # Called with the text, its place among the texts (from 0), the requests that are done, and their total.
 TextProgress = Callable[[str, int, int, int], None]
-
-
-@dataclass(frozen=True)
-class MissingText:
-    """A text that could not be scored, and why."""
-
-    text: str
-    reason: str
 
 
 def score_texts(
@@ -43,7 +34,7 @@ def score_texts(
     skip: Iterable[str] = (),
     progress: TextProgress | None = None,
     stop: Callable[[], bool] = never,
-) -> Iterator[list[TaskScore] | MissingText]:
+) -> Iterator[list[TaskScore] | MissingTask]:
     """Yield the scores of each text whose name is not in `skip`, or why it has none. `root` is where paths start.
 
     The perplexity by word comes last. Raises ScoringStopped once `stop` returns true.
@@ -56,7 +47,7 @@ def score_texts(
         try:
             found = read_text(text, root, section.limit)
         except DataError as error:
-            yield MissingText(name, str(error))
+            yield MissingTask(name, str(error))
             continue
         report = None if progress is None else _about(progress, name, place)
         yield scores_of(name, found, scorer, tokenizer, report, stop)

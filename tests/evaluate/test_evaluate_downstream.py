@@ -16,8 +16,9 @@ from test_evaluate_harness import DOCUMENTS
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.downstream import MissingTask, score_directly, score_tasks, standard_error
+from gpas_cli.evaluate.downstream import score_directly, score_tasks, standard_error
 from gpas_cli.evaluate.likelihood import Scorer
+from gpas_cli.evaluate.task_score import MissingTask
 from gpas_cli.evaluate.tasks import EmbeddedTask, direct_task
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task

@@ -13,7 +13,8 @@ from torch import Tensor
 from gpas_cli.data.text_documents import TextDocument
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.evaluate.texts import MissingText, requests, score_texts, windows
+from gpas_cli.evaluate.task_score import MissingTask
+from gpas_cli.evaluate.texts import requests, score_texts, windows
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.spec.texts import Texts
@@ -84,8 +85,8 @@ def test_scores_are_the_networks_loss_by_token_byte_and_word(
     )
     assert found[-1].metric == "text_perplexity"
     assert {(score.task, score.examples, len(score.task_version)) for score in found} == {("own", 1, 12)}
-    assert isinstance(missing, MissingText)
-    assert missing.text == "gone/*.txt"
+    assert isinstance(missing, MissingTask)
+    assert missing.task == "gone/*.txt"
     assert "no file" in missing.reason
     (again,) = score_texts(section, scorer(network, 4096), tokenizer, tmp_path, skip=["own"])
     assert again == missing
