@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 
@@ -71,6 +71,10 @@ class Problem:
         dotted = ".".join(str(part) for part in self.path)
         head = ": ".join(part for part in (self.where, dotted) if part)
         return f"{head}: {self.message}" if head else self.message
+
+    def under(self, *path: str | int) -> Problem:
+        """Return the problem with `path` before its own: that of the section or mapping that the value is in."""
+        return replace(self, path=(*path, *self.path))
 
 
 class InvalidExperiments(GpasError):

@@ -16,7 +16,7 @@ from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.events import RemovalScore
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.downstream import Downstream, measure_of, row_length
+from gpas_cli.spec.downstream import Downstream, measure_of
 from gpas_cli.train.trained import TrainedNetwork
 
 SERIES = "importance_score"
@@ -50,7 +50,7 @@ class RemovalScores:
     ) -> RemovalScores:
         """Take over the scores of `earlier` of the same checkpoint."""
         section = cell.parameters("importance").downstream()
-        scorer = Scorer(loaded.network, loaded.precision, max_length=row_length(section, cell.model.family))
+        scorer = Scorer(loaded.network, loaded.precision, max_length=cell.model.family.row_length(section.max_length))
         made = cls(loaded.network, section, scorer, tokenizer, root, checkpoint, {})
         for score in earlier:
             if score.checkpoint == checkpoint:

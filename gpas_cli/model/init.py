@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gpas_cli.model.dtensors import fill
 from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.norm import LayerNorm, RMSNorm
-from gpas_cli.spec.init import Init
+from gpas_cli.spec.init import Init, small_std
 from gpas_cli.spec.model import Model
 
 Std = Callable[[Tensor], float]
@@ -42,7 +42,7 @@ def _xavier(gain: float) -> Std:
 
 def matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, Std]]:
     """Return (pattern of the parameter's name, standard deviation) for every matrix and bias, first match first."""
-    small = math.sqrt(2 / (5 * hidden))
+    small = small_std(hidden)
     residual = math.sqrt(2 * layers)
     body: dict[str, list[tuple[str, Std]]] = {
         "normal": [(PROJECTIONS, _constant(init.std))],

@@ -242,7 +242,7 @@ def _check_objective(model: Model, data: Data, objective: Objective) -> Iterator
             "a tokenizer that is trained on the text has no mask token; leave the setting out to use the last id",
         )
     for problem in objective.problems_in(data.length):
-        yield replace(problem, path=("objective", *problem.path))
+        yield problem.under("objective")
 
 
 def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
@@ -274,7 +274,7 @@ def _check_optim(data: Data, optim: Optim, objective: Objective) -> Iterator[Pro
         yield Problem(("optim", "warmup"), f"{optim.warmup} is not shorter than the {optim.steps} steps")
     else:
         found = optim.decay_of_rate.problems(optim.warmup, optim.steps, optim.min_ratio)
-        yield from (replace(problem, path=("optim", *problem.path)) for problem in found)
+        yield from (problem.under("optim") for problem in found)
     if optim.stop > optim.steps:
         yield Problem(("optim", "stop"), f"{optim.stop} is after the last of the {optim.steps} steps")
     if optim.mean_rows and optim.batch % optim.mean_rows:

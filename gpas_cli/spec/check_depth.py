@@ -17,6 +17,7 @@ from gpas_cli.spec.depth import (
     limit_of,
     mean_progress,
     stage_boundaries,
+    stage_updates,
 )
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import Optim
@@ -79,8 +80,7 @@ def _stage_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
     elif depth.average and not sizes[0] < depth.average < layers:
         yield Problem(("average",), f"{depth.average:g} is not between {sizes[0]} and {layers} layers")
     else:
-        boundaries = stage_boundaries(depth, steps)
-        empty = [k for k, (a, b) in enumerate(zip((0, *boundaries), (*boundaries, steps), strict=True), 1) if a >= b]
+        empty = [number for number, updates in enumerate(stage_updates(depth, steps), 1) if updates <= 0]
         if empty and depth.average:
             yield Problem(("average",), f"{depth.average:g} layers would leave stage {empty[0]} without an update")
         elif empty:
@@ -98,7 +98,7 @@ def _path_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
         yield Problem(("fixed",), f"names layer {beyond[0]} of a network with {layers}")
     elif depth.sizes()[0] < len(fixed):
         yield Problem(("fixed",), f"{len(fixed)} layers are on every path, which in stage 1 has {depth.sizes()[0]}")
-    last = steps - stage_boundaries(depth, steps)[-1]
+    last = stage_updates(depth, steps)[-1]
     if depth.full_steps >= last:
         yield Problem(("full_steps",), f"{depth.full_steps} leaves nothing of the last stage, which has {last} updates")
 

@@ -75,7 +75,7 @@ class Depth:
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `values` with the defaults of its kind and with lists of layers as text."""
         named = DEPTHS.get(str(values.get("kind")), Depth())
-        found = {**{name: getattr(named, name) for name in ("scale",)}, **values}
+        found = {"scale": named.scale, **values}
         for name, between in _LISTS.items():
             found[name] = _text(found[name], between) if name in found else getattr(named, name)
         return found
@@ -150,6 +150,12 @@ def stage_boundaries(depth: Depth, steps: int) -> tuple[int, ...]:
     return tuple(round(steps * end / total) for end in ends)
 
 
+def stage_updates(depth: Depth, steps: int) -> tuple[int, ...]:
+    """Return the number of updates in every stage, as if `full_steps` were 0."""
+    ends = stage_boundaries(depth, steps)
+    return tuple(end - start for start, end in zip((0, *ends), (*ends, steps), strict=True))
+
+
 def _relative_lengths(depth: Depth, sizes: Sequence[int], steps: int) -> Sequence[float]:
     if not depth.average:
         return _named_lengths(depth.lengths, len(sizes))
@@ -203,7 +209,7 @@ def resolved(depth: Depth, layers: int, steps: int) -> ResolvedDepth:
     """Return the canonical spelling of a valid section of a network that would train for `steps` updates."""
     if depth.work_of:
         share = _stage_average(depth, steps) / layers
-        last = _in_updates(depth, steps)[-1]
+        last = stage_updates(depth, steps)[-1]
         return ResolvedDepth(Depth(), max(1, round(steps * share)), max(1, round(last * share)))
     if depth.kind == "layerdrop" and depth.average:
         depth = replace(depth, keep=limit_of(depth, layers, steps))
@@ -211,19 +217,14 @@ def resolved(depth: Depth, layers: int, steps: int) -> ResolvedDepth:
         depth = replace(depth, fixed=",".join(map(str, fixed_numbers(depth.fixed, layers))) or "none")
     last_stage = None
     if depth.stages:
-        last_stage = _in_updates(depth, steps)[-1] - depth.full_steps
+        last_stage = stage_updates(depth, steps)[-1] - depth.full_steps
         depth = replace(depth, lengths=_canonical_lengths(depth, steps), stages="-".join(map(str, depth.sizes())))
     return ResolvedDepth(replace(depth, average=0.0), steps, last_stage)
 
 
 def _stage_average(depth: Depth, steps: int) -> float:
     """Return the average number of layers of the stages over `steps` updates."""
-    return _mean(depth.sizes(), _in_updates(depth, steps))
-
-
-def _in_updates(depth: Depth, steps: int) -> tuple[int, ...]:
-    ends = stage_boundaries(depth, steps)
-    return tuple(end - start for start, end in zip((0, *ends), (*ends, steps), strict=True))
+    return _mean(depth.sizes(), stage_updates(depth, steps))
 
 
 def _canonical_lengths(depth: Depth, steps: int) -> str | tuple[int, ...]:
@@ -232,4 +233,4 @@ def _canonical_lengths(depth: Depth, steps: int) -> str | tuple[int, ...]:
     for name in ("equal", "proportional"):
         if stage_boundaries(replace(depth, lengths=name, average=0.0), steps) == own:
             return name
-    return _in_updates(depth, steps)
+    return stage_updates(depth, steps)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.family import Family
 from gpas_cli.spec.parse import setting
 
 DIGEST_DIGITS = 12
@@ -205,11 +204,6 @@ def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) ->
         if len(known) == len(values):
             found[f"{ACCURACY}/{name}"] = sum(known) / len(known)
     return found
-
-
-def row_length(section: Downstream, family: Family) -> int:
-    """Return the tokens that a network is given at once: no more than it has positions, if it learned them."""
-    return min(section.max_length, family.context) if family.positions == "learned" else section.max_length
 
 
 def downstream_tokens(section: Downstream) -> float:

@@ -1,4 +1,4 @@
-"""The parts of a decoder other than the wiring of its norms: those of LLaMA (the GPAS experiments) GPT or BERT."""
+"""The parts of a decoder other than the wiring of its norms: those of LLaMA (the GPAS experiments), GPT or BERT."""
 
 from __future__ import annotations
 
@@ -48,6 +48,10 @@ class Family:
     input_norm: bool = setting(False, omit_default_from_key=True)
     token_types: int = setting(0, low=0, high=1024, omit_default_from_key=True)
     head_transform: bool = setting(False, omit_default_from_key=True)
+
+    def row_length(self, tokens: int) -> int:
+        """Return how many of `tokens` a network can be given at once: no more than its learned positions."""
+        return min(tokens, self.context) if self.positions == "learned" else tokens
 
 
 FAMILIES: dict[str, Family] = {

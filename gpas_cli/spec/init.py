@@ -31,8 +31,13 @@ class Init:
     everywhere: bool = setting(False, omit_default_from_key=True)
 
 
+def small_std(hidden: int) -> float:
+    """Return sqrt(2/(5d)), the standard deviation of the preset `small` (Spike No More)."""
+    return math.sqrt(2 / (5 * hidden))
+
+
 def usual_embed_std(preset: str, std: float, hidden: int, *, tied: bool) -> float:
     """Return the default of `embed_std`: that of the matrices if the embedding is also the head, else sqrt(2/5)."""
     if not tied:
         return Init().embed_std
-    return math.sqrt(2 / (5 * hidden)) if preset == "small" else std
+    return small_std(hidden) if preset == "small" else std

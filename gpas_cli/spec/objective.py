@@ -224,5 +224,5 @@ def parse_objective(value: Any, problems: list[Problem]) -> Objective | None:
     known = OBJECTIVES[name]
     made = parse.build(type(known), {**parse.plain(known), **values}, ("objective",), problems)
     if made is not None:
-        problems.extend(Problem(("objective", *found.path), found.message) for found in made.problems())
+        problems.extend(found.under("objective") for found in made.problems())
     return made

@@ -108,7 +108,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: SettingPath, problems: 
     Equal values give the same instance.
     """
     made, found = _build(typing.cast(Hashable, cls), as_json(values))
-    problems.extend(dataclasses.replace(problem, path=(*path, *problem.path)) for problem in found)
+    problems.extend(problem.under(*path) for problem in found)
     return typing.cast("T | None", made)
 
 

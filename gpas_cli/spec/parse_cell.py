@@ -67,7 +67,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     if len(problems) > before or not (model and data and optim and depth and plain and objective):
         return None
     if found := depth_problems(depth, model, optim):
-        problems.extend(replace(problem, path=("depth", *problem.path)) for problem in found)
+        problems.extend(problem.under("depth") for problem in found)
         return None
     own = resolved(depth, model.size.layers, optim.steps)
     optim = canonical_optim(replace(optim, steps=own.steps), model, own.last_stage)
@@ -117,7 +117,7 @@ def _parse_later(
         if own is not None:
             found.append(LaterStage(kind, own))
             wrong = own.problems() if hasattr(own, "problems") else ()  # those of several settings together
-            problems.extend(replace(problem, path=(kind.name, *problem.path)) for problem in wrong)
+            problems.extend(problem.under(kind.name) for problem in wrong)
     return tuple(found)
 
 
@@ -128,7 +128,7 @@ def _in_cell(stage: LaterStage, cell: Cell, problems: list[Problem]) -> LaterSta
         reason = cell.objective.needs_next_token(f"the stage {stage.kind.name}")
         problems.append(Problem((stage.kind.name,), f"{reason}; remove it"))
     found = own.problems_in(cell) if hasattr(own, "problems_in") else ()
-    problems.extend(replace(problem, path=(stage.kind.name, *problem.path)) for problem in found)
+    problems.extend(problem.under(stage.kind.name) for problem in found)
     return replace(stage, parameters=own.in_cell(cell)) if hasattr(own, "in_cell") else stage
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from gpas_cli.spec.init import small_std
 from gpas_cli.spec.model import Model
 
 # In the paper Scaled Embed, at sqrt(2/5) = 0.63, and Embed LN, at 1, have a large shortcut; vanilla has 0.02 to 0.013.
@@ -60,7 +61,7 @@ def remark(model: Model) -> str:
             f"{std:.3g}; Scaled Embed of Spike No More starts at 0.632: set init.embed_std or embed.multiplier"
         )
     if model.init.preset == "small" and model.embed.stages in ((), ("detach",)) and std >= LARGE:
-        small = math.sqrt(2 / (5 * model.size.hidden))
+        small = small_std(model.size.hidden)
         return (
             f"init: small starts the embedding at std {embedding_std(model):.3g}, a large shortcut; the vanilla of "
             f"Spike No More starts at sqrt(2/(5d)) = {small:.3g}: set init.embed_std or use family: gpt"
@@ -73,7 +74,7 @@ def _positions_std(model: Model) -> float:
         return 0.0
     if model.init.everywhere:
         return _xavier(model.family.context, model.size.hidden)
-    return math.sqrt(2 / (5 * model.size.hidden)) if model.init.preset == "small" else model.init.std
+    return small_std(model.size.hidden) if model.init.preset == "small" else model.init.std
 
 
 def _xavier(rows: int, columns: int) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.family import Family
 from gpas_cli.spec.parse import setting
 
 LOCAL_TOKENS = 250_000  # assumed to be in a local text, to cost it before it is read
@@ -113,15 +112,6 @@ class Texts:
 
 # The metrics of a cell's tables that are reported for each text.
 BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
-
-
-def text_row_length(section: Texts, trained_on: int, family: Family) -> int:
-    """Return the tokens that a network is given at once: no more than it has positions, if it learned them.
-
-    trained_on: the tokens of the rows of its training.
-    """
-    length = section.max_length or trained_on
-    return min(length, family.context) if family.positions == "learned" else length
 
 
 def tokens_of(texts: Sequence[str]) -> float:

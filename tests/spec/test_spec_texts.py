@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.spec.texts import Texts, local_path, text_name, text_row_length
+from gpas_cli.spec.texts import local_path, text_name
 
 BASE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 2}}
 
@@ -48,9 +47,3 @@ def test_problems(section: dict, message: str) -> None:
     with pytest.raises(InvalidExperiments) as caught:
         cell_from({**BASE, "texts": section})
     assert message in str(caught.value)
-
-
-def test_a_network_is_given_rows_as_in_training_and_no_more_than_it_has_positions() -> None:
-    assert text_row_length(Texts(), 64, Family()) == 64
-    assert text_row_length(Texts(max_length=512), 64, Family()) == 512
-    assert text_row_length(Texts(max_length=4096), 64, FAMILIES["gpt"]) == 2048

@@ -25,7 +25,7 @@ from gpas_cli.report.tables.external import ExternalNetwork, Externals, external
 from gpas_cli.report.tables.grouping import group
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.ranking import marks
-from gpas_cli.spec.downstream import row_length, task_title
+from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
 
 if TYPE_CHECKING:
@@ -202,7 +202,8 @@ def _externals(
     for entry in entries:
         section = entry.cell.parameters("downstream")
         if section is not None:
-            sections.append(replace(section, max_length=row_length(section, entry.cell.model.family)))
+            length = entry.cell.model.family.row_length(section.max_length)
+            sections.append(replace(section, max_length=length))
     return external_rows(networks, sections, [what.recorded_as(str(column.label)) for column in columns])
 
 
