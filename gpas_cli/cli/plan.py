@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,22 +22,16 @@ from gpas_cli.cli.console import (
 )
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.errors import GpasError
-from gpas_cli.words import abbreviated, count, duration
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpas_cli.cli.columns import Columns
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.plan.elsewhere import CostElsewhere
     from gpas_cli.plan.estimate import Estimate
-    from gpas_cli.plan.plan import Plan
+    from gpas_cli.plan.plan import Plan, Refusal
     from gpas_cli.schedule.scheduler import Scheduler
-
-COLOURS = {
-    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
-    "failed": "red", "cancelled": "yellow", "unknown": "red", "invalid": "red", "new": "bold",
-}  # fmt: skip
-WORDS = {"invalid": "cannot run here"}
 
 Gpu = Annotated[
     str | None,
@@ -46,6 +41,7 @@ Mfu = Annotated[
     float | None,
     typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the fraction of peak FLOP/s that training reaches."),
 ]
+Cells = Annotated[bool, typer.Option("--cells", help="List every cell, however many there are.")]
 Price = Annotated[
     float | None, typer.Option("--price", min=0.0, help="Price of a GPU-hour; adds the total cost to the plan.")
 ]
@@ -58,6 +54,7 @@ def plan(
     gpu: Gpu = None,
     mfu: Mfu = None,
     price: Price = None,
+    cells: Cells = False,
     shrink: Shrink = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,33 +73,33 @@ def plan(
         if gpu is not None:
             raise GpasError("--shrink runs on this machine; leave out --gpu")
         require_local(executor)
-        plan_shrunk(ShrunkCells(chosen, where))
+        plan_shrunk(ShrunkCells(chosen, where), cells=True if cells else None)
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
         print_json(**as_mapping(planned, price))
     else:
-        console().print(render(planned, price, cells=gpu is None))
+        console().print(render(planned, price, cells=True if cells else None))
     raise typer.Exit(planned.exit_code)
 
 
-def plan_shrunk(cells: ShrunkCells) -> NoReturn:
+def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None) -> NoReturn:
     """Show the plan of a smoke test and what was shrunk to what, and exit with the code of the plan."""
-    planned = cells.plan()
+    planned = shrunk.plan()
     if STATE.as_json:
-        print_json(**as_mapping(planned), shrunk=cells.as_mapping())
+        print_json(**as_mapping(planned), shrunk=shrunk.as_mapping())
     else:
-        cells.print()
-        console().print(render(planned))
+        shrunk.print()
+        console().print(render(planned, cells=cells))
     raise typer.Exit(planned.exit_code)
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
-    from gpas_cli.plan.gpus import ASSUMED_MFU, named_gpus
+    from gpas_cli.plan.gpus import named_gpus
     from gpas_cli.plan.plan import plan as make_plan
     from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     if gpu is not None:
-        gpus = named_gpus(gpu, mfu or ASSUMED_MFU)
+        gpus = named_gpus(gpu, mfu)
         return make_plan(project().runs, chosen, machine=gpus, project=project())
     if mfu is not None:
         raise GpasError("--mfu needs --gpu, for example --gpu H100")
@@ -138,70 +135,101 @@ def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
         "sizes": [vars(size) for size in planned.sizes],
         "stage_costs": [{**vars(one), "resources": plain(one.resources)} for one in planned.stage_costs],
         "cost": None if price is None else price * planned.estimate.gpu_hours,
+        "elsewhere": [_elsewhere_mapping(one) for one in planned.elsewhere],
     }
 
 
-def render(planned: Plan, price: float | None = None, *, cells: bool = True) -> RenderableType:
-    """Return the totals, why cells cannot run, the cost by size and its basis, and a row per cell."""
+def _elsewhere_mapping(cost: CostElsewhere) -> dict[str, Any]:
+    from gpas_cli.plan.elsewhere import basis
+
+    mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
+    return {
+        "gpus": list(cost.names),
+        "number": cost.machine.number,
+        "gpu_hours": cost.estimate.gpu_hours,
+        "longest_hours": cost.estimate.longest_hours,
+        "wall_hours": cost.estimate.wall_hours,
+        "basis": basis([cost]),
+        "sizes": [{**vars(size), "assumed_mfu": mfu} for size, mfu in zip(cost.sizes, mfus, strict=True) if size.jobs],
+    }
+
+
+def render(planned: Plan, price: float | None = None, *, cells: bool | None = None) -> RenderableType:
+    """Return the totals, why cells cannot run, the cost by size and its basis, and the cells.
+
+    `cells`: whether to list every cell; None lists them unless they are many.
+    """
     from rich.console import Group
     from rich.text import Text
+
+    from gpas_cli.cli import plan_tables as tables
 
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
     parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
     parts += [Text(money(planned.estimate, price))] if price is not None else []
-    parts += [_by_size(planned)]
-    parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
+    parts += [tables.by_size(planned)] if planned.jobs or not planned.elsewhere else []
+    parts += [tables.by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
-    parts += [_cells(planned)] if cells else []
+    parts += _elsewhere(planned)
+    parts += _cells(planned, cells)
     return Group(Text(headline(planned), style="bold"), *parts)
 
 
+def _elsewhere(planned: Plan) -> list[RenderableType]:
+    """Return the cost of the jobs that need more GPUs than there are, on others."""
+    from rich.text import Text
+
+    from gpas_cli.cli import plan_tables as tables
+    from gpas_cli.plan.elsewhere import basis
+
+    if not planned.elsewhere:
+        return []
+    lines = (basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {_command(planned)}")
+    return [
+        Text("GPU-hours on GPUs that are not here, and in brackets the longest job:"),
+        tables.on_gpus(planned.elsewhere),
+        Text("\n".join(f"  {line}" for line in lines), style="dim"),
+    ]
+
+
+def _command(planned: Plan) -> str:
+    """Return the command that estimates the plan on GPUs that are not here."""
+    number = planned.elsewhere[0].machine.number
+    return f"gpas plan {_grids(planned)} --gpu H100:{number}"
+
+
+def _grids(planned: Plan) -> str:
+    return " ".join(dict.fromkeys(row.entry.grid for row in planned.rows))
+
+
+def _cells(planned: Plan, listed: bool | None) -> list[RenderableType]:
+    """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
+    from rich.text import Text
+
+    from gpas_cli.cli import plan_tables as tables
+
+    if listed or (listed is None and len(planned.rows) <= tables.MOST_LISTED):
+        return [tables.cells(planned.rows)]
+    notes = [Text(line) for line in tables.notes_of_cells(planned.rows)]
+    counted = [tables.summary_of_cells(planned.rows)] if len(planned.actions) > 1 else []
+    return [*counted, *notes, Text(f"every cell: gpas plan {_grids(planned)} --cells", style="dim")]
+
+
 def refusals(planned: Plan) -> list[str]:
-    """Return why cells cannot run here, each reason once."""
-    lines = [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in planned.refused.items()]
-    if any("GPU" in line for line in lines) and not any("--gpu" in line for line in lines):
-        grids = " ".join(dict.fromkeys(row.entry.grid for row in planned.rows))
-        lines.append(f"estimate them on other GPUs: gpas plan {grids} --gpu H100")
+    """Return why cells cannot run here: first those that need more GPUs, then each other reason once."""
+    short = [refusal for row in planned.rows for refusal in row.refusals if refusal.gpus]
+    others = Counter(refusal.reason for row in planned.rows for refusal in row.refusals if not refusal.gpus)
+    lines = [f"{count(len(short), 'cell')} cannot run here: {_too_few(planned, short)}"] if short else []
+    lines += [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in others.items()]
     return lines
 
 
-def _by_size(planned: Plan) -> Columns:
-    """Return a table with a row per size: what a cell trains on, and what its jobs cost."""
-    from gpas_cli.cli.columns import Columns
-
-    headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "total")
-    rows = [
-        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
-         abbreviated(one.tokens), f"{one.jobs}", _hours(one.hours) if one.jobs else "",
-         occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
-        for one in planned.sizes
-    ]  # fmt: skip
-    return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("parameters", "updates", "longest"))
-
-
-def _by_stage(planned: Plan) -> Columns:
-    """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
-    from gpas_cli.cli.columns import Columns
-    from gpas_cli.plan.stages import described
-
-    rows = [
-        (one.stage, f"{one.jobs}", _hours(one.hours) if one.hours else "",
-         occupied(one.gpu_hours, one.core_hours) if one.hours else "", described(one.resources))
-        for one in planned.stage_costs
-    ]  # fmt: skip
-    headers = ("stage", "jobs", "longest", "total", "each job asks for")
-    return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("longest", "total"))
-
-
-def _cells(planned: Plan) -> Columns:
-    from gpas_cli.cli.columns import Columns
-
-    rows = []
-    for row in planned.rows:
-        detail = "" if row.action == "invalid" else row.detail  # `refusals` has each reason once
-        notes = "; ".join(part for part in (detail, *row.entry.notes) if part)
-        rows.append((row.entry.id, row.entry.key[:8], (WORDS.get(row.action, row.action), COLOURS[row.action]), notes))
-    return Columns(("cell", "key", "action", "detail"), rows)
+def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
+    if len({refusal.reason for refusal in refusals}) == 1:
+        return refusals[0].reason
+    *first, last = sorted({refusal.gpus for refusal in refusals})
+    numbers = f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
+    return f"their jobs ask for {numbers} GPUs, and {planned.machine.seen()}"
 
 
 def _texts(planned: Plan) -> list[str]:
@@ -211,6 +239,8 @@ def _texts(planned: Plan) -> list[str]:
 
 def headline(planned: Plan) -> str:
     """Return the plan as one sentence."""
+    from gpas_cli.cli.plan_tables import COLOURS, WORDS
+
     actions = planned.actions
     counts = ", ".join(f"{actions[name]} {WORDS.get(name, name)}" for name in COLOURS if actions[name])
     cells = count(len(planned.rows), "cell")
@@ -225,16 +255,19 @@ def headline(planned: Plan) -> str:
 
 def _wall_time(planned: Plan) -> str:
     """Return how long the jobs take, as far as it can be known."""
+    from gpas_cli.cli.plan_tables import rounded_hours
     from gpas_cli.plan.gpus import NamedGpus
 
-    guess, gpus = planned.estimate, planned.machine
+    guess = planned.estimate
+    gpus = planned.machine
     if isinstance(gpus, NamedGpus):
         if not gpus.number:
-            return f"the longest takes {_hours(guess.longest_hours)}"
-        return f"{_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
+            return f"the longest takes {rounded_hours(guess.longest_hours)}"
+        return f"{rounded_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
     if guess.wall_hours is None:
-        return f"the longest takes {_hours(guess.longest_hours)} once started; the scheduler decides when jobs start"
-    return f"{_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
+        longest = rounded_hours(guess.longest_hours)
+        return f"the longest takes {longest} once started; the scheduler decides when jobs start"
+    return f"{rounded_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
 
 
 def money(guess: Estimate, price: float) -> str:
@@ -246,21 +279,6 @@ def money(guess: Estimate, price: float) -> str:
 
 def cost(guess: Estimate) -> str:
     """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
+    from gpas_cli.cli.plan_tables import occupied
+
     return occupied(guess.gpu_hours, guess.core_hours)
-
-
-def occupied(gpu_hours: float, core_hours: float) -> str:
-    """Return device time in words, as in `cost`."""
-    parts = [(gpu_hours, "GPU"), (core_hours, "core")]
-    return " and ".join(_occupied(hours, unit) for hours, unit in parts if hours) or "nothing"
-
-
-def _hours(hours: float) -> str:
-    """Return an estimated duration, at least a minute."""
-    return duration(max(hours * 3600, 60.0))
-
-
-def _occupied(hours: float, unit: str) -> str:
-    if hours < 1:
-        return count(max(1, round(hours * 60)), f"{unit}-minute")
-    return f"{hours:.1f} {unit}-hours" if hours < 100 else f"{hours:,.0f} {unit}-hours"

@@ -18,6 +18,7 @@ from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.speed import Shape, measured, shape
 from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.spec.cell import distinct
 from gpas_cli.spec.depth import FULL
 from gpas_cli.spec.flops import computed_flops, whole_flops_per_token
 from gpas_cli.spec.stage import PRETRAIN
@@ -148,7 +149,7 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
     devices = machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
     if isinstance(machine, NamedGpus):
-        each = machine.flops(job.cell.precision)
+        each = machine.flops(job.cell)
     else:
         each = ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
     seconds = tokens / (speed or devices * each / whole_flops_per_token(job.cell))
@@ -165,7 +166,7 @@ def _longest(works: Sequence[Work]) -> float:
 
 def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     if isinstance(machine, NamedGpus):
-        return (machine.basis({work.job.cell.precision for work in works}),) if works else ()
+        return (machine.basis(distinct(work.job.cell for work in works)),) if works else ()
     measured = sum(work.measured for work in works)
     lines = [f"{measured} of {len(works)} jobs: the measured speed of that shape"] if measured else []
     guessed = [work for work in works if not work.measured]

@@ -5,18 +5,24 @@ Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); the share that tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.spec.flops import peak_flops
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.flops import parameters, peak_flops
 from gpas_cli.spec.memory import state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import byte_size, count
 
-ASSUMED_MFU = 0.4
+# MosaicML's published training benchmarks (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76,
+# 1.3 and 2.7B parameters. Smaller networks follow the same slope; larger ones are assumed to reach no more.
+MFU_AT_1B = 0.42
+MFU_PER_DOUBLING = 0.035
+MFU_RANGE = (0.05, 0.46)
 # The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
 MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
@@ -29,12 +35,12 @@ MEMORY_GB: dict[str, int] = {
 class NamedGpus(Machine):
     """A machine with `number` GPUs called `name`. If `number` is 0, each job gets as many as it requests.
 
-    `mfu`: the assumed share of the peak that training reaches.
+    `mfu`: the assumed share of the peak that training reaches; None assumes one by size (`assumed_mfu`).
     """
 
     name: str
     number: int
-    mfu: float
+    mfu: float | None
 
     @property
     def slots(self) -> int:
@@ -50,24 +56,46 @@ class NamedGpus(Machine):
         return resources.threads
 
     def check(self, resources: Resources, who: str) -> str:
-        if not self.number or resources.gpus <= self.number:
-            return ""
-        return f"{who} asks for {resources.gpus} GPUs, and --gpu names {self.number}"
+        return f"{who} asks for {resources.gpus} GPUs, and {self.seen()}" if self.too_few(resources) else ""
 
-    def flops(self, precision: str) -> float:
-        """Return the assumed FLOP/s of one device."""
-        peak = peak_flops(self.name, precision)
+    def too_few(self, resources: Resources) -> bool:
+        return bool(self.number) and resources.gpus > self.number
+
+    def seen(self) -> str:
+        return f"--gpu names {self.number}"
+
+    def share(self, parameters: int) -> float:
+        """Return the share of the peak that a training of so many parameters is assumed to reach."""
+        return self.mfu or assumed_mfu(parameters)
+
+    def flops(self, cell: Cell) -> float:
+        """Return the assumed FLOP/s of one device that trains `cell`."""
+        peak = peak_flops(self.name, cell.precision)
         assert peak is not None
-        return self.mfu * peak
+        return self.share(parameters(cell)) * peak
 
-    def basis(self, precisions: set[str]) -> str:
+    def basis(self, cells: Iterable[Cell]) -> str:
         """Return the assumptions of the estimate as a sentence."""
-        peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in sorted(precisions)]
-        sheet = " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
-        return f"assumed, not measured: {100 * self.mfu:g} % of the peak of one {self.name}, {sheet}; --mfu changes it"
+        every = list(cells)
+        shares = sorted({self.share(parameters(cell)) for cell in every})
+        reached = " to ".join(f"{100 * share:g}" for share in dict.fromkeys((shares[0], shares[-1])))
+        source = "" if self.mfu else " (by size, as MosaicML published for H100s)"
+        peaks = self.peaks(sorted({cell.precision for cell in every}))
+        return f"assumed, not measured: {reached} % of the peak of one {self.name}{source}, {peaks}; --mfu changes it"
+
+    def peaks(self, precisions: Iterable[str]) -> str:
+        """Return the peaks of one device in words."""
+        peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in precisions]
+        return " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
 
 
-def named_gpus(words: str, mfu: float = ASSUMED_MFU) -> NamedGpus:
+def assumed_mfu(parameters: int) -> float:
+    """Return the share of the peak that training is assumed to reach, rounded to whole per cent."""
+    low, high = MFU_RANGE
+    return round(min(high, max(low, MFU_AT_1B + MFU_PER_DOUBLING * math.log2(parameters / 1e9))), 2)
+
+
+def named_gpus(words: str, mfu: float | None = None) -> NamedGpus:
     """Return the GPUs of `NAME` or `NAME:NUMBER`, in any case and spacing. Raises GpasError for an unknown name."""
     name, colon, number = words.partition(":")
     known = {_plain(known): known for known in MEMORY_GB}

@@ -49,10 +49,15 @@ class Machine:
         asked = count(max(1, resources.gpus), "GPU")
         if self.gpus and resources.processes > max(1, resources.gpus):
             return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
-        if resources.gpus <= len(self.gpus):
-            return ""
-        have = f"{len(self.gpus)} can be seen" if self.gpus else "none can be seen"
-        return f"{who} asks for {asked}, and {have} on {socket.gethostname()}"
+        return f"{who} asks for {asked}, and {self.seen()}" if self.too_few(resources) else ""
+
+    def too_few(self, resources: Resources) -> bool:
+        """Return whether a job asks for more GPUs than there are."""
+        return resources.gpus > len(self.gpus)
+
+    def seen(self) -> str:
+        """Return how many GPUs can be seen: "none can be seen on HOST"."""
+        return f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
 
 
 class Cluster(Machine):
@@ -69,6 +74,9 @@ class Cluster(Machine):
 
     def check(self, resources: Resources, who: str) -> str:
         return ""
+
+    def too_few(self, resources: Resources) -> bool:
+        return False
 
     def threads(self, resources: Resources) -> int:
         return resources.threads

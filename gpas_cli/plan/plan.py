@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import Exit
 from gpas_cli.plan import machine as machines
+from gpas_cli.plan.elsewhere import CostElsewhere, costs_elsewhere
 from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.gpus import NamedGpus, too_large
 from gpas_cli.plan.machine import Cluster, Machine
@@ -37,17 +38,27 @@ ACTIONS = (
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why a machine cannot complete a cell. `gpus`: the number that a job asks for if the machine has fewer, else 0."""
+
+    reason: str
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
 class PlanRow:
     """One cell of a plan.
 
     `action` is one of ACTIONS: the state of the cell, "new" if it has no attempt, or "invalid" if this machine
     cannot complete it; `detail` is the reason. `will_run`: whether `gpas run` would start a job for it.
+    `refusals`: why this machine cannot complete it.
     """
 
     state: CellStatus
     action: str
     detail: str
     will_run: bool
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def entry(self) -> Entry:
@@ -72,6 +83,7 @@ class Plan:
     text_warnings: tuple[str, ...] = ()
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
+    elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has
 
     @property
     def exit_code(self) -> Exit:
@@ -108,7 +120,7 @@ class Plan:
 
     @property
     def refused(self) -> Counter[str]:
-        """The number of cells that cannot run here, by reason."""
+        """The number of cells that cannot run here, by their reasons."""
         return Counter(row.detail for row in self.rows if row.action == "invalid")
 
 
@@ -140,12 +152,14 @@ def plan(
         for key, job in needed.items()
         if not capacity.refusal(job.resources, job.kind) and not texts.missing(job.cell)
     }
-    resume = {key: step for key in fitting if _tried(seen[key]) and (step := resumable(runs, key))}
+    resume = {key: step for key in needed if _tried(seen[key]) and (step := resumable(runs, key))}
     rows = [
         _row(state, fitting, resume, capacity.first_refusal(state.entry, seen), texts)
         for state in look(runs, entries, seen=dict(seen))
     ]
     jobs_to_start = prepare(fitting.values())
+    # GPUs named for the plan are the answer already.
+    too_few = [] if isinstance(machine, NamedGpus) else [j for j in needed.values() if machine.too_few(j.resources)]
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),
@@ -154,7 +168,8 @@ def plan(
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
         startable=len(fitting) == len(needed),
-        code_warnings=_other_code(runs, [fitting[key] for key in resume]),
+        elsewhere=costs_elsewhere(runs, (entry.cell for entry in entries), too_few, resume),
+        code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 
@@ -190,15 +205,14 @@ def _row(
     state: CellStatus,
     jobs: Mapping[str, StageJob],
     resume: Mapping[str, int],
-    refusal: str,
+    refusal: Refusal,
     texts: Texts,
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
     entry = state.entry
-    found = (refusal, texts.missing(entry.cell))
-    reasons = [reason for reason in found if reason]
-    if reasons and state.state not in ("done", "diverged"):
-        return PlanRow(state, "invalid", "; ".join(reasons), bool(mine))
+    refusals = tuple(one for one in (refusal, Refusal(texts.missing(entry.cell))) if one.reason)
+    if refusals and state.state not in ("done", "diverged"):
+        return PlanRow(state, "invalid", "; ".join(one.reason for one in refusals), bool(mine), refusals)
     action = "new" if state.state == "missing" else state.state
     return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
 
@@ -219,13 +233,14 @@ class _Capacity:
             self._answers[asked] = (resources, self._machine.check(resources, who))
         return self._answers[asked][1]
 
-    def first_refusal(self, entry: Entry, seen: Mapping[str, StageStatus]) -> str:
-        """Return `refusal` of the first stage without a result that can never run; "" if there is none."""
+    def first_refusal(self, entry: Entry, seen: Mapping[str, StageStatus]) -> Refusal:
+        """Return `refusal` of the first stage without a result that can never run; an empty one if there is none."""
         for stage in entry.cell.stages:
             missing = stage.key in seen and seen[stage.key].state not in RESULTS
-            if missing and (reason := self.refusal(entry.resources_of(stage), stage.kind)):
-                return reason
-        return ""
+            resources = entry.resources_of(stage)
+            if missing and (reason := self.refusal(resources, stage.kind)):
+                return Refusal(reason, resources.gpus if self._machine.too_few(resources) else 0)
+        return Refusal("")
 
 
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from face import EXPERIMENTS, Face, end
 
 LARGE = """\
@@ -24,16 +25,45 @@ def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     face.declare(LARGE)
     lines = face("plan", expect=2).out.splitlines()
     assert lines[0] == "8 cells: 8 cannot run here; no job to start"
-    assert lines[1].startswith("4 cells cannot run here: the job asks for 1 GPU, and none can be seen on ")
-    assert lines[2].startswith("4 cells cannot run here: the job asks for 2 GPUs, ")
-    assert "gpas plan large --gpu H100" in lines[3]
+    assert lines[1].startswith("8 cells cannot run here: their jobs ask for 1 or 2 GPUs, and none can be seen on ")
     assert "invalid" not in "\n".join(lines)
-    assert sum("none can be seen" in line for line in lines) == 2
+    assert sum("none can be seen" in line for line in lines) == 1
+    assert sum(line.startswith("large/") for line in lines) == 8
+
+
+def test_a_machine_without_gpus_estimates_on_common_ones(face: Face) -> None:
+    face.declare(LARGE)
+    lines = face("plan", expect=2).out.splitlines()
     table = next(line for line in lines if line.startswith("71m "))
     assert "512 x 256" in table
     assert "131M" in table  # 1000 updates of 512 rows of 256 tokens
-    assert sum(line.startswith("large/") for line in lines) == 8
+    assert "29 %" in table
+    assert any("A100" in line and "H100, H200" in line and "B200" in line for line in lines)
+    assert any("gpas plan large --gpu H100:8" in line for line in lines)
+    a100, h100, b200 = face("plan", "--json", expect=2).json["elsewhere"]
+    assert [a100["gpus"], h100["gpus"], b200["gpus"]] == [["A100"], ["H100", "H200"], ["B200"]]
+    named = face("plan", "--gpu", "H100:8", "--json").json
+    assert h100["gpu_hours"] == named["estimate"]["gpu_hours"]
+    assert h100["wall_hours"] == named["estimate"]["wall_hours"]
+    assert [size["gpu_hours"] for size in h100["sizes"]] == [size["gpu_hours"] for size in named["sizes"]]
+    assert named["elsewhere"] == []
 
+
+def test_many_cells_are_counted_and_their_notes_kept(face: Face) -> None:
+    face.declare(LARGE.replace("seed: [1, 2]", "seed: {range: [1, 20]}") + OVERRIDE)
+    many = face("plan", expect=2).out
+    assert "large/" not in many.replace("large/130m-post-s20: wider clipping", "")
+    assert "large/130m-post-s20: wider clipping" in many
+    assert "every cell: gpas plan large --cells" in many
+    listed = face("plan", "--cells", expect=2).out
+    assert sum(line.startswith("large/") for line in listed.splitlines()) == 80
+    assert "large/130m" in face("plan", "--gpu", "H100", "--cells").out
+
+
+OVERRIDE = """\
+    override:
+      - {where: {size: 130m, norm: post, seed: 20}, set: {optim.clip: 2}, why: wider clipping}
+"""
 
 STAGES = """\
 version: 1
@@ -81,9 +111,10 @@ def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     text = face("plan", "--gpu", "H100:4", "--price", "2.5").out
     assert "on 4 x H100" in text
     assert f"at 2.5 per GPU-hour: about {2.5 * hours:,.0f}" in text
-    assert "assumed, not measured: 40 % of the peak of one H100" in text
+    assert "assumed, not measured: 29 to 32 % of the peak of one H100 (by size, " in text
     half = face("plan", "--gpu", "H100", "--mfu", "0.2", "--json").json
-    assert half["estimate"]["gpu_hours"] > 1.99 * hours
+    full = face("plan", "--gpu", "H100", "--mfu", "0.4", "--json").json
+    assert half["estimate"]["gpu_hours"] == pytest.approx(2 * full["estimate"]["gpu_hours"])
 
 
 def test_a_plan_warns_of_code_changed_since_a_checkpoint(face: Face) -> None:

@@ -16,7 +16,7 @@ from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
 from gpas_cli.plan.estimate import equivalent_tokens, estimate, makespan, measured_speeds
-from gpas_cli.plan.gpus import MEMORY_GB, named_gpus
+from gpas_cli.plan.gpus import MEMORY_GB, assumed_mfu, named_gpus
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
@@ -197,11 +197,12 @@ def test_absent_gpus_are_estimated_from_their_data_sheet(runs: Path) -> None:
     cells = [replace(entry(seed=seed, precision="bf16"), resources=Resources(gpus=2)) for seed in (1, 2)]
     attempt(runs, replace(cells[0], cell=entry(seed=9, precision="bf16").cell), "done", speed=1.0, device="cuda")
     found = made_plan(runs, *cells, machine=named_gpus("h100:2")).estimate
+    mfu = assumed_mfu(parameters(cells[0].cell))
     tokens = 2 * equivalent_tokens(stage_jobs(cells[:1])[key(cells[0])])
-    assert found.gpu_hours == pytest.approx(tokens * flops_per_token(cells[0].cell) / (0.4 * 989.5e12) / 3600)
+    assert found.gpu_hours == pytest.approx(tokens * flops_per_token(cells[0].cell) / (mfu * 989.5e12) / 3600)
     assert found.wall_hours == pytest.approx(found.gpu_hours / 2)  # one job after the other, on two GPUs each
     assert made_plan(runs, *cells, machine=named_gpus("H100", mfu=0.2)).estimate.wall_hours is None
-    assert "40 % of the peak of one H100, 989.5 TFLOP/s in bf16" in found.basis[0]
+    assert "5 % of the peak of one H100 (by size, as MosaicML published for H100s), 989.5" in found.basis[0]
     refused = made_plan(runs, *cells, machine=named_gpus("H100:1"))
     assert (refused.jobs, dict(refused.refused)) == ((), {"the job asks for 2 GPUs, and --gpu names 1": 2})
 
@@ -210,6 +211,23 @@ def test_absent_gpus_are_estimated_from_their_data_sheet(runs: Path) -> None:
 def test_unknown_gpu_names_are_refused(words: str) -> None:
     with pytest.raises(GpasError, match="--gpu: "):
         named_gpus(words)
+
+
+def test_larger_networks_are_assumed_to_use_a_gpu_better() -> None:
+    shares = [assumed_mfu(size) for size in (10**5, 71 * 10**6, 760 * 10**6, 1_300_000_000, 2_700_000_000, 10**12)]
+    assert shares == [0.05, 0.29, 0.41, 0.43, 0.46, 0.46]
+
+
+def test_jobs_that_need_more_gpus_than_there_are_are_estimated_on_others(runs: Path) -> None:
+    big = replace(entry(seed=1, precision="bf16"), resources=Resources(gpus=16))
+    small = replace(entry(seed=2, precision="bf16"), resources=Resources(gpus=1))
+    found = made_plan(runs, big, small, machine=Machine(gpus=("0",), cores=(0, 1)))
+    assert [job.resources.gpus for job in found.jobs] == [1]
+    assert [cost.names for cost in found.elsewhere] == [("A100",), ("H100", "H200"), ("B200",)]
+    assert {cost.machine.number for cost in found.elsewhere} == {16}
+    assert [size.jobs for size in found.elsewhere[0].sizes] == [1]
+    assert made_plan(runs, small, machine=Machine(gpus=("0",), cores=(0, 1))).elsewhere == ()
+    assert made_plan(runs, big, machine=Cluster()).elsewhere == ()
 
 
 def test_every_gpu_has_a_memory_and_a_peak() -> None:

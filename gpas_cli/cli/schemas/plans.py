@@ -74,6 +74,24 @@ class ShrunkJson(TypedDict):
     settings: list[ShrunkSettingJson]
 
 
+class SizeElsewhereJson(SizeCostJson):
+    """The cells of one size on GPUs that are not here."""
+
+    assumed_mfu: Annotated[float, "the share of the peak FLOP/s that training is assumed to reach"]
+
+
+class ElsewhereJson(TypedDict):
+    """What the jobs that ask for more GPUs than this machine has would take on others."""
+
+    gpus: Annotated[list[str], "kinds of GPU with the same peak, and so the same estimate"]
+    number: Annotated[int, "GPUs that the jobs share"]
+    gpu_hours: float
+    longest_hours: Annotated[float, "the longest chain of jobs"]
+    wall_hours: Annotated[float, "until all have ended"]
+    basis: str
+    sizes: list[SizeElsewhereJson]
+
+
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
@@ -86,6 +104,7 @@ class PlanJson(DocumentJson):
     sizes: list[SizeCostJson]
     stage_costs: list[StageCostJson]
     cost: Annotated[float | None, "GPU-hours times --price"]
+    elsewhere: Annotated[list[ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
 

@@ -1,0 +1,70 @@
+"""The cost of jobs on common GPUs, for a plan on a machine that has none or too few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.plan.estimate import Estimate, estimate
+from gpas_cli.plan.gpus import NamedGpus
+from gpas_cli.plan.sizes import SizeCost, by_size
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.spec.cell import Cell, distinct
+from gpas_cli.spec.flops import peak_flops
+
+GPUS = ("A100", "H100", "H200", "B200")
+NODE_GPUS = 8  # the jobs share so many GPUs, or as many as the largest requests
+
+
+@dataclass(frozen=True)
+class CostElsewhere:
+    """The cost of jobs on `machine`. `names`: the GPUs with these peaks, which the estimate cannot tell apart."""
+
+    names: tuple[str, ...]
+    machine: NamedGpus
+    estimate: Estimate
+    sizes: tuple[SizeCost, ...]
+
+
+def costs_elsewhere(
+    runs: Path, cells: Iterable[Cell], jobs: Sequence[StageJob], resume: Mapping[str, int]
+) -> tuple[CostElsewhere, ...]:
+    """Return the cost of `jobs` and of the sizes of `cells` on each of GPUS; nothing without jobs."""
+    if not jobs:
+        return ()
+    chosen = list(cells)
+    number = max(NODE_GPUS, *(job.resources.gpus for job in jobs))
+    return tuple(_cost(runs, names, number, chosen, jobs, resume) for names in _alike(jobs))
+
+
+def basis(costs: Sequence[CostElsewhere]) -> str:
+    """Return the assumptions of the estimates as a sentence."""
+    cells = distinct(work.job.cell for cost in costs for work in cost.estimate.works)
+    precisions = sorted({cell.precision for cell in cells})
+    sheets = "; ".join(f"{', '.join(cost.names)}: {cost.machine.peaks(precisions)}" for cost in costs)
+    reached = "assumed, not measured: MFU, the share of the peak that training reaches, by size as MosaicML published"
+    return f"{reached} for H100s; peaks of the data sheets: {sheets}"
+
+
+def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:
+    """Return GPUS in groups with the same peaks in the precisions of the jobs."""
+    precisions = sorted({cell.precision for cell in distinct(job.cell for job in jobs)})
+    groups: dict[tuple[float | None, ...], tuple[str, ...]] = {}
+    for name in GPUS:
+        peaks = tuple(peak_flops(name, precision) for precision in precisions)
+        groups[peaks] = (*groups.get(peaks, ()), name)
+    return list(groups.values())
+
+
+def _cost(
+    runs: Path,
+    names: tuple[str, ...],
+    number: int,
+    cells: Sequence[Cell],
+    jobs: Sequence[StageJob],
+    resume: Mapping[str, int],
+) -> CostElsewhere:
+    machine = NamedGpus((), (), names[0], number, None)
+    guess = estimate(runs, jobs, machine, resume)
+    return CostElsewhere(names, machine, guess, tuple(by_size(cells, guess.works)))
