@@ -215,7 +215,6 @@ UNPRINTED = {
     ("table3-poster", "poster"): 11,  # the average over seven
     ("gpas-identity-1b", "gpas"): 1,  # without a gate
     ("table4-position", "gpas"): 1,  # a gate on the skip path only
-    ("spike-table6", "spike_no_more"): 4,  # vanilla is in Table 1
     ("spike-table7", "spike_no_more"): 2,  # diverged
     ("spike-table2", "spike_no_more"): 2,  # diverged
     ("quickstart-raptr", "raptr"): 2,  # equal work and layer drop are in Tables 2 and 7

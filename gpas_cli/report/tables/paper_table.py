@@ -23,9 +23,10 @@ from gpas_cli.report.tables.grouping import refuse_mixture
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.ranking import marks
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
-from gpas_cli.spec.downstream import BY_TASK, KNOWN_TASKS, base_name
+from gpas_cli.spec.downstream import BY_TASK, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
+from gpas_cli.spec.texts import KNOWN_TEXTS
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
@@ -86,9 +87,9 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
 
 
 def _in_table(table: PublishedTable, entry: Entry) -> Iterator[tuple[str | None, Place]]:
-    """Yield the places in the table of the numbers of an entry: of its training, and of each of its tasks."""
+    """Yield the places in the table of the numbers of an entry: of its training, and of each of its tasks and texts."""
     own = facts(entry)
-    for task in (None, *map(base_name, _tasks(entry))):
+    for task in (None, *map(base_name, _tasks(entry)), *_texts(entry)):
         place = table.place(own if task is None else {**own, "task": task, "text": task})
         if place is not None:
             yield task, (table.name, *place)
@@ -102,13 +103,22 @@ def _tasks(entry: Entry) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label for what in BY_TASK for label in task_columns(section.tasks, what)))
 
 
+def _texts(entry: Entry) -> tuple[str, ...]:
+    """Return the texts that the entry is scored on."""
+    section = entry.cell.parameters("texts")
+    return tuple(section.names) if section else ()
+
+
 def _task(cell: PrintedCell) -> str | None:
-    """Return the task that the number of a printed cell is measured at, None for a result of the training."""
-    if cell.table is None:
-        return None
-    labels = _labels(cell)
-    text = labels.get("text")
-    return str(labels["task"]) if "task" in labels else str(text) if text in KNOWN_TASKS else None
+    """Return the task or text that the number of a printed cell is measured on, None for a result of the training."""
+    labels = _labels(cell) if cell.table else {}
+    return str(labels["task"]) if "task" in labels else _text(cell)
+
+
+def _text(cell: PrintedCell) -> str | None:
+    """Return the text of KNOWN_TEXTS that the number of a printed cell is measured on, None if it is on none."""
+    text = _labels(cell).get("text") if cell.table else None
+    return str(text) if text in KNOWN_TEXTS else None
 
 
 def _labels(cell: PrintedCell) -> dict[str, Any]:
@@ -134,8 +144,8 @@ def compared_metric(cell: PrintedCell) -> Metric:
     assert cell.table is not None  # settings are no results
     table = cell.table
     name = table.compared_as or table.metric
-    if table.metric == "perplexity" and _task(cell):
-        name = "task_perplexity"
+    if table.metric == "perplexity" and _text(cell):
+        name = "text_perplexity"
     return METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
 
 
@@ -172,12 +182,19 @@ def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
     return TableSpec(
         title=part.title,
         rows=("band", "row") if any(line.band for line in part.lines) else ("row",),
-        columns="task" if all(map(_task, cells)) else first.axis or "column",
+        columns=_columns(cells) or first.axis or "column",
         value=compared_metric(cells[0]).name,
         over=grid.table_spec.over,
         against={"gate": "none"} if any(_base(cell) is not None for cell in cells) else {},
         published={first.source: first.name},
     )
+
+
+def _columns(cells: Sequence[PrintedCell]) -> str:
+    """Return "text" or "task" if every number is measured on one, "" otherwise."""
+    if all(map(_text, cells)):
+        return "text"
+    return "task" if all(map(_task, cells)) else ""
 
 
 def _place(cell: PrintedCell) -> Place:

@@ -151,4 +151,4 @@ def test_a_llama_of_any_shape_gets_no_number_of_spike_no_more() -> None:
 def test_what_no_setting_expresses_is_a_deviation_too() -> None:
     found = deviations(entry(axes={"size": "mine"}, **GPT_350M), published("spike_no_more", "table1_perplexity"))  # type: ignore[arg-type]
     assert Deviation("dropout", 0.1, None) in found
-    assert {one.setting for one in found} == {"dropout", "precision", "data.tokenizer"}
+    assert {one.setting for one in found} == {"dropout", "precision", "data.tokenizer", "size.vocab"}

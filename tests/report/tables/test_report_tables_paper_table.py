@@ -63,6 +63,26 @@ def test_every_number_of_the_paper_has_a_cell(
         assert all(len(entries) == 1 for entries in one.places.values())
 
 
+@pytest.mark.parametrize(
+    ("number", "grid", "cells"),
+    [("1", "spike-table1", 16), ("2", "spike-table2", 8), ("6", "spike-xavier", 12), ("7", "spike-table7", 24)],
+)
+def test_perplexities_on_texts_stand_beside_those_of_the_stage_texts(
+    declared: dict[str, tuple[Grid, list[Entry]]], number: str, grid: str, cells: int
+) -> None:
+    (part,) = printed("spike_no_more", number).parts
+    found = serving(part, declared)
+    assert found is not None
+    assert (found.grid.name, len(found.places)) == (grid, cells)
+    first = found.entries[0]
+    scored = result(
+        first, stage="texts", metrics={"text_perplexity/wikitext": 31.5, "text_perplexity/lambada_openai": 20}
+    )
+    table = paper_table(found, {}, result(first) | scored)
+    assert {column.metric.name for column in table.columns} == {"text_perplexity"}
+    assert sorted(v for row in table.rows for cell in row.cells for v in cell.values.values()) == [20, 31.5]
+
+
 def test_rows_and_columns_are_in_the_papers_order() -> None:
     entries = [
         entry(norm, gate, size=size) for norm in ("lns", "pre") for gate in ("gpas", "none") for size in ("1b", "71m")
