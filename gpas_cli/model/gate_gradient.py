@@ -22,20 +22,23 @@ and where the matrices that end the branches are frozen. There the gates stay in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.attention import Positions
+from gpas_cli.model.dot_products import dot_products
 from gpas_cli.model.dtensors import local
 from gpas_cli.model.gate import GpasGate
+from gpas_cli.model.gate_system import Factor, GateSolver, GateSystem, Symbol
 from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.depth_schedule import ActiveLayers
 
-# A number on the host, or a scalar tensor that stays on its device.
-Scalar = float | Tensor
+# A number on the host, or the symbol of one that stays on its device.
+Scalar = float | Symbol
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -72,6 +75,7 @@ class GateGradients:
         self._active = active
         self._gates = list(_gates(self._network, active))
         self._ends = [m for m in _ends(self._network, active) if all(p.requires_grad for p in m.parameters())]
+        self._solver: GateSolver | None = None
 
     def _put_in_graph(self, in_graph: bool) -> None:
         self._by_autograd = in_graph
@@ -93,28 +97,59 @@ class GateGradients:
         alphas = torch.cat([gate.alpha.detach() for gate in self._gates]).double().requires_grad_()
         shares = self._gates[0].activation(alphas)
         (slopes,) = torch.autograd.grad(shares.sum(), alphas)
-        dots = reduce(torch.stack([_dot(module) for module in self._ends]).double())
-        kept = dict(zip(self._gates, _numbers(1 - shares.detach()), strict=True))
-        products = dict(zip(self._ends, _numbers(dots), strict=True))
-        totals = gate_totals(self._network, products, kept, self._active)
-        for gate, slope in zip(self._gates, slopes, strict=True):
+        kept = 1 - shares.detach()
+        totals = self._totals_on_host(kept, reduce) if _on_host(kept) else self._totals_on_device(kept, reduce)
+        gradients = (slopes * totals).to(self._gates[0].alpha.dtype)
+        for gate, gradient in zip(self._gates, gradients[:, None].unbind(), strict=True):
             if gate.alpha.requires_grad:
-                gate.alpha.grad = (slope * totals[gate]).to(gate.alpha.dtype).reshape(1)
+                gate.alpha.grad = gradient
+
+    def _totals_on_host(self, kept: Tensor, reduce: Reduce) -> Tensor:
+        """Return the gates' totals by the recursion on numbers, float64 (gates,)."""
+        dots = reduce(torch.stack([_dot(module) for module in self._ends]).double())
+        products = dict(zip(self._ends, dots.tolist(), strict=True))
+        factors = dict(zip(self._gates, kept.tolist(), strict=True))
+        totals = gate_totals(self._network, products, factors, self._active)
+        return kept.new_tensor([totals[gate] for gate in self._gates])
+
+    def _totals_on_device(self, kept: Tensor, reduce: Reduce) -> Tensor:
+        """Return the gates' totals, float64 (gates,), without waiting for the device and in as many kernels for any
+        number of layers."""
+        parameters = [p for module in self._ends for p in module.parameters()]
+        weights = [local(p.detach()) for p in parameters]
+        dots = reduce(dot_products(weights, [_gradient(p) for p in parameters]).double())
+        if self._solver is None:
+            self._solver = self._solver_of_recursion(kept.device)
+        return self._solver.solve(dots, kept)
+
+    def _solver_of_recursion(self, device: torch.device) -> GateSolver:
+        """Return the recursion over the active layers as a system of equations. Its dot products are by parameter."""
+        counts = [len(list(module.parameters())) for module in self._ends]
+        ends = list(itertools.accumulate(counts, initial=0))
+        system = GateSystem(ends[-1], len(self._gates))
+        products = {
+            m: system.product(range(*span)) for m, span in zip(self._ends, itertools.pairwise(ends), strict=True)
+        }
+        factors = {gate: Factor(number) for number, gate in enumerate(self._gates)}
+        totals = gate_totals(self._network, products, factors, self._active)
+        return system.solver([totals[gate] for gate in self._gates], device)
 
 
-def _numbers(values: Tensor) -> Sequence[Scalar]:
-    """Return the scalars of a vector: as numbers on the CPU, as tensors on a GPU to avoid waiting for it."""
-    return values.tolist() if values.device.type == "cpu" else values.unbind()
+def _on_host(values: Tensor) -> bool:
+    """Return whether the host can read `values` without waiting for a device."""
+    return values.device.type == "cpu"
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return local(parameter.grad)
 
 
 def _dot(module: nn.Module) -> Tensor:
     """Return <W, dL/dW> + <b, dL/db>, over this rank's part if the weights are sharded."""
-    parts = []
-    for parameter in module.parameters():
-        assert parameter.grad is not None
-        weight, gradient = local(parameter.detach()), local(parameter.grad)
-        parts.append(torch.dot(weight.flatten(), gradient.flatten()))
-    return torch.stack(parts).sum()
+    return torch.stack(
+        [torch.dot(local(p.detach()).flatten(), _gradient(p).flatten()) for p in module.parameters()]
+    ).sum()
 
 
 def _applied(network: Llama, active: ActiveLayers | None) -> Iterator[tuple[Block, float]]:

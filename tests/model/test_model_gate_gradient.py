@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model import gate_gradient
@@ -96,13 +98,59 @@ def _refused(norm: str, site: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("norm", [norm for norm in SCHEMES if norm != "b2t"])
-def test_scalars_that_stay_on_their_device_give_the_same(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on GPUs, where the recursion is one of 0-dimensional tensors."""
-    on_host, _ = both(network(norm))
-    monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)
-    on_device, _ = both(network(norm))
-    assert torch.equal(on_device, on_host)
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_the_system_of_equations_gives_the_same(
+    norm: str, site: str, stop_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs, where the recursion is solved as one triangular system."""
+    for share in ("layer", "sublayer"):
+        found = []
+        for on_host in (True, False):
+            monkeypatch.setattr(gate_gradient, "_on_host", lambda _, on_host=on_host: on_host)
+            try:
+                found.append(both(network(norm, site=site, stop_gradient=stop_gradient, share=share))[0])
+            except InvalidExperiments:
+                pytest.skip("refused: this gate could change nothing")
+            except NotDetermined:
+                break
+        else:
+            torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-15)
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations that compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not function.is_view and function is not torch.ops.aten.detach.default:
+            self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_on_a_gpu_the_number_of_operations_does_not_depend_on_the_depth(
+    family: str, stop_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_gradient, "_on_host", lambda _: False)
+    found = []
+    for layers in (4, 8):
+        size = {**SIZE, "layers": layers}
+        gate = {"stop_gradient": stop_gradient, "init": 0.1}
+        made = build(parse_model({"size": size, "norm": "sandwich", "family": family, "gate": gate}))
+        recursion = GateGradients(made)
+        gradients(made)
+        recursion.fill()  # the constants of the system are moved to the device once
+        with Counted() as counted:
+            recursion.fill()
+        found.append(counted.names)
+    assert found[0] == found[1]
+    assert len(found[0]) < 30
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -74,7 +74,7 @@ def cell(**values: object) -> Cell:
 def test_an_update_and_its_observation(
     precision: str, padded: bool, gate: object, norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_gradient, "_numbers", torch.Tensor.unbind)  # as on a GPU
+    monkeypatch.setattr(gate_gradient, "_on_host", lambda _: False)  # as on a GPU
     made = cell(precision=precision, gate=gate, norm=norm)
     loop = synthetic_loop(made, padded=padded)
     observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)
