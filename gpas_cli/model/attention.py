@@ -29,12 +29,16 @@ class Packing:
     index: Tensor
     token: Tensor
     occupied: Tensor
-    rows: int
     time: int
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.token) // self.time
 
     def spread(self, x: Tensor) -> Tensor:
         """Return the stream x (1, n, d) as rows (rows, time, d). Padding repeats other tokens."""
-        return _Spread.apply(x[0], self.index, self.token).view(self.rows, self.time, -1)  # type: ignore[no-any-return, no-untyped-call]
+        return _Spread.apply(x[0], self.index, self.token).unflatten(0, (-1, self.time))  # type: ignore[no-any-return, no-untyped-call]
 
     def join(self, x: Tensor) -> Tensor:
         """Return the rows x (rows, time, d) as the stream (1, n, d)."""

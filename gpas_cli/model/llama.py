@@ -135,13 +135,23 @@ class Decoder(nn.Module):
         `visible`: what each token attends to, None for itself and the tokens before it. `active`: the layers to apply,
         each with its factor; None applies all of them with the factor 1.
         """
-        x = self.embed_stages(self.embed_tokens(tokens))
-        x = self.embed_positions(x, packing) if self.embed_positions else x
-        x = self.embed_norm(self.embed_types(x))
+        x = self.after_lookup(self.embed_tokens(tokens), packing)
         positions = self.positions(x, packing, visible)
         for layer, factor in self.applied(active):
             x = _scaled(x, layer(x, positions), factor)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    @property
+    def changes_lookup(self) -> bool:
+        """Whether `after_lookup` does more than return its input."""
+        modules = (*self.embed_stages, self.embed_positions or nn.Identity(), self.embed_types, self.embed_norm)
+        return not all(isinstance(module, nn.Identity) for module in modules)
+
+    def after_lookup(self, x: Tensor, packing: Packing | None) -> Tensor:
+        """Return the input of the first layer for the embeddings x of the tokens; both (batch, time, hidden)."""
+        x = self.embed_stages(x)
+        x = self.embed_positions(x, packing) if self.embed_positions else x
+        return self.embed_norm(self.embed_types(x))  # type: ignore[no-any-return]
 
     def applied(self, active: ActiveLayers | None = None) -> list[tuple[nn.Module, float]]:
         """Return the layers that a forward pass applies, first to last, with their factors."""

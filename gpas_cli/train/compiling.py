@@ -1,35 +1,108 @@
-"""Compile a network layer by layer: layers with the same wiring share one graph."""
+"""Compile a network layer by layer: layers with the same wiring share one graph, which is the same for every batch."""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from gpas_cli.model.attention import Packing, Positions
 from gpas_cli.model.llama import Llama
 
 # From so many FLOPs compiling pays on a CPU: such trainings take hours, of which it saves 5 to 10 %, and it costs half
 # a minute at the start of each attempt.
 WORTHWHILE_FLOPS = 1e15
-# All layers share one code object, with a graph for each kind of layer, for full and for packed rows, for the first
-# shape and for all others, with and without gradients. PyTorch's own limit is 8; one more graph is an error.
+# All layers share one code object, with a graph for each kind of layer, for full and for packed rows, for a single row,
+# for rows with a mask, with and without gradients. PyTorch's own limit is 8; one more graph is an error.
 MAX_GRAPHS = 64
+# Kernels are generated for about so many tokens, whatever the first batch has: their code depends on the size, and a
+# resumed run starts with another batch.
+HINT_TOKENS = 2**16
+
+Forward = Callable[..., Tensor]
 
 
-def compile_layers(network: Llama, backend: Any = "inductor", *, dynamic: bool | None = None) -> None:
-    """Compile every layer in full: a graph break is an error. The first step of each new shape takes longer.
+def compile_layers(network: Llama, backend: Any = "inductor") -> None:
+    """Compile every layer, what follows the embedding lookup, the final norm and the head's transform, each in full: a
+    graph break is an error.
 
-    `dynamic`: True compiles one graph for all shapes from the start, so that a resumed run computes exactly as an
-    uninterrupted one; None gives the first shape a graph of its own. Whatever wraps a layer stays outside its graph:
-    probes, gathering of shards, recomputation of activations.
+    The number of rows, or of tokens in packed rows, is dynamic from the first batch on, and every other size is
+    constant. So the graph of a batch does not depend on the batches before it, and a resumed run computes exactly as an
+    uninterrupted one. Whatever wraps a module stays outside its graph: probes, gathering of shards, recomputation of
+    activations.
     """
     import torch._dynamo  # takes a second to import
 
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
-    for layer in network.model.layers:
-        layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=dynamic)
+
+    def compiled(forward: Forward) -> Forward:
+        return torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)
+
+    decoder = network.model
+    for layer in decoder.layers:
+        layer.forward = _layer_with_dynamic_sizes(compiled(layer.forward))
+    if decoder.changes_lookup:
+        decoder.after_lookup = _lookup_with_dynamic_sizes(compiled(decoder.after_lookup))  # type: ignore[method-assign]
+    for module in (decoder.norm, network.head_transform):
+        if not isinstance(module, nn.Identity):
+            module.forward = _with_dynamic_sizes(compiled(module.forward))
+
+
+def _layer_with_dynamic_sizes(forward: Forward) -> Forward:
+    def layer(x: Tensor, positions: Positions) -> Tensor:
+        _mark_stream(x, positions.packing)
+        if positions.visible and positions.visible.mask is not None:
+            _mark(positions.visible.mask, 0, _hint_rows(positions.visible.mask.shape[-1]))
+        return forward(x, positions)
+
+    return layer
+
+
+def _lookup_with_dynamic_sizes(forward: Forward) -> Forward:
+    def after_lookup(x: Tensor, packing: Packing | None) -> Tensor:
+        _mark_stream(x, packing)
+        return forward(x, packing)
+
+    return after_lookup
+
+
+def _with_dynamic_sizes(forward: Forward) -> Forward:
+    def module(x: Tensor) -> Tensor:
+        if len(x) == 1:
+            _mark(x, 1, HINT_TOKENS)
+        else:
+            _mark(x, 0, _hint_rows(x.shape[1]))
+        return forward(x)
+
+    return module
+
+
+def _mark_stream(x: Tensor, packing: Packing | None) -> None:
+    """Mark the sizes of the stream x and of its packing that differ between batches."""
+    if packing is None:
+        _mark(x, 0, _hint_rows(x.shape[1]))
+        return
+    places = _hint_rows(packing.time) * packing.time
+    tokens = places * 3 // 4  # The two differ, or they would be taken to be equal in every batch.
+    _mark(x, 1, tokens)
+    _mark(packing.index, 0, tokens)
+    _mark(packing.token, 0, places)
+    _mark(packing.occupied, 0, places)
+
+
+def _hint_rows(time: int) -> int:
+    return max(2, HINT_TOKENS // time)
+
+
+def _mark(tensor: Tensor, dimension: int, hint: int) -> None:
+    """Make a dimension of `tensor` dynamic in the graph that is compiled for it, unless it is 1, which has a graph of
+    its own. `hint`: the size to generate kernels for."""
+    if tensor.shape[dimension] > 1:
+        torch._dynamo.mark_dynamic(tensor, dimension, hint_override=hint)
 
 
 def worth_compiling(device: torch.device, flops: float) -> bool:

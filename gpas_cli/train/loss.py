@@ -51,7 +51,7 @@ class DeviceRows:
         prefix: NDArray[np.int64] | None = None,
     ) -> DeviceRows:
         """Return the rows of (rows, time) arrays of token ids on `device`; `prefix` is that of `Batch`."""
-        rows, time = targets.shape
+        time = targets.shape[1]
         needed = lengths_needed(targets, prefix)
         visible = None if prefix is None else _visible(targets, prefix, device)
         packing = None
@@ -61,7 +61,7 @@ class DeviceRows:
             (index,) = np.nonzero(held)
             token = np.maximum(np.cumsum(held) - 1, 0)
             inputs, targets = (a.reshape(1, -1)[:, index] for a in (inputs, targets))
-            packing = Packing(_move(index, device), _move(token, device), _move(held[:, None], device), rows, time)
+            packing = Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time)
         places = None if prefix is None else _move(_places(targets), device)
         return cls(_move(inputs, device), _move(targets, device), packing, visible, places)
 

@@ -56,7 +56,7 @@ class ParallelLayout:
         else:
             network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
         if self.compiled:
-            compile_layers(network, dynamic=True if precision.device.type == "cpu" else None)
+            compile_layers(network)
         if self.recompute:
             _recompute(network)
         if sharded:

@@ -218,7 +218,7 @@ def test_random_paths_add_no_graphs() -> None:
     torch._dynamo.reset()
     counter = CompileCounter()
     training = loop({"like": "raptr", "stages": "3-6", "fixed": "none"}, optim=recipe(steps=12))
-    compile_layers(training.network, counter, dynamic=True)
+    compile_layers(training.network, counter)
     graphs = []
     for _ in range(12):
         training.update()
