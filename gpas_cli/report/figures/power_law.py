@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from gpas_cli.report.statistics.stats import two_sided_t
+
 LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
 LEVEL = 0.95
 
@@ -34,7 +36,7 @@ class PowerLaw:
     def band(self, x: float, level: float = LEVEL) -> tuple[float, float]:
         """Return the confidence interval of the law's y at x."""
         spread = self.scatter * math.sqrt(1 / self.points + (math.log(x) - self.centre) ** 2 / self.sum_squares)
-        half = _t_quantile(self.points - 2, level) * spread
+        half = two_sided_t(1 - level, self.points - 2) * spread
         return self.at(x) * math.exp(-half), self.at(x) * math.exp(half)
 
 
@@ -54,7 +56,7 @@ def fit(points: Sequence[tuple[float, float]], level: float = LEVEL) -> PowerLaw
     slope = math.fsum((x - centre) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum_squares
     residuals = [y - height - slope * (x - centre) for x, y in zip(xs, ys, strict=True)]
     scatter = math.sqrt(math.fsum(r * r for r in residuals) / (len(points) - 2))
-    half = _t_quantile(len(points) - 2, level) * scatter / math.sqrt(sum_squares)
+    half = two_sided_t(1 - level, len(points) - 2) * scatter / math.sqrt(sum_squares)
     return PowerLaw(
         factor=math.exp(height - slope * centre),
         exponent=-slope,
@@ -64,10 +66,3 @@ def fit(points: Sequence[tuple[float, float]], level: float = LEVEL) -> PowerLaw
         sum_squares=sum_squares,
         scatter=scatter,
     )
-
-
-def _t_quantile(freedom: int, level: float) -> float:
-    """Return the half width, in standard errors, of a two-sided interval of Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + level) / 2))

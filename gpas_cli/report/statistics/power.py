@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
-from gpas_cli.report.statistics.stats import aggregate
+from gpas_cli.report.statistics.noncentral_t import noncentrality_at, upper_tail
+from gpas_cli.report.statistics.stats import aggregate, two_sided_t
 
 MOST_PAIRS = 10_000  # a test that needs more is said never to decide
 CONFIDENCE = 0.8  # of the interval of `Needed`
-LARGEST_EFFECT = 50.0  # standard deviations; two pairs show it, and scipy is slow for much larger ones
+LARGEST_EFFECT = 50.0  # standard deviations; two pairs show it, and integrals for much larger ones take long
 
 
 @dataclass(frozen=True)
@@ -51,27 +53,42 @@ def t_power(size: float, pairs: int, level: float = 0.05) -> float:
     It is P(T > t) of the noncentral t distribution with `pairs` - 1 degrees of freedom and noncentrality
     size * sqrt(pairs), where t is the quantile of the central one at 1 - level / 2 (Cohen 1988, chapter 2).
     """
-    from scipy.special import nctdtr, stdtrit
-
-    critical = stdtrit(pairs - 1, 1 - level / 2)
-    return 1 - float(nctdtr(pairs - 1, size * math.sqrt(pairs), critical))
+    return upper_tail(two_sided_t(level, pairs - 1), pairs - 1, size * math.sqrt(pairs))
 
 
 def _further(size: float, pairs: int, level: float, power: float) -> int | None:
     """Return how many pairs are needed beyond `pairs`; the power grows with their number."""
-    low, high = 2, 2
-    while t_power(size, high, level) < power:
-        low = high + 1
-        high *= 2
-        if low > MOST_PAIRS:
-            return None
+    if t_power(size, MOST_PAIRS, level) < power:
+        return None
+    low, high = _bracket(size, level, power)
     while low < high:
         middle = (low + high) // 2
         if t_power(size, middle, level) < power:
             low = middle + 1
         else:
             high = middle
-    return max(0, high - pairs) if high <= MOST_PAIRS else None
+    return max(0, high - pairs)
+
+
+def _bracket(size: float, level: float, power: float) -> tuple[int, int]:
+    """Return two numbers of pairs around the fewest that have `power`, close to those of a test of Gaussians.
+
+    MOST_PAIRS have the power.
+    """
+    usual = NormalDist()
+    quantile = -usual.inv_cdf(level / 2)
+    near = ((quantile + usual.inv_cdf(power)) / size) ** 2 + quantile**2 / 2
+    low = high = min(max(2, round(near)), MOST_PAIRS)
+    width = 1
+    while high < MOST_PAIRS and t_power(size, high, level) < power:
+        low = high + 1
+        high = min(high + width, MOST_PAIRS)
+        width *= 2
+    while low > 2 and t_power(size, low - 1, level) >= power:
+        high = low - 1
+        low = max(2, high - width)
+        width *= 2
+    return low, high
 
 
 def _effect_limits(size: float, pairs: int) -> tuple[float, float]:
@@ -79,9 +96,7 @@ def _effect_limits(size: float, pairs: int) -> tuple[float, float]:
 
     They are the effects at which the observed t is at the upper or the lower quantile of its noncentral distribution.
     """
-    from scipy.special import nctdtrinc
-
     t = size * math.sqrt(pairs)
     tail = (1 - CONFIDENCE) / 2
-    ends = [float(nctdtrinc(pairs - 1, share, t)) / math.sqrt(pairs) for share in (1 - tail, tail)]
+    ends = [noncentrality_at(t, pairs - 1, share) / math.sqrt(pairs) for share in (tail, 1 - tail)]
     return max(0.0, ends[0]), ends[1]

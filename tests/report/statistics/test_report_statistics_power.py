@@ -94,3 +94,15 @@ def test_the_interval_of_the_needed_seeds_covers() -> None:
         assert found.fewest is not None
         covered += found.fewest <= truth and (found.most is None or truth <= found.most)
     assert covered / 500 > 0.76
+
+
+@pytest.mark.parametrize("level", [0.05, 0.01])
+@pytest.mark.parametrize("power", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("size", [0.03, 0.1, 0.37, 0.9, 1.7, 3.0, 9.0])
+def test_it_is_the_smallest_number_with_the_power(size: float, level: float, power: float) -> None:
+    further = seeds_needed(_with_effect(size, 2), level=level, power=power)
+    if further is None:
+        assert t_power(size, MOST_PAIRS, level) < power
+    else:
+        assert t_power(size, 2 + further, level) >= power
+        assert further == 0 or t_power(size, 1 + further, level) < power
