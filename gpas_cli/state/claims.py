@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gpas_cli.errors import StoreError
 from gpas_cli.files import replace_file
-from gpas_cli.state.submitters import Submitter
+from gpas_cli.state import locks
+from gpas_cli.state.submitters import Submitter, claims_lock
 from gpas_cli.store.records import ClaimRecord
 from gpas_cli.store.rundir import read_record, stage_dir
 from gpas_cli.structure import to_mapping
@@ -88,3 +89,14 @@ def write_claim(
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, durable=False)
+
+
+def release_claim(runs: Path, key: str, submission: str, index: int) -> None:
+    """Remove the claim of a job that has ended, unless another job has claimed the stage since, as `gpas retry` does.
+
+    Raises OSError, or GpasError if `claims_lock` is not released by its holder.
+    """
+    with locks.locked(claims_lock(runs)):
+        claim = read_claim(runs, key)
+        if claim is not None and (claim.submission, claim.index) == (submission, index):
+            claim_path(runs, key).unlink(missing_ok=True)

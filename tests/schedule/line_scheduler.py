@@ -1,6 +1,6 @@
 """A scheduler from outside the package: jobs run one after the other, even after `gpas run` has exited.
 
-runs/.line/<name>/   jobs.json: attempt.json of each job, without its number;  current: the index of the running job;
+runs/.line/<name>/   jobs.json: attempt.json of each job, without its number;  current: the newest job that was started;
                      worker.lock: held by the process that runs the jobs;  log.txt: the output of that process
 """
 
@@ -31,7 +31,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.cancellation import requested
 from gpas_cli.state.claim_set import ClaimSet
-from gpas_cli.state.claims import Claim, claim_path, read_claim, write_claim
+from gpas_cli.state.claims import Claim, read_claim, release_claim, write_claim
 from gpas_cli.state.observe import observe, statuses
 from gpas_cli.state.status import ALIVE, CellStatus, StageStatus
 from gpas_cli.state.submitters import claims_lock
@@ -126,7 +126,8 @@ class LineScheduler(Scheduler):
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         job = self.job_of(claim)
-        if job is None or (last.directory and _submission(last.directory) == claim.submission):
+        own = last.directory is not None and _submission(last.directory) == claim.submission
+        if job is None or (own and last.source in ("outcome", "exit")):
             return last
         state = "queued" if job.pending else "running"
         return replace(last, state=state, evidence=str(job), cause="", outcome="", claim=claim, job=job)
@@ -191,14 +192,14 @@ def work(place: Path) -> None:
     runs = place.parents[1]
     line = json.loads((place / "jobs.json").read_text())
     for index, job in enumerate(line["jobs"]):
-        (place / "current").write_text(str(index))
         with locks.locked(claims_lock(runs)):
             claim = read_claim(runs, job["key"])
             lost = claim is None or claim.submission != place.name or requested(runs, job["key"])
             if lost or any(observe(runs, key).state != "done" for key in job["parents"]):
                 continue
+            (place / "current").write_text(str(index))  # a job that is not to start is never shown as running
             attempt = create_attempt(runs, from_mapping(AttemptRecord, {**job, "created": time.time()}, str(place)))
-        alive = locks.hold(alive_path(attempt))
+            alive = locks.hold(alive_path(attempt))
         with attempt.log_path.open("ab") as log:
             child = subprocess.Popen([*line["command"], str(attempt.path)], stdout=log, stderr=log, pass_fds=(alive,))
         os.close(alive)
@@ -206,7 +207,7 @@ def work(place: Path) -> None:
         write_json(process_path(attempt), process)
         code = child.wait()
         record_exit(attempt, None if code < 0 else code, -code if code < 0 else None)
-        claim_path(runs, job["key"]).unlink(missing_ok=True)
+        release_claim(runs, job["key"], place.name, index)
 
 
 if __name__ == "__main__" and os.fork() == 0:  # the submitting process waits only for the parent

@@ -21,7 +21,7 @@ from gpas_cli.events import Outcome
 from gpas_cli.state import cancellation, locks, submitters
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claim_set import ClaimSet
-from gpas_cli.state.claims import Claim, claim_path, read_claim, write_claim
+from gpas_cli.state.claims import Claim, claim_path, read_claim, release_claim, write_claim
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.observe import observe
 from gpas_cli.state.submitters import SILENCE_SECONDS, Submitter
@@ -231,3 +231,16 @@ def test_constant_probing_does_not_block_claims(runs: Path) -> None:
             other.take(KEYS[:2])
             assert other.held == {KEYS[1]}
             assert observe(runs, KEYS[0]).state == "queued"
+
+
+def test_a_job_that_has_ended_leaves_the_claim_of_its_retry(runs: Path) -> None:
+    with ClaimSet(runs) as claims:
+        claims.take(KEYS[:1])
+        for submission in ("first", "retried"):
+            write_claim(runs, KEYS[0], claims.submitter, "line", submission=submission, index=1)
+        claims.held.clear()
+    release_claim(runs, KEYS[0], "first", 1)
+    release_claim(runs, KEYS[0], "retried", 0)
+    assert read_claim(runs, KEYS[0]).submission == "retried"
+    release_claim(runs, KEYS[0], "retried", 1)
+    assert read_claim(runs, KEYS[0]) is None

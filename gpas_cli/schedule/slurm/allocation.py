@@ -23,7 +23,7 @@ from gpas_cli.schedule.slurm.submission import Submission
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.cancellation import requested
-from gpas_cli.state.claims import claim_path, read_claim
+from gpas_cli.state.claims import read_claim, release_claim
 from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
 from gpas_cli.state.submitters import claims_lock
@@ -75,9 +75,8 @@ class ElementStart:
 
     def release(self, key: str) -> None:
         """Release the claim if it is still this element's: the run directory has the outcome."""
-        with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)):
-            if self.claims(key):
-                claim_path(self.runs, key).unlink(missing_ok=True)
+        with suppress(OSError, GpasError):
+            release_claim(self.runs, key, self.submission.name, self.index)
 
     def publish_roster(self, attempts: Sequence[AttemptDir], *, over: bool = False) -> None:
         """Write a roster, so that the other tasks start their processes of `attempts`; `over` marks the last one."""
