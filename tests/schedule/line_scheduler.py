@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import replace_file
 from gpas_cli.finding import Finding
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
@@ -197,7 +198,8 @@ def work(place: Path) -> None:
             lost = claim is None or claim.submission != place.name or requested(runs, job["key"])
             if lost or any(observe(runs, key).state != "done" for key in job["parents"]):
                 continue
-            (place / "current").write_text(str(index))  # a job that is not to start is never shown as running
+            # After the checks: a job that is not to start is never shown as running.
+            replace_file(place / "current", str(index), durable=False)
             attempt = create_attempt(runs, from_mapping(AttemptRecord, {**job, "created": time.time()}, str(place)))
             alive = locks.hold(alive_path(attempt))
         with attempt.log_path.open("ab") as log:
