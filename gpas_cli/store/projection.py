@@ -119,6 +119,11 @@ def _started(event: events.Started, t: float, changes: Changes) -> None:
     changes.metrics = {}
 
 
+def _phase(event: events.Phase, t: float, changes: Changes) -> None:
+    if event.resumed_from is not None:  # in the phase in which training begins
+        changes.columns["resumed_from"] = integer(event.resumed_from)
+
+
 def _text_facts(event: events.TextFacts, t: float, changes: Changes) -> None:
     changes.columns |= {
         "fingerprint": optional(string, event.fingerprint),
@@ -187,6 +192,7 @@ def _malformed(event: events.Malformed, t: float, changes: Changes) -> None:
 
 _HANDLERS: dict[type[events.Event], Callable[[Any, float, Changes], None]] = {
     events.Started: _started,
+    events.Phase: _phase,
     events.TextFacts: _text_facts,
     events.Step: _step,
     events.Layers: _layers,

@@ -24,6 +24,16 @@ def test_the_signal_and_the_reason_of_the_retry_are_shown(face: Face) -> None:
     assert [(each["signal"], each["retry"]) for each in tries] == [(9, None), (None, reason)]
 
 
+def test_the_update_that_an_attempt_resumed_from_is_shown(face: Face) -> None:
+    face.attempt("pre-s1", *TRAINED)
+    face.attempt("pre-s1", TRAINED[0], ("phase", {"name": "training", "resumed_from": 4}), ("outcome", end("done")))
+    said = face("why", "pre-s1").out
+    assert said.count("resumed from") == 1
+    assert "    resumed from update 4\n" in said.partition("attempt 2")[2]
+    tries = face("why", "pre-s1", "--json").json["stages"][0]["attempts"]
+    assert [each["facts"]["resumed_from"] for each in tries] == [0, 4]
+
+
 def test_a_setting_that_the_base_does_not_have_is_not_set(face: Face) -> None:
     face.ended("pre-gpas-s1", "done", 4.0)
     said = face("why", "pre-gpas-s1").out

@@ -12,7 +12,7 @@ from attempts import ATTEMPT
 from dumps import dump
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from life import OTHER, Connect, Life
+from life import OTHER, Connect, Life, with_journal
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
@@ -171,6 +171,18 @@ def test_a_requeued_job_keeps_its_first_start_and_replaces_repeated_steps(engine
     life.steps(attempt, range(6, 13))
     assert sync(engine, life.runs).events == 10
     assert [step for step, _ in curve(engine, "loss")] == list(range(1, 13))
+
+
+def test_the_update_that_training_resumed_from_is_that_of_its_newest_start(engine: Engine, life: Life) -> None:
+    attempt = life.attempt()
+    for resumed, step in ((0, 5), (4, 9)):
+        life.start(attempt, resumed_from=None)
+        with_journal(
+            attempt, [("phase", {"name": "tokenising"}), ("phase", {"name": "training", "resumed_from": resumed})]
+        )
+        life.steps(attempt, range(resumed + 1, step))
+        sync(engine, life.runs)
+        assert only(engine).resumed_from == resumed
 
 
 def test_the_first_attempt_describes_the_stage_in_any_order(engine: Engine, life: Life) -> None:
