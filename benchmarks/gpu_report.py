@@ -1,0 +1,57 @@
+"""The results of `gpu.py`, printed as they come and kept in files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HEADER = "| case | measure | value | goal |\n|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement. `goal`: a bound in words, such as ">= 38 %", "" without one; `met`: whether it is reached."""
+
+    case: str
+    measure: str
+    value: Any
+    unit: str = ""
+    goal: str = ""
+    met: bool | None = None
+
+    def row(self) -> str:
+        """Return the result as a row of a Markdown table."""
+        value = f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
+        goal = f"{self.goal}: {'met' if self.met else 'missed'}" if self.goal and self.met is not None else self.goal
+        return f"| {self.case} | {self.measure} | {f'{value} {self.unit}'.strip()} | {goal} |"
+
+
+@dataclass
+class Report:
+    """Prints results as they come, and keeps the files in `folder` complete."""
+
+    folder: Path | None
+    as_json: bool
+    results: list[Result]
+
+    def begin(self) -> None:
+        """Print the head of the table."""
+        if not self.as_json:
+            print(HEADER, flush=True)
+
+    def add(self, result: Result) -> None:
+        """Print `result` and write the files anew."""
+        self.results.append(result)
+        print(json.dumps(asdict(result)) if self.as_json else result.row(), flush=True)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write(self.folder / "gpu.json", json.dumps([asdict(one) for one in self.results], indent=2))
+            _write(self.folder / "gpu.md", "\n".join([HEADER, *(one.row() for one in self.results)]))
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_suffix(".part")
+    aside.write_text(f"{text}\n")
+    aside.replace(path)

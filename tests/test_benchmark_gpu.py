@@ -1,0 +1,98 @@
+"""benchmarks/gpu.py: results as they come, a deadline for each case, and every case at tiny size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import gpu
+import gpu_cases
+import pytest
+import torch
+from gpu_report import Report, Result
+
+# raised and handled inside torch.compile itself
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
+SCRIPT = Path(gpu.__file__)
+
+
+def printing(lines: list[str], then: str = "") -> list[str]:
+    """Return the command of a case that prints `lines` and then does something."""
+    return [sys.executable, "-S", "-c", f"import time\nfor line in {lines!r}: print(line, flush=True)\n{then}"]
+
+
+def test_results_are_written_before_a_case_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(tmp_path / "results", False, [])
+    fast = json.dumps(asdict(Result("71m", "MFU, full rows", 41.0, "%", ">= 38 %", True)))
+    assert not gpu.run_case("71m", printing([fast], "time.sleep(60)"), 1.0, report)
+    assert [one.measure for one in report.results] == ["MFU, full rows", "stopped at its deadline; the rest is missing"]
+    assert "| 71m | MFU, full rows | 41 % | >= 38 %: met |" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "results/gpu.json").read_text())
+    assert [one["value"] for one in kept[:1]] == [41.0]
+    assert "| 71m | MFU, full rows | 41 % | >= 38 %: met |" in (tmp_path / "results/gpu.md").read_text()
+
+
+def test_a_case_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def fake(case: str, command: list[str], limit: float, report: Report, variables: dict[str, str]) -> bool:
+        asked.append((case, limit))
+        return case != "exact"
+
+    monkeypatch.setattr(gpu, "run_case", fake)
+    assert not gpu.run_all(list(gpu.CASES), 540.0, Report(None, False, []), [])
+    assert [case for case, _ in asked] == list(gpu.CASES)
+    assert asked[0][1] == pytest.approx(100.0, abs=0.5)
+    assert asked[-1][1] == pytest.approx(540.0, abs=0.5)  # what others have not used is left for the last
+
+
+def test_a_failure_is_reported() -> None:
+    report = Report(None, False, [])
+    assert not gpu.run_case("1b", printing([], "raise SystemExit(3)"), 30.0, report)
+    assert report.results[-1].value == 3
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+
+
+def results(case: str, folder: Path) -> dict[str, Result]:
+    return {one.measure: one for one in gpu_cases.measured(case, folder, shrink=True)}
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_speed_at_tiny_size(tmp_path: Path) -> None:
+    found = results("1b", tmp_path)
+    assert found["speed, full rows, without padding"].value > 0
+    assert 0 < found["the head's share of an update, full rows"].value < 100
+    assert found["rows at once"].value == 8
+    assert {one.goal for one in found.values()} == {""}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("deterministic")
+def test_exactness_at_tiny_size(tmp_path: Path) -> None:
+    first = results("exact", tmp_path)
+    assert first["an update runs under strict determinism"].met
+    second = results("again", tmp_path)
+    assert second["a resumed training has the same bits"].met
+    assert second["so has one from the start"].met
+
+
+@pytest.mark.long
+def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "350m", "--output", str(tmp_path)]
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parents[1]).stdout
+    printed = [json.loads(line) for line in shown.splitlines()]
+    assert printed == json.loads((tmp_path / "gpu.json").read_text())
+    assert any("tokens/s over eager transformers'" in one["measure"] for one in printed)
+    assert any(one["measure"] == "an update with GPAS over one without" for one in printed)
