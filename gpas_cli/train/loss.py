@@ -19,10 +19,11 @@ from gpas_cli.data.loader import IGNORED, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.train.cross_entropy import softmax_gradients, softmax_gradients_by_torch
 from gpas_cli.train.precision import Precision
 
 # Logits that exist at once: 64 MB of float32, and half as much if there is a bfloat16 copy. GPUs need larger products
-# to be efficient: 2,097 tokens of 32,000 logits, 256 MB of float32 and 128 MB of bfloat16.
+# to be efficient: 2,097 tokens of 32,000 logits, 128 MB of bfloat16 or 256 MB of float32.
 CHUNK_LOGITS = 2**24
 GPU_CHUNK_LOGITS = 2**26
 
@@ -32,15 +33,15 @@ class DeviceRows:
     """Rows of a batch on their device.
 
     `inputs` and `targets` are (rows, time) without a packing, else (1, n): positions that no target depends on are left
-    out at the end of rows. IGNORED targets do not count. `visible`: None where attention is causal. `places`, (k,),
-    int64: the places of the targets in the flattened rows, where only some of the tokens have one; None: all count.
+    out at the end of rows. IGNORED targets do not count. `visible`: None where attention is causal. `targeted`: the
+    tokens that have a target, where only some of them do; None: all count.
     """
 
     inputs: Tensor
     targets: Tensor
     packing: Packing | None
     visible: Visible | None = None
-    places: Tensor | None = None
+    targeted: Packing | None = None
 
     @classmethod
     def of(
@@ -58,12 +59,10 @@ class DeviceRows:
         if needed.min() < time:
             needed[0] = max(1, needed[0])  # in a batch without any target, indexing still needs one position
             held = (np.arange(time) < needed[:, None]).ravel()
-            (index,) = np.nonzero(held)
-            token = np.maximum(np.cumsum(held) - 1, 0)
-            inputs, targets = (a.reshape(1, -1)[:, index] for a in (inputs, targets))
-            packing = Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time)
-        places = None if prefix is None else _move(_places(targets), device)
-        return cls(_move(inputs, device), _move(targets, device), packing, visible, places)
+            inputs, targets = (a.reshape(1, -1)[:, held] for a in (inputs, targets))
+            packing = _packing(held, time, device)
+        targeted = None if prefix is None else _packing(_targeted(targets), targets.shape[1], device)
+        return cls(_move(inputs, device), _move(targets, device), packing, visible, targeted)
 
 
 def _visible(targets: NDArray[np.int64], prefix: NDArray[np.int64], device: torch.device) -> Visible:
@@ -74,10 +73,18 @@ def _visible(targets: NDArray[np.int64], prefix: NDArray[np.int64], device: torc
     return Visible.of(_move(prefix, device), time, later=bool((lengths_needed(targets, None) > prefix).any()))
 
 
-def _places(targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of the targets in the flattened rows; the first place if there is none."""
-    (places,) = np.nonzero(targets.ravel() != IGNORED)
-    return places if len(places) else np.zeros(1, np.int64)
+def _targeted(targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of the flattened rows' tokens have a target; if none has one, the first."""
+    found: NDArray[np.bool_] = targets.ravel() != IGNORED
+    found[0] |= not found.any()
+    return found
+
+
+def _packing(held: NDArray[np.bool_], time: int, device: torch.device) -> Packing:
+    """Return the packing of the tokens that are `held` of flattened rows of length `time`."""
+    (index,) = np.nonzero(held)
+    token = np.maximum(np.cumsum(held) - 1, 0)
+    return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time)
 
 
 def _move(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -103,9 +110,9 @@ def summed_loss(
     def read(hidden: Tensor, head: Tensor) -> Tensor:
         states = hidden.flatten(0, 1)
         targets = rows.targets.flatten()
-        if rows.places is not None:  # logits are a large part of the work: none without a target
-            states = states.index_select(0, rows.places)
-            targets = targets.index_select(0, rows.places)
+        if rows.targeted is not None:  # logits are a large part of the work: none without a target
+            states = rows.targeted.join(hidden)[0]
+            targets = targets.index_select(0, rows.targeted.index)
         dtype = precision.matmul(hidden.dtype)
         with torch.autocast(states.device.type, enabled=False):
             if torch.is_grad_enabled():
@@ -163,27 +170,22 @@ def _chunked(
     products = torch.empty(most, len(head), dtype=dtype, device=hidden.device)
     # With bfloat16 weights the log-probabilities are bfloat16 too, as in the reference; their sum is not.
     exact = dtype if head.dtype == torch.bfloat16 else wide
-    logarithms = products if exact == dtype else torch.empty_like(products, dtype=exact)
+    on_cpu = hidden.device.type == "cpu"
+    scratch = products if exact == dtype or not on_cpu else torch.empty_like(products, dtype=exact)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
         states = hidden[part].to(dtype)
         counts = (targets[part] != IGNORED)[:, None]
         logits = torch.mm(states, weight.t(), out=products[: len(states)])
-        place = targets[part].clamp_min(0)[:, None]
-        own = logits.gather(1, place)  # log Z is the difference of a logit and its log-probability
-        logs = torch.log_softmax(logits, -1, exact, out=logarithms[: len(states)])
-        chosen = logs.gather(1, place).to(wide)
-        total -= (chosen * counts).sum()
+        if on_cpu:
+            chosen = softmax_gradients_by_torch(logits, targets[part], scratch[: len(states)], z_loss, wanted)
+        else:
+            chosen = softmax_gradients(logits, targets[part], exact, z_loss, wanted)
+        total -= (chosen.to(wide) * counts).sum()
         if d_hidden is not None and d_head is not None:
-            d_logits = logs.exp_()
-            if z_loss:
-                d_logits.mul_(1 + 2 * z_loss * (own.to(wide) - chosen))
-            d_logits.scatter_add_(1, place, torch.full_like(place, -1, dtype=exact))
-            if exact != dtype:
-                d_logits = logits.copy_(d_logits)
             # Ignored targets are masked in the small factors: masking the large one would cost another pass over it.
-            torch.mul(d_logits @ weight, counts, out=d_hidden[part])
-            _add_product(d_head, d_logits.t(), states * counts)
+            torch.mul(logits @ weight, counts, out=d_hidden[part])
+            _add_product(d_head, logits.t(), states * counts)
     return total, d_hidden, None if d_head is None else d_head.to(head.dtype)
 
 
@@ -191,5 +193,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add the matrix product a b to `total` in place."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
+    elif total.device.type == "cuda" and not torch.version.hip:  # the only device with a product of mixed dtypes
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += a @ b

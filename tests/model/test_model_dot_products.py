@@ -1,12 +1,9 @@
-"""The dot products of many pairs: one operation, and the same sums from the GPU's kernel."""
+"""The dot products of many pairs: one operation. `tests/train/kernel_cases.py` compares the GPU's kernel."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
 
-import pytest
 import torch
 
 from gpas_cli.model import triton_support
@@ -27,21 +24,6 @@ def test_they_are_those_of_torch() -> None:
     assert torch.equal(dot_products(left, right), expected)
     left, right = pairs(torch.float32, "meta")
     assert dot_products(left, right).shape == (4,)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_kernel_in_tritons_interpreter(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="triton is not installed; CUDA builds of torch bring it")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
-    monkeypatch.delitem(sys.modules, "gpas_cli.model.triton_dots", raising=False)
-    kernel = importlib.import_module("gpas_cli.model.triton_dots")
-    left, right = pairs(dtype)
-    found = kernel.launch(list(zip(left, right, strict=True)))
-    expected = dot_products([a.double() for a in left], [b.double() for b in right])
-    lengths = torch.tensor([a.numel() for a in left]).sqrt()
-    tolerance = {torch.float32: 1e-6, torch.float64: 1e-14}[dtype]
-    assert found.dtype == dtype
-    assert ((found.double() - expected).abs() <= tolerance * lengths).all()
 
 
 def test_a_machine_without_triton_says_why_it_is_slower() -> None:

@@ -1,0 +1,63 @@
+"""The elementwise part of the head: from logits to log-probabilities and, in the logits' place, to gradients.
+
+On a GPU it is one kernel (`gpas_cli.train.triton_cross_entropy`) that reads the logits twice, the second time from its
+cache, and writes them once. On a CPU it is a few operations of torch. `F.linear_cross_entropy` of torch 2.13 replaces
+neither: it has no z-loss, passes over a chunk's logits once for each eager operation, adds gradients up in the dtype of
+its inputs where it needs as little memory ("compact"), and subtracts the targets with `index_add_`, which is a sort on
+GPUs with deterministic algorithms.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpas_cli.model.triton_support import triton_works
+
+
+@torch.library.custom_op("gpas_cli::softmax_gradients", mutates_args={"logits"})
+def softmax_gradients(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool) -> Tensor:
+    """Return log p(target) of each row in `exact`, shape (n, 1), and if `wanted` replace the logits by the gradients of
+    -log p(target) + z_loss * log^2 Z.
+
+    logits: (n, vocab), contiguous; targets: (n,), those below 0 count as 0. Log-probabilities and probabilities are
+    rounded to `exact`, which is wide unless the loss is one of bfloat16. One operation, on a GPU one kernel.
+    """
+    if logits.device.type == "cuda" and triton_works():
+        from gpas_cli.train.triton_cross_entropy import launch
+
+        return launch(logits, targets, exact, z_loss, wanted)
+    scratch = logits if exact == logits.dtype else torch.empty_like(logits, dtype=exact)
+    return softmax_gradients_by_torch(logits, targets, scratch, z_loss, wanted)
+
+
+@softmax_gradients.register_fake
+def _shape(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool) -> Tensor:
+    return logits.new_empty(len(logits), 1, dtype=exact)
+
+
+def softmax_gradients_by_torch(logits: Tensor, targets: Tensor, scratch: Tensor, z_loss: float, wanted: bool) -> Tensor:
+    """Do what `softmax_gradients` does. scratch: like the logits, of dtype `exact`; the logits themselves if that is
+    theirs. Its content is overwritten."""
+    place = targets.clamp_min(0)[:, None]
+    # log Z is the difference of a logit and its log-probability
+    own = logits.gather(1, place) if wanted and z_loss else None
+    logarithms = torch.log_softmax(logits, -1, scratch.dtype, out=scratch)
+    chosen = logarithms.gather(1, place)
+    if wanted:
+        gradients = logarithms.exp_()
+        if own is not None:
+            wide = torch.promote_types(scratch.dtype, torch.float32)
+            gradients.mul_(1 + 2 * z_loss * (own.to(wide) - chosen.to(wide)))
+        _subtract_one_hot(gradients, place)
+        if gradients.dtype != logits.dtype:
+            logits.copy_(gradients)
+    return chosen
+
+
+def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:
+    """Subtract 1 at column place[i, 0] of each row i."""
+    if gradients.device.type == "cpu":
+        gradients.scatter_add_(1, place, torch.full_like(place, -1, dtype=gradients.dtype))
+    else:  # there, scattering deterministically is a sort
+        gradients.sub_(torch.arange(gradients.shape[1], device=gradients.device) == place)

@@ -1,0 +1,61 @@
+"""Compare the Triton kernels with torch. Run under TRITON_INTERPRET=1, or on a GPU, where it also compiles them."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from gpas_cli.model.triton_dots import launch as dots
+from gpas_cli.train import triton_cross_entropy
+from gpas_cli.train.cross_entropy import softmax_gradients_by_torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def same_dot_products(dtype: torch.dtype, tolerance: float) -> None:
+    """Tensors of several shapes, an empty one and one of several blocks for each program among them."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(5,), (0,), (16, 24), (3, 100_001)]
+    left, right = ([torch.randn(s, generator=generator, dtype=dtype).to(DEVICE) for s in shapes] for _ in range(2))
+    found = dots(list(zip(left, right, strict=True)))
+    assert found.dtype == dtype
+    for ours, a, b in zip(found, left, right, strict=True):
+        exact = (a.double() * b.double()).sum()
+        assert abs(float(ours) - float(exact)) <= tolerance * a.numel() ** 0.5
+
+
+def same_gradients(dtype: torch.dtype, exact: torch.dtype, vocab: int, z_loss: float, wanted: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = (4 * torch.randn(7, vocab, generator=generator)).to(DEVICE, dtype)
+    logits[3, 5] = -torch.inf
+    targets = torch.tensor([0, vocab - 1, -100, 5, 17, 30, 2]).to(DEVICE)
+    targets[3] = 4
+    expected = logits.clone()
+    scratch = expected if exact == dtype else expected.to(exact)
+    chosen = softmax_gradients_by_torch(expected, targets, scratch, z_loss, wanted)
+    found = triton_cross_entropy.launch(logits, targets, exact, z_loss, wanted)
+    assert found.dtype == exact
+    # A unit in the last place of a probability near 1; that of a log-probability is up to 32 times as large. The
+    # interpreter truncates to bfloat16 where a GPU rounds.
+    unit = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22, torch.float64: 2.0**-50}
+    torch.testing.assert_close(found, chosen, rtol=0, atol=32 * unit[exact])
+    if not wanted:
+        return
+    slope = 1 + 2 * z_loss * 20
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2 * slope * max(unit[dtype], unit[exact]))
+
+
+def main() -> None:
+    """Compare every case; raise AssertionError at the first that differs."""
+    same_dot_products(torch.float32, 1e-6)
+    same_dot_products(torch.float64, 1e-14)
+    triton_cross_entropy.BLOCK = 64  # several blocks for a row, the last one not full
+    bf16, fp32 = torch.bfloat16, torch.float32
+    dtypes = [(fp32, fp32), (bf16, fp32), (bf16, bf16), (torch.float64, torch.float64)]
+    for (dtype, exact), vocab, z_loss, wanted in itertools.product(dtypes, (40, 200), (0.0, 0.1), (True, False)):
+        same_gradients(dtype, exact, vocab, z_loss, wanted)
+
+
+if __name__ == "__main__":
+    main()
