@@ -14,7 +14,7 @@ from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import parameters, peak_flops
-from gpas_cli.spec.memory import state_bytes
+from gpas_cli.spec.memory import WEIGHT_BYTES, state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import byte_size, count
 
@@ -112,15 +112,20 @@ def _plain(name: str) -> str:
 
 
 def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
-    """Return a sentence for each kind of job whose weights, gradients and optimizer state exceed its GPUs' memory."""
+    """Return a sentence for each kind of job whose weights, gradients and optimizer state exceed its GPUs' memory.
+
+    A stage that does not train has its weights alone.
+    """
     found: dict[str, int] = {}
     for job in jobs:
-        states = state_bytes(job.cell)
+        trains = any(stage.declared.trains for stage in job.cell.stages if stage.kind == job.kind)
+        states = state_bytes(job.cell) if trains else WEIGHT_BYTES[job.cell.precision] * parameters(job.cell)
         devices = gpus.needs(job.resources)
         each = states / (1 if job.resources.strategy == "ddp" else devices)
         if each > 1e9 * MEMORY_GB[gpus.name]:
+            what = "weights, gradients and optimizer state" if trains else "weights"
             text = (
-                f"weights, gradients and optimizer state take {byte_size(states)}, {byte_size(each)} on each of "
+                f"{what} take {byte_size(states)}, {byte_size(each)} on each of "
                 f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY_GB[gpus.name]} GB"
             )
             found[text] = found.get(text, 0) + 1

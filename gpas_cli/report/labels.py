@@ -185,6 +185,12 @@ def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, st
     return PROPER_NAMES.get(str(label), str(label))
 
 
+def objective_title(entry: Entry) -> str:
+    """Return the objective by the entry's labels on its axes, by its kind if none varies."""
+    own = {axis: label for axis, label in entry.axes.items() if axis.partition(".")[0] == "objective"}
+    return ", ".join(label_title(*item, {}) for item in own.items()) or entry.cell.objective.kind
+
+
 def scheme_titles(entries: Sequence[Entry]) -> dict[Label, str]:
     """Return the titles of labels on the `norm` axis that are names of schemes; a variant keeps its label."""
     return {

@@ -241,6 +241,10 @@ def test_a_network_that_does_not_fit_is_named(runs: Path) -> None:
     assert "take 108 GB, 108 GB on each of 1 GPU; a H100 has 80 GB" in warning
     shared = replace(one, resources=Resources(gpus=2))
     assert made_plan(runs, shared, machine=named_gpus("H100")).warnings == []
+    scored = entry(size="7b", precision="bf16", optim=dict(one.cell.to_mapping()["optim"]), texts={})
+    (training,) = made_plan(runs, scored, machine=named_gpus("H100")).warnings  # texts needs the weights alone, 27 GB
+    assert training.startswith("1 job: ")
+    assert "1 job: weights take 27.0 GB" in made_plan(runs, scored, machine=named_gpus("L4")).warnings[1]
     whole = replace(one, resources=Resources(gpus=2, strategy="ddp"))
     assert "108 GB on each of 2 GPUs" in made_plan(runs, whole, machine=named_gpus("H100")).warnings[0]
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from gpas_cli.printable import one_line
 from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
+from gpas_cli.report.labels import objective_title
 
 MOST_BARS = 4  # beside each other at a layer
 
@@ -117,7 +118,15 @@ def make_figure(
         every_run=every_run,
         bars=quantity.bars,
         level=1.0 if ratio_to else None,
+        note=_objectives(runs) if quantity.of_targets else "",
     )
+
+
+def _objectives(runs: Sequence[CellCurve]) -> str:
+    """Return a warning if the losses of `runs` are those of different objectives."""
+    titles = dict.fromkeys(objective_title(run.entry) for run in runs)
+    found = ", ".join(titles)
+    return f"losses of different objectives ({found}) cannot be compared" if len(titles) > 1 else ""
 
 
 def _layer_title(runs: Sequence[CellCurve]) -> str:

@@ -15,6 +15,7 @@ class Quantity:
     series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
     bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
     are recorded as NAME, NAME/2, ...
+    of_targets: a loss, which compares only networks of the same objective.
     outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
     of the network, which distinguishes the quantities of one plot.
     """
@@ -31,6 +32,7 @@ class Quantity:
     bars: bool = False
     spans: bool = False
     outputs: bool = False
+    of_targets: bool = False
     part: str = ""
 
     @property
@@ -57,14 +59,14 @@ MATRICES = {
 ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
 
 OVER_UPDATES = (
-    Quantity("loss", "training loss", NATS, spikes="spike_loss"),
-    Quantity("eval_loss", "validation loss", NATS),
-    Quantity("eval_perplexity", "validation perplexity"),
-    Quantity("eval_masked_loss", "validation loss at masked tokens", PER_TARGET),
-    Quantity("eval_masked_perplexity", "validation perplexity at masked tokens"),
-    Quantity("eval_denoising_loss", "validation loss at corrupted spans", PER_TARGET),
-    Quantity("eval_denoising_perplexity", "validation perplexity at corrupted spans"),
-    Quantity("eval_bits_per_byte", "validation loss", "bits per byte"),
+    Quantity("loss", "training loss", NATS, spikes="spike_loss", of_targets=True),
+    Quantity("eval_loss", "validation loss", NATS, of_targets=True),
+    Quantity("eval_perplexity", "validation perplexity", of_targets=True),
+    Quantity("eval_masked_loss", "validation loss at masked tokens", PER_TARGET, of_targets=True),
+    Quantity("eval_masked_perplexity", "validation perplexity at masked tokens", of_targets=True),
+    Quantity("eval_denoising_loss", "validation loss at corrupted spans", PER_TARGET, of_targets=True),
+    Quantity("eval_denoising_perplexity", "validation perplexity at corrupted spans", of_targets=True),
+    Quantity("eval_bits_per_byte", "validation loss", "bits per byte", of_targets=True),
     Quantity("lr", "learning rate"),
     Quantity("tokens_per_second", "throughput", "tokens/s"),
     Quantity("seconds_per_step", "time per update", "s"),

@@ -10,7 +10,7 @@ from gpas_cli.report.figures.curves import Selection, curves
 from gpas_cli.report.figures.figure import Figure, Line, frame, make_figure
 from gpas_cli.report.figures.paper_figures import PaperFigure, declared_figures, make, request
 from gpas_cli.report.figures.quantities import quantity
-from gpas_cli.report.labels import label_title
+from gpas_cli.report.labels import label_title, objective_title
 from gpas_cli.report.page.limits import Limits
 from gpas_cli.report.page.thinning import thinned
 from gpas_cli.report.recorded import stage_keys
@@ -35,13 +35,16 @@ KINDS: Mapping[str, Sequence[str]] = {
 
 
 def grid_charts(known: Recorded, entries: Sequence[Entry], spec: TableSpec, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Yield the plots of a grid: each quantity that was recorded, a panel for each column of its table."""
+    """Yield the plots of a grid: each quantity that was recorded, a panel for each column of its table.
+
+    Losses of different objectives have panels of their own.
+    """
     drawn = entries[: limits.drawn_cells]
     recorded = _recorded(known, drawn)
     for kind, names in KINDS.items():
         for selection in (Selection(one) for one in map(quantity, names) if one.recorded_as in recorded):
             runs = curves(known.engine, drawn, selection, lambda entry: spec.over)
-            for panel, own in _panels(runs, spec):
+            for panel, own in _panels(runs, spec, apart=selection.quantity.of_targets):
                 made = chart(make_figure(own, selection, panel), limits)
                 yield {"kind": kind, "what": selection.quantity.name, "panel": panel, "chart": made}
 
@@ -54,11 +57,15 @@ def _recorded(known: Recorded, entries: Sequence[Entry]) -> set[str]:
     return {*over_updates, *by_layer}
 
 
-def _panels(runs: Sequence[CellCurve], spec: TableSpec) -> Iterator[tuple[str, list[CellCurve]]]:
-    """Yield the curves of each label of the table's column axis."""
+def _panels(runs: Sequence[CellCurve], spec: TableSpec, *, apart: bool) -> Iterator[tuple[str, list[CellCurve]]]:
+    """Yield the curves of each label of the table's column axis, those of different objectives `apart`."""
+    several = apart and len({run.entry.cell.objective for run in runs}) > 1
     found: dict[str, list[CellCurve]] = {}
     for run in runs:
-        found.setdefault(label_title(spec.columns, run.entry.axes.get(spec.columns), {}), []).append(run)
+        title = label_title(spec.columns, run.entry.axes.get(spec.columns), {})
+        if several and spec.columns != "objective":
+            title = ", ".join(filter(None, (title, objective_title(run.entry))))
+        found.setdefault(title, []).append(run)
     yield from found.items()
 
 

@@ -10,7 +10,8 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import Figure
+from gpas_cli.report.figures.curves import Selection
+from gpas_cli.report.figures.figure import Figure, make_figure
 from gpas_cli.report.figures.plot import STYLE, Sheet, draw, save
 from gpas_cli.report.figures.plot_lines import COLOURS
 from gpas_cli.report.figures.quantities import QUANTITIES
@@ -74,6 +75,17 @@ def test_the_final_norm_is_labelled_and_layers_are_whole_numbers(tmp_path: Path)
 
 def test_titles_of_y_axes_fit_the_height_of_a_figure() -> None:
     assert {name: own.axis for name, own in QUANTITIES.items() if len(own.axis) > 52} == {}
+
+
+def test_losses_of_different_objectives_have_a_warning() -> None:
+    runs = [
+        CellCurve(entry(data="quickstart", objective={"kind": kind}), "seed", ((1.0, 5.0),))
+        for kind in ("causal", "span")
+    ]
+    warned = make_figure(runs, Selection(QUANTITIES["loss"]), "Title")
+    assert warned.note == "losses of different objectives (causal, span) cannot be compared"
+    assert make_figure(runs[:1], Selection(QUANTITIES["loss"]), "Title").note == ""
+    assert make_figure(runs, Selection(QUANTITIES["lr"]), "Title").note == ""
 
 
 def importance(matrix: tuple[tuple[float, ...], ...] = (), **more: object) -> Figure:
