@@ -23,7 +23,7 @@ and where the matrices that end the branches are frozen. There the gates stay in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from gpas_cli.spec.depth_schedule import ActiveLayers
 
 # A number on the host, or the symbol of one that stays on its device.
 Scalar = float | Symbol
-Reduce = Callable[[Tensor], Tensor]
+Reduce = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
 class NotDetermined(Exception):
@@ -87,10 +87,11 @@ class GateGradients:
         ends = dict.fromkeys(self._ends, 0.0)
         gate_totals(self._network, ends, dict.fromkeys(self._gates, 1.0), self._active)
 
-    def fill(self, reduce: Reduce = lambda dots: dots) -> None:
+    def fill(self, reduce: Reduce = lambda dots, parameters: dots) -> None:
         """Set alpha.grad of every gate of the active layers from the weights' gradients, unless autograd did.
 
-        `reduce` sums the dot products, shape (modules,), over the ranks that have parts of the weights.
+        `reduce` sums dot products, shape (n,), over the ranks that have parts of the weights. Its second argument has a
+        parameter of each.
         """
         if self._by_autograd or not self._gates:
             return
@@ -106,7 +107,8 @@ class GateGradients:
 
     def _totals_on_host(self, kept: Tensor, reduce: Reduce) -> Tensor:
         """Return the gates' totals by the recursion on numbers, float64 (gates,)."""
-        dots = reduce(torch.stack([_dot(module) for module in self._ends]).double())
+        owners = [next(module.parameters()) for module in self._ends]
+        dots = reduce(torch.stack([_dot(module) for module in self._ends]).double(), owners)
         products = dict(zip(self._ends, dots.tolist(), strict=True))
         factors = dict(zip(self._gates, kept.tolist(), strict=True))
         totals = gate_totals(self._network, products, factors, self._active)
@@ -117,7 +119,7 @@ class GateGradients:
         number of layers."""
         parameters = [p for module in self._ends for p in module.parameters()]
         weights = [local(p.detach()) for p in parameters]
-        dots = reduce(dot_products(weights, [_gradient(p) for p in parameters]).double())
+        dots = reduce(dot_products(weights, [_gradient(p) for p in parameters]).double(), parameters)
         if self._solver is None:
             self._solver = self._solver_of_recursion(kept.device)
         return self._solver.solve(dots, kept)

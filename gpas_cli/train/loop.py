@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from gpas_cli.spec.depth_schedule import ActiveLayers
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import DepthTraining
+from gpas_cli.train.gradient_sum import GradientSum
 from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.optim import clip, set_learning_rate
@@ -96,7 +98,7 @@ class Loop:
             self.selection.apply(self.network, self.optimizer, step - 1)
         active = self._start_layers(step)
         loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe, active)
-        self.layout.sum_gradients(self.network, loss)
+        self.layout.world.sum(loss)
         if self.gate_gradients:
             self.gate_gradients.fill(self.layout.sum_parts)
         if self.depth:
@@ -127,11 +129,13 @@ class Loop:
         return active
 
     def _gradients(self, batch: Batch, observe: bool, active: ActiveLayers | None) -> tuple[Tensor, int, list[Tensor]]:
-        """Accumulate gradients, halving the micro-batch and starting over while it does not fit the device."""
+        """Accumulate gradients and sum them over processes, halving the micro-batch and starting over while it does not
+        fit the device of each."""
         while True:
             self.network.zero_grad(set_to_none=True)
+            gradients = self.layout.gradient_sum(self.network, active)
             try:
-                result = self._accumulate(batch, observe, active)
+                result = self._accumulate(batch, observe, active, gradients)
             except torch.OutOfMemoryError as error:
                 if self.layout.strategy == "fsdp":  # the other processes are waiting inside a layer
                     lower = f"set resources.micro_batch to {max(1, self.micro_batch // 2)}"
@@ -142,7 +146,8 @@ class Loop:
                     more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"
                     raise GpasError(f"not even one row fits the device's memory; {more}") from error
                 result = None
-            # Processes with whole networks compute a batch independently and synchronise here.
+                self.network.zero_grad(set_to_none=True)
+            gradients.finish()
             if not self.layout.world.any(result is None):
                 assert result is not None
                 return result
@@ -154,19 +159,23 @@ class Loop:
         torch.cuda.empty_cache()
         self.warn(f"{before} rows at once do not fit the device's memory; continuing with {self.micro_batch}")
 
-    def _accumulate(self, batch: Batch, observe: bool, active: ActiveLayers | None) -> tuple[Tensor, int, list[Tensor]]:
+    def _accumulate(
+        self, batch: Batch, observe: bool, active: ActiveLayers | None, gradients: GradientSum
+    ) -> tuple[Tensor, int, list[Tensor]]:
         """Compute gradients of the batch's mean loss (`Optim.mean_rows`), the same for any split into micro-batches.
 
         Returns the loss, the number of tokens read, and the activation variances of the first micro-batch if `observe`.
         """
         total = torch.zeros((), device=self.precision.device)
         variance: list[Tensor] = []
-        for part, weight in micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world):
+        parts = list(micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world))
+        for number, (part, weight) in enumerate(parts, 1):
             rows = DeviceRows.of(batch.inputs[part], batch.targets[part], self.precision.device, batch.prefix_of(part))
             watched = observe and not variance
             with activation_variance(self.network, wanted=watched) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight, self.spec.z_loss, active)
             variance.extend(seen)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with gradients.during_backward() if number == len(parts) else nullcontext():
+                loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         return total, batch.tokens_read, variance

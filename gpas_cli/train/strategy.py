@@ -12,23 +12,26 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.norm import LayerNorm, RMSNorm
+from gpas_cli.spec.depth_schedule import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optimizers import ADAM, OptimizerKind, role
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import compile_layers
+from gpas_cli.train.gradient_sum import GradientSum
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
 LARGE_PARAMETERS = 1_000_000_000  # from this size a network on several GPUs is sharded and recomputes activations
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
 STATE_FRACTION = 0.4
-BUCKET_BYTES = 2**25  # of gradients in one message
+NORMS = (RMSNorm, LayerNorm)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class ParallelLayout:
         if self.recompute:
             _recompute(network)
         if sharded:
-            _shard(network, precision.device)
+            _shard(network, precision)
             network.to_empty(device=precision.device)
             initialise(network, model, seed)
         for tensor in network.state_dict().values() if self.strategy == "ddp" else ():
@@ -74,18 +77,25 @@ class ParallelLayout:
             for name, p in network.named_parameters()
         )
 
-    def sum_parts(self, tensor: Tensor) -> Tensor:
-        """Return the sum over processes of a number that each computed from its shards. Collective."""
-        return self.world.sum(tensor) if self.strategy == "fsdp" else tensor
+    def sum_parts(self, numbers: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the sums over processes of `numbers`, shape (n,), that each computed from its parts of `parameters`.
+        Collective. Of a parameter that every process has whole, only the first process's number counts."""
+        if self.strategy != "fsdp":
+            return numbers
+        if not self.world.leads:
+            zero = torch.zeros_like(numbers[0])
+            own = zip(numbers.unbind(), parameters, strict=True)
+            numbers = torch.stack([number if is_shard(p) else zero for number, p in own])  # copies no mask to a GPU
+        return self.world.sum(numbers)
 
-    def sum_gradients(self, network: Llama, loss: Tensor) -> None:
-        """Replace gradients and `loss` by their sums over all processes, after the last micro-batch. Collective."""
+    def gradient_sum(self, network: Llama, active: ActiveLayers | None) -> GradientSum:
+        """Return what sums the gradients that autograd computes in an update of the `active` layers (None: all), except
+        those of shards, which FSDP sums."""
         if self.world.alone:
-            return
-        gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        for bucket in _buckets([g for g in gradients if not is_shard(g)]):  # FSDP sums the shards
-            _all_reduce(bucket)
-        self.world.sum(loss)
+            return GradientSum(())
+        whole = [p for p in _differentiated(network, active) if not is_shard(p)]
+        # FSDP sends its own messages during the backward pass.
+        return GradientSum(whole, overlap=self.strategy == "ddp")
 
 
 def choose_layout(
@@ -130,38 +140,33 @@ def _recompute(network: Llama) -> None:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _shard(network: Llama, device: torch.device) -> None:
-    """Shard with FSDP2: each layer is a group, the rest another. Gates, of one element each, are replicated."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+def _differentiated(network: Llama, active: ActiveLayers | None) -> Iterator[nn.Parameter]:
+    """Yield the parameters whose gradients autograd computes in an update of the `active` layers, None for all."""
+    applied = {id(layer) for layer, _ in network.model.applied(active)}
+    skipped = [layer for layer in network.model.layers if id(layer) not in applied]
+    aside = {p for layer in skipped for p in layer.parameters()}
+    aside |= {p for gate in network.gates() if not gate.in_graph for p in gate.parameters()}
+    yield from (p for p in network.parameters() if p.requires_grad and p not in aside)
 
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    gates = {p for gate in network.gates() for p in gate.parameters()}
-    for module in (*network.model.layers, network):
-        sharded = fully_shard(module, mesh=mesh, ignored_params=gates)
+
+def _shard(network: Llama, precision: Precision) -> None:
+    """Shard with FSDP2: each layer is a group, the rest another. Gates, of one element each, are replicated.
+
+    Under autocast a layer needs its matrices in bfloat16 only, so they are gathered as such; their gradients are summed
+    in float32. Norms, which autocast leaves in float32, are then replicated; embedding and head are gathered as they
+    are.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(precision.device.type, (dist.get_world_size(),))
+    gathered = MixedPrecisionPolicy()
+    replicated = {p for gate in network.gates() for p in gate.parameters()}
+    if precision.name == "bf16":
+        gathered = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        replicated |= {p for module in network.modules() if isinstance(module, NORMS) for p in module.parameters()}
+    for module, policy in (*((layer, gathered) for layer in network.model.layers), (network, MixedPrecisionPolicy())):
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=replicated)
         # Sum without dividing: up to torch 2.8, gloo summed when asked for an average.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group `tensors` into lists of one dtype and about BUCKET_BYTES bytes."""
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        bucket: list[Tensor] = []
-        filled = 0
-        for tensor in (t for t in tensors if t.dtype == dtype):
-            bucket.append(tensor)
-            filled += tensor.numel() * tensor.element_size()
-            if filled >= BUCKET_BYTES:
-                yield bucket
-                bucket = []
-                filled = 0
-        if bucket:
-            yield bucket
-
-
-def _all_reduce(bucket: Sequence[Tensor]) -> None:
-    flat = torch.cat([tensor.flatten() for tensor in bucket])
-    dist.all_reduce(flat)
-    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-    torch._foreach_copy_(list(bucket), [part.view_as(t) for part, t in zip(parts, bucket, strict=True)])

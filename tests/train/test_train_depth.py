@@ -191,7 +191,7 @@ def together_values(depth: object) -> dict[str, Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "ddp": {"strategy": "ddp", "micro_batch": 2, "room": [1, 1]},
+    "ddp": {"strategy": "ddp", "micro_batch": 2, "room": [1, 1, 0]},
     "fsdp": {"strategy": "fsdp", "micro_batch": 1, "activation_checkpointing": "blocks"},
 }
 

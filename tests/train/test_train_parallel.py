@@ -65,8 +65,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for way, asked in LAYOUTS.items()
     ]
     sharded = [[f"half-fsdp-{name}", CELLS[name], LAYOUTS["fsdp"], [], 3] for name in OPTIMIZER_CELLS]
-    short = ["short-ddp", CELLS["pre"], {**LAYOUTS["ddp"], "room": [1, 1]}, [], ALL]
-    start(root, 2, [*cases, *halves, *second, *sharded, short])
+    short = ["short-ddp", CELLS["pre"], {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}, [], ALL]
+    small = [[f"small-{name}", CELLS[name], {**LAYOUTS["ddp"], "message": 500}, [], ALL] for name in ("pre", "paths")]
+    start(root, 2, [*cases, *halves, *second, *sharded, short, *small])
     for name in OPTIMIZER_CELLS:
         keep(root, [f"fsdp-then-one-{name}", CELLS[name], {"micro_batch": 3}, [f"half-fsdp-{name}"], ALL])
     for before in LAYOUTS:
@@ -153,6 +154,14 @@ def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
         "2 rows at once do not fit the device's memory; continuing with 1"
     ]
     same(short["step"], roomy["step"], "loss grad_norm tokens", 1e-6)
+
+
+@pytest.mark.parametrize("name", ["pre", "paths"])
+def test_gradients_sent_in_many_messages_have_the_same_sums(room: Path, name: str) -> None:
+    """Of two numbers, there is one sum; layers that an update skips are in no message."""
+    small, large = result_of(room, f"small-{name}"), result_of(room, f"ddp-{name}")
+    same(small["step"], large["step"], "loss grad_norm", 0.0)
+    assert [event["values"] for event in small["layers"]] == [event["values"] for event in large["layers"]]
 
 
 def test_shards_are_written_by_all(room: Path) -> None:

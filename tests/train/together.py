@@ -1,7 +1,8 @@
 """Processes that train small cells together, started by tests: `python together.py RANK SIZE MEETING CASES`.
 
 CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process writes NAME.json.
-If the resources contain `room` as [rank, rows], that process runs out of memory with more than so many rows at once.
+If the resources contain `room` as [rank, rows, passes], that process runs out of memory with more than so many rows at
+once after so many forward passes that fit; if they contain `message`, gradients are sent in messages of so many bytes.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     from gpas_cli.events import fields_of
     from gpas_cli.spec.parse_cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
-    from gpas_cli.train import loop
+    from gpas_cli.train import gradient_sum, loop
     from gpas_cli.train.run import RunPaths, train
 
     name, cell, resources, earlier, updates = case
-    rank, rows = resources.pop("room", (-1, 0))
-    healthy = loop.summed_loss
+    rank, rows, passes = resources.pop("room", (-1, 0, 0))
+    healthy, usual = loop.summed_loss, gradient_sum.BUCKET_BYTES
+    gradient_sum.BUCKET_BYTES = resources.pop("message", usual)
     if rank == world.rank:
-        loop.summed_loss = limited(healthy, rows)
+        loop.summed_loss = limited(healthy, rows, passes)
     events: dict[str, Any] = {}
     asked = iter(range(10**6))
     outcome = train(
@@ -44,23 +46,26 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
         # Only one of the processes asks to stop.
         stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
     )  # fmt: skip
-    loop.summed_loss = healthy
+    loop.summed_loss, gradient_sum.BUCKET_BYTES = healthy, usual
     return {**events, "outcome": fields_of(outcome)}
 
 
-def limited(healthy: Any, most: int) -> Any:
-    """Return `summed_loss` for a device with memory for at most `most` rows."""
+def limited(healthy: Any, most: int, passes: int = 0) -> Any:
+    """Return `summed_loss` for a device with memory for at most `most` rows, after `passes` in which all rows fit."""
     import torch
 
+    counted = iter(range(passes))
+
     def loss(network: Any, rows: Any, *more: Any) -> Any:
-        if (rows.packing.rows if rows.packing else len(rows.inputs)) > most:
+        held = rows.packing.rows if rows.packing else len(rows.inputs)
+        if held > most and next(counted, None) is None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return healthy(network, rows, *more)
 
     return loss
 
 
-def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 120) -> None:
+def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300) -> None:
     """Run the cases one after the other in `size` processes; fail with their output unless all succeed."""
     (root / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-P", "-W", "error", __file__]
