@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.model.norm import norm_slot
+from gpas_cli.model.products import outputs
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.norm import Norm
@@ -138,9 +139,10 @@ class Attention(nn.Module):
 
     def projected(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
-        q = self._normed(self.q_norm, self.q_proj(x))
-        k = self._normed(self.k_norm, self.k_proj(x))
-        return self._heads(q, packing), self._heads(k, packing), self._heads(self.v_proj(x), packing)
+        q, k, v = outputs(x, (self.q_proj, self.k_proj, self.v_proj))
+        q = self._normed(self.q_norm, q)
+        k = self._normed(self.k_norm, k)
+        return self._heads(q, packing), self._heads(k, packing), self._heads(v, packing)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         if not self.norm_by_head:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpas_cli.model.products import ALIGNED_WIDTH, outputs, with_inputs
 from gpas_cli.spec.family import FFNS, Family
 from gpas_cli.spec.size import Size
 
@@ -25,8 +26,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
-        down = self.down_proj
-        return _GatedDown.apply(self.gate_proj(x), self.up_proj(x), down.weight, down.bias)  # type: ignore[no-any-return, no-untyped-call]
+        gate, up = outputs(x, (self.gate_proj, self.up_proj), ALIGNED_WIDTH)
+        down = with_inputs(self.down_proj.weight, gate.shape[-1])
+        return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _GatedDown(torch.autograd.Function):
@@ -70,7 +72,8 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
-        return self.down_proj(self.activation(self.up_proj(x)))  # type: ignore[no-any-return]
+        (up,) = outputs(x, (self.up_proj,), ALIGNED_WIDTH)
+        return F.linear(self.activation(up), with_inputs(self.down_proj.weight, up.shape[-1]), self.down_proj.bias)
 
 
 FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

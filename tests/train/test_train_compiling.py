@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.model import products
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.probe import activation_variance
@@ -128,6 +129,19 @@ def test_graphs_do_not_depend_on_the_batches_before() -> None:
     assert forward[3:] == backward[3:] == [[]] * 10
     # The final norm of a single row has the graph of packed rows, hence the sets.
     assert {code for codes in forward for code in codes} == {code for codes in backward for code in codes}
+
+
+def test_wide_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = summed_loss(network("pre"), rows(*PADDED[0]), FP32)
+    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    made = network("pre")
+    compile_layers(made, counter)
+    for lengths in PADDED:
+        summed_loss(made, rows(*lengths), FP32).backward()
+    torch.testing.assert_close(summed_loss(made, rows(*PADDED[0]), FP32), plain)
+    assert counter.frame_count == 2
 
 
 def test_attention_both_ways_compiles_once_for_each_kind_of_mask() -> None:
