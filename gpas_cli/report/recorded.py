@@ -6,7 +6,7 @@ of ended stages (`state.ended_index`), so that a table of thousands of cells nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from gpas_cli.project import Project
 from gpas_cli.report.result import Result, from_plain, to_plain
 from gpas_cli.state.ended_index import ENDED, EndedIndex
 from gpas_cli.state.observe import observe, observe_ended
-from gpas_cli.state.status import UNREADABLE, StageStatus
+from gpas_cli.state.status import RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.peek import known_stages
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
     from gpas_cli.grid.entry import Entry
 
+State = tuple[str, float | None]  # with the fraction that is done, None if unknown
+
 
 @dataclass(frozen=True)
 class Recorded:
     """States and results of the entries' stages, by stage key.
 
-    states: (state, fraction that is done or None); until a stage has been run again, that of its earlier result.
+    states: until a stage has been run again, that of its earlier result.
     engine: the database, closed when `recorded` ends; None if nothing has been run yet, or if it was not asked for.
-    problem: why the results are not up to date, "" if they are. observed: the whole status of each stage.
+    problem: why the results are not up to date, "" if they are.
     """
 
     entries: tuple[Entry, ...]
-    states: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
     results: Mapping[str, Result] = field(default_factory=dict)
     engine: Engine | None = None
     problem: str = ""
-    observed: Mapping[str, StageStatus] = field(default_factory=dict)
 
 
 @contextmanager
@@ -65,8 +66,8 @@ def recorded(project: Project, entries: Sequence[Entry], *, database: bool = Tru
     from gpas_cli.store.refresh import results_of
 
     with results_of(project, None if database else rest) as (engine, problem):
-        look.read(engine, rest)
-        look.save([] if problem else rest)
+        ended = look.read(engine, rest)
+        look.save([] if problem else sorted(ended))
         yield look.recorded(entries, engine, problem)
 
 
@@ -77,20 +78,25 @@ class _Look:
         self.runs = runs
         self.alive = SchedulerView(runs)
         self.index = EndedIndex(runs)
-        self.observed: dict[str, StageStatus] = {}
+        self.states: dict[str, State] = {}
         self.results: dict[str, Result] = {}
 
     def find(self, key: str) -> bool:
         """Return whether the state and the result of a stage are in the index."""
         try:
-            status = observe_ended(self.runs, key, self.alive, self.index)
-            plain = self.index.find_result(key) if status else None
-            result = None if plain is None else from_plain(plain)
+            found = self.index.find_result(key)
+            if found is None:
+                return False
+            state, fraction, plain = found
+            result = from_plain(plain)
+            if state not in RESULTS:  # locks, claims and requests to cancel count, too
+                status = observe_ended(self.runs, key, self.alive, self.index)
+                if status is None:
+                    return False
+                state, fraction = _state(status)
         except UNREADABLE:
             return False
-        if status is None or plain is None:
-            return False
-        self.observed[key] = status
+        self.states[key] = (state, fraction)
         if result is not None:
             self.results[key] = result
         return True
@@ -104,11 +110,11 @@ class _Look:
         if known is None:
             return list(keys)
         new = {key: observe(self.runs, key, self.alive) for key in keys if key not in known}
-        self.observed |= {key: status for key, status in new.items() if status.attempt is None}
-        return [key for key in keys if key not in self.observed]
+        self.states |= {key: _state(status) for key, status in new.items() if status.attempt is None}
+        return [key for key in keys if key not in self.states]
 
-    def read(self, engine: Engine, keys: Sequence[str]) -> None:
-        """Read stages from the database and from their run directories.
+    def read(self, engine: Engine, keys: Sequence[str]) -> set[str]:
+        """Read stages from the database and from their run directories. Return those that have ended.
 
         Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done
         stage.
@@ -116,19 +122,24 @@ class _Look:
         from gpas_cli.report import query
 
         self.results |= query.results(engine, keys)
-        self.observed |= {key: observe(self.runs, key, self.alive, self.index) for key in keys}
+        found = {key: observe(self.runs, key, self.alive, self.index) for key in keys}
+        self.states |= {key: _state(status) for key, status in found.items()}
+        return {key for key, status in found.items() if status.source in ENDED}
 
-    def save(self, keys: Sequence[str]) -> None:
-        """Add what was read to the index; results of these stages, as far as they have ended."""
-        for key in keys:
-            if self.observed[key].source in ENDED:
-                self.index.keep_result(key, to_plain(self.results.get(key)))
+    def save(self, ended: Iterable[str]) -> None:
+        """Add what was read to the index; states and results of the stages that have ended."""
+        for key in ended:
+            self.index.keep_result(key, [*self.states[key], to_plain(self.results.get(key))])
         self.index.save()
 
     def recorded(self, entries: Sequence[Entry], engine: Engine | None = None, problem: str = "") -> Recorded:
         """Return what was found of the entries."""
-        states = {key: (status.stands or status.state, status.fraction) for key, status in self.observed.items()}
-        return Recorded(tuple(entries), states, self.results, engine, problem, self.observed)
+        return Recorded(tuple(entries), self.states, self.results, engine, problem)
+
+
+def _state(status: StageStatus) -> State:
+    """Return the state as tables show it: until a stage has been run again, that of its earlier result."""
+    return status.stands or status.state, status.fraction
 
 
 def stage_keys(entries: Sequence[Entry]) -> list[str]:

@@ -2,7 +2,7 @@
 
 XX.json          the status that the attempts at a stage show
 XX-hours.json    what its attempts have used
-XX-results.json  what a database that has read its journals says of its result (`report.recorded`)
+XX-results.json  its state, and what a database that has read its journals says of its result (`report.recorded`)
 
 An entry has what `stat` returned, before they were read, for the stage's folder and the files that decide what it says.
 It is used only if `stat` returns the same inodes, sizes, modification times and change times again, and the same files
@@ -53,7 +53,7 @@ from gpas_cli.store.rundir import JOURNAL, AttemptDir, is_number, look_in
 
 FOLDER = ".ended"
 SETTLED_SECONDS = 10.0
-FORMAT = [2, gpas_cli.__version__]  # another version may word the evidence differently
+FORMAT = [3, gpas_cli.__version__]  # another version may word the evidence differently
 OPENED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs"})  # network file systems with an index
 
 ENDED = ("outcome", "exit")  # the evidence of a state that is indexed
@@ -115,18 +115,16 @@ class EndedIndex:
         return None
 
     def find_result(self, key: str) -> Sequence[Any] | None:
-        """Return what `keep_result` was given for a stage whose status `find` has just returned.
+        """Return what `keep_result` was given for a stage, None if it is not indexed or has changed.
 
-        None if it is not indexed or has changed.
+        The journals alone decide it, so that it says nothing of locks, claims and requests to cancel.
         """
         entry = self._entry(key, RESULTS_OF)
-        status = self._entry(key, STATES)
-        if entry is None or status is None:
+        if entry is None:
             return None
         try:
             folder, journals, found = entry
-            others = [journal for journal in journals if journal not in status[1]]
-            if folder == status[0] and type(found) is list and self._holds(self._folder(key), None, others):
+            if type(found) is list and self._holds(self._folder(key), folder, journals):
                 return found
         except UNREADABLE:
             pass
@@ -184,7 +182,7 @@ class EndedIndex:
             self._keep(key, HOURS, files, proof.folder, used, usage.seconds, usage.gpu_hours, usage.core_hours)
 
     def keep_result(self, key: str, found: Sequence[Any]) -> None:
-        """Index what a database that has read a stage's journals since this look began says of its result."""
+        """Index what was read of a stage's state and result, since this look began, from all of its journals."""
         proof = self.proof(key)
         tries, files = look_in(self.runs, key)
         self.look_at(proof, tries)
@@ -232,11 +230,14 @@ class EndedIndex:
             return None
         return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
-    def _holds(self, folder: str, seen: Seen | None, files: Files) -> bool:
-        """Return whether `stat` returns the same for the files in a folder and, unless `seen` is None, for itself."""
-        if seen is not None and self._seen(folder) != seen:
+    def _holds(self, folder: str, seen: Seen, files: Files) -> bool:
+        """Return whether `stat` returns the same for a folder and for the files in it."""
+        if self._seen(folder) != seen:
             return False
-        return all(self._seen(f"{folder}/{path}") == own for path, own in files)
+        for path, own in files:  # noqa: SIM110 (`all` of a generator takes a third longer)
+            if self._seen(f"{folder}/{path}") != own:
+                return False
+        return True
 
 
 def _used_names(attempt: AttemptDir) -> Iterator[str]:

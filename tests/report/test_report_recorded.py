@@ -49,8 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def plain(known: Recorded) -> tuple[Any, ...]:
     """Return states and results; their text, because nan is not equal to itself."""
-    states = {key: repr(replace(status, age=None)) for key, status in known.observed.items()}
-    return known.states, {key: repr(result) for key, result in known.results.items()}, states
+    return known.states, {key: repr(result) for key, result in known.results.items()}
 
 
 def look(project: Project) -> Recorded:
