@@ -137,8 +137,9 @@ def _extent(children: Iterable[Node], mark: Mark) -> tuple[int, int]:
     depth = 1
     count = 1
     for child in children:
-        depth = max(depth, child.depth + 1)
         count += child.count
+        if child.depth >= depth:
+            depth = child.depth + 1
     if depth > MAX_DEPTH:
         raise _too_deep(mark)
     if count > MAX_NODES:

@@ -23,21 +23,32 @@ class Draft:
     added: bool = False
 
     @cached_property
-    def sections(self) -> tuple[tuple[str, int], ...]:
+    def sections(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The identities of its settings but the seed, which no longer change: overrides have been applied.
 
         Drafts with equal ones are the same but for the seed.
         """
-        return tuple([(name, id(node)) for name, node in children(self.settings).items() if name != "seed"])
+        rest = {name: node for name, node in children(self.settings).items() if name != "seed"}
+        return tuple(rest), tuple(map(id, rest.values()))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Values of axes that a cell has together: settings by their paths, whole sections first, and labels."""
+
+    settings: tuple[tuple[list[str], Node], ...]
+    labels: dict[str, Label]
 
 
 def product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
     """Return each draft with each combination of values; the last axis varies fastest."""
     if _commute([name for axis in axes for name in axis.names]):
         for axis in axes:  # one after the other, so that drafts share the settings of all but the last
-            drafts = [_with(draft, (axis,), (point,)) for draft in drafts for point in axis.points]
+            choices = [_choice((axis,), (point,)) for point in axis.points]
+            drafts = [_with(draft, choice) for draft in drafts for choice in choices]
         return list(drafts)
-    return [_with(draft, axes, points) for draft in drafts for points in product(*(axis.points for axis in axes))]
+    choices = [_choice(axes, points) for points in product(*(axis.points for axis in axes))]
+    return [_with(draft, choice) for draft in drafts for choice in choices]
 
 
 def _commute(names: Sequence[str]) -> bool:
@@ -45,12 +56,18 @@ def _commute(names: Sequence[str]) -> bool:
     return not any(f"{first}.".startswith(f"{name}.") for i, name in enumerate(names) for first in names[:i])
 
 
-def _with(draft: Draft, axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> Draft:
+def _choice(axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> _Choice:
     chosen = [pair for axis, point in zip(axes, points, strict=True) for pair in zip(axis.names, point, strict=True)]
-    settings = draft.settings
-    labels = dict(draft.labels)
     # Whole sections first, so that `gate.activation` changes the `gate` of the same cell in any order of the axes.
-    for name, value in sorted(chosen, key=lambda pair: pair[0].count(".")):
-        settings = put(settings, name.split("."), value.setting)
-    labels.update((name, value.label) for name, value in chosen)
-    return Draft(labels, settings, draft.notes)
+    ordered = sorted(chosen, key=lambda pair: pair[0].count("."))
+    return _Choice(
+        settings=tuple((name.split("."), value.setting) for name, value in ordered),
+        labels={name: value.label for name, value in chosen},
+    )
+
+
+def _with(draft: Draft, choice: _Choice) -> Draft:
+    settings = draft.settings
+    for path, setting in choice.settings:
+        settings = put(settings, path, setting)
+    return Draft({**draft.labels, **choice.labels}, settings, draft.notes)
