@@ -169,15 +169,18 @@ def _make(
     name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str], values: Sequence[str], form: str
 ) -> Table:
     from gpas_cli.report.tables.external import select_networks
-    from gpas_cli.report.tables.side_by_side import beside_published, by_metrics
     from gpas_cli.report.tables.table import build
 
     chosen = entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
     with recorded_of(chosen, database=bool(external)) as known:
         if values:
+            from gpas_cli.report.tables.side_by_side import by_metrics
+
             return by_metrics(known, spec, values)
         if spec.published and not external and form != "latex":  # a page has no room for a further column per size
+            from gpas_cli.report.tables.side_by_side import beside_published
+
             return beside_published(known, spec)
         shown = select_networks(_networks(known), external) if external else None
         return build(chosen, known.states, known.results, spec, shown)

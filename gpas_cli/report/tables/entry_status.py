@@ -64,7 +64,7 @@ def entry_status(
 
     Raises GpasError when the entry has no stage that reports the metric.
     """
-    if all(stage.kind != metric.stage for stage in entry.cell.stages):
+    if metric.stage not in [stage.kind for stage in entry.cell.stages]:
         raise GpasError(
             f"{entry.id}: {metric.name} comes from the stage '{metric.stage}', which this cell does not have"
         )

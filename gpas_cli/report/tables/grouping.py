@@ -20,7 +20,7 @@ def group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
     """Return the entries by row key and column label. An entry is in the column of each of its tasks or texts."""
     groups: Groups = {}
     # Grids that include one another may have the same cell twice.
-    for entry in {(entry.cell.key, *sorted(entry.axes.items())): entry for entry in entries}.values():
+    for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
         row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
         for label in _column_labels(entry, spec):
             row.setdefault(label, []).append(entry)
@@ -39,7 +39,10 @@ def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
 def refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
     """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
     first = alike[0]
+    usual = {**first.axes, spec.over: None}
     for entry in alike[1:]:
+        if {**entry.axes, spec.over: None} == usual:
+            continue
         axes = sorted(entry.axes.keys() | first.axes.keys())
         differing = [axis for axis in axes if entry.axes.get(axis) != first.axes.get(axis) and axis != spec.over]
         if differing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -73,12 +73,6 @@ def significant(cell: TableCell) -> bool:
     """Return whether the difference from the base is marked with a star."""
     delta = cell.delta
     return delta is not None and delta.p is not None and delta.n >= MIN_PAIRS and delta.p < SIGNIFICANT
-
-
-def _statuses(table: Table) -> list[EntryStatus]:
-    """Return each entry once, with a number if it has one; with a column per task, an entry is in several cells."""
-    every = [s for _, _, cell in shown_cells(table) for s in cell.statuses]
-    return list({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
 def _seeds(table: Table) -> Iterator[Note]:
@@ -153,7 +147,7 @@ def _runs(table: Table) -> list[EntryStatus]:
 
 def _withheld(table: Table) -> Iterator[Note]:
     """Note numbers that are in the database but not in the run directories."""
-    withheld = [s for s in _statuses(table) if s.withheld is not None]
+    withheld = [s for s in table.statuses if s.withheld is not None]
     gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
     changed = [s for s in withheld if s not in gone]
     if gone:
@@ -202,25 +196,31 @@ def _mixtures(table: Table) -> Iterator[Note]:
     """
     for index, column in enumerate(table.columns):
         cells = [row.cells[index] for row in table.rows]
-        statuses = [s for cell in cells for s in cell.statuses]
-        yield from _mixture(statuses, "training texts", lambda r: _short(r.fingerprint), f"{column.title}: ")
+        results = _shown_results([s for cell in cells for s in cell.statuses])
+        yield from _mixture(results, "training texts", lambda r: _short(r.fingerprint), f"{column.title}: ")
         yield from _mixture(
-            statuses, "validation texts", lambda r: _short(r.validation_fingerprint), f"{column.title}: "
+            results, "validation texts", lambda r: _short(r.validation_fingerprint), f"{column.title}: "
         )
-    everything = _statuses(table)
-    yield from _mixture(everything, "precisions", lambda r: r.precision)
-    yield from _mixture(everything, "versions of the code", lambda r: _short(r.code))
-    yield from _mixture(everything, "devices", lambda r: r.gpu or r.device)
+    everything = table.statuses
+    results = _shown_results(everything)
+    yield from _mixture(results, "precisions", lambda r: r.precision)
+    yield from _mixture(results, "versions of the code", lambda r: _short(r.code))
+    yield from _mixture(results, "devices", lambda r: r.gpu or r.device)
     changed = [s for s in everything if s.value is not None and _changed(s.result)]
     if changed:
         names = listed([s.entry.id for s in changed], NAMED)
         yield Note("mixture", f"{count(len(changed), 'run')} resumed after the code had changed: {names} (`gpas why`)")
 
 
+def _shown_results(statuses: Iterable[EntryStatus]) -> list[Result]:
+    """Return the results of the statuses that have a number."""
+    return [s.result for s in statuses if s.result is not None and s.value is not None]
+
+
 def _mixture(
-    statuses: list[EntryStatus], what: str, of: Callable[[Result], str | None], where: str = ""
+    results: Sequence[Result], what: str, of: Callable[[Result], str | None], where: str = ""
 ) -> Iterator[Note]:
-    counts = Counter(of(s.result) or "not recorded" for s in statuses if s.result is not None and s.value is not None)
+    counts = Counter([of(result) or "not recorded" for result in results])
     if len(counts) > 1:
         parts = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
         yield Note("mixture", f"{where}the numbers mix {what}: {parts}")
@@ -234,7 +234,7 @@ def _changed(result: Result | None) -> bool:
 def _scores(table: Table) -> Iterator[Note]:
     """Note what scored the tasks, with how many examples and questions, and what guessing scores."""
     tasks = [str(column.label) for column in table.columns] if table.spec.columns in MEASURED_COLUMNS else []
-    results = [s.result for s in _statuses(table) if s.result is not None and s.value is not None]
+    results = _shown_results(table.statuses)
     found = [score for result in results for score in result.scores if score.task in tasks]
     others = [score for row in table.externals.rows for score in row.scores]
     for by in dict.fromkeys((score.harness, score.shots) for score in found):
@@ -278,8 +278,12 @@ def _short(text: str | None) -> str | None:
 def _shortcuts(table: Table) -> Iterator[Note]:
     """Note embeddings that start other than the names of their settings suggest."""
     named: dict[str, list[str]] = {}
-    for status in _statuses(table):
-        if text := remark(status.entry.cell.model):
+    remarks: dict[int, str] = {}  # by identity: cells that differ in the seed alone share the model
+    for status in table.statuses:
+        model = status.entry.cell.model
+        if id(model) not in remarks:
+            remarks[id(model)] = remark(model)
+        if text := remarks[id(model)]:
             named.setdefault(text, []).append(status.entry.name)
     for text, names in named.items():
         yield Note("override", f"{listed(names, NAMED)}: {text}")
@@ -287,7 +291,7 @@ def _shortcuts(table: Table) -> Iterator[Note]:
 
 def _overrides(table: Table) -> Iterator[Note]:
     why: dict[str, list[str]] = {}
-    for status in _statuses(table):
+    for status in table.statuses:
         for reason in getattr(status.entry, "notes", ()):
             why.setdefault(reason, []).append(status.entry.name)
     for reason, names in why.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
@@ -126,6 +127,12 @@ class Table:
     printed: str = ""
     corner: str = ""
     remarks: tuple[Note, ...] = ()
+
+    @cached_property
+    def statuses(self) -> tuple[EntryStatus, ...]:
+        """Each entry once, with a number if it has one: with a column per task, an entry is in several cells."""
+        every = [status for row in self.rows for cell in row.cells for status in cell.statuses]
+        return tuple({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
 def build(
