@@ -27,7 +27,8 @@ def bench(
     """Measure the speed and memory of a grid's cells on this machine, with synthetic text.
 
     Measures one cell of each shape (size, rows, batch, precision) on one slot and trains nothing; `gpas plan` bases its
-    estimates on the result. Without a GPU, only as many rows of an update are computed as fit into the time. A
+    estimates on the result. Of a cell that asks for several GPUs, one process is measured: its share of the rows,
+    without communication. Without a GPU, only as many rows of an update are computed as fit into the time. A
     measurement that would take far longer, or more memory than is free, is refused.
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
@@ -46,6 +47,9 @@ def bench(
 
 def render(found: list[Bench]) -> RenderableType:
     """Return a table with a row per shape."""
+    from rich.console import Group
+    from rich.text import Text
+
     from gpas_cli.cli.columns import Columns
 
     headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")
@@ -57,4 +61,14 @@ def render(found: list[Bench]) -> RenderableType:
             f"{facts['tokens_per_second']:,.0f}", byte_size(facts['peak_memory']), str(facts["micro_batch"]),
             f"{facts['flops_per_second'] / 1e9:,.1f}",
         ))  # fmt: skip
-    return Columns(headers, rows, right=frozenset(headers[1:]))
+    table = Columns(headers, rows, right=frozenset(headers[1:]))
+    return Group(table, *(Text(line, style="dim") for line in map(_share, found) if line))
+
+
+def _share(one: Bench) -> str:
+    """Return that only one of the job's processes was measured, "" if it has no other."""
+    processes = one.facts["processes"]
+    if processes == 1:
+        return ""
+    rows = f"{one.facts['rows']} of {one.job.cell.optim.batch} rows of each update"
+    return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds are those of one device"

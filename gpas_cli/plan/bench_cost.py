@@ -51,12 +51,16 @@ class Cost:
 
 
 def cost_of(cell: Cell, machine: Machine, resources: Resources, seconds: float) -> Cost:
-    """Return the cost of measuring `cell` for `seconds` on `machine`, with the rows that fit the time, at least 1."""
+    """Return the cost of measuring one process of a job for `seconds`, with the rows that fit the time, at least 1."""
     number = parameters(cell)
     if machine.gpus:
         return Cost(number, 0, 0.0, 0, 0)
-    row = whole_flops_per_token(cell) * cell.data.length / (ASSUMED_THREAD_FLOPS * machine.threads(resources))
-    batch = cell.optim.batch
+    row = (
+        whole_flops_per_token(cell)
+        * cell.data.length
+        / (ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process))
+    )
+    batch = max(1, cell.optim.batch // resources.processes)
     fitting = max(1, int(seconds / (MIN_UPDATES * row)))
     rows = batch if fitting >= batch else fitting
     per_token = activation_bytes(cell.model.size, cell.precision, qk_norm=cell.model.family.qk_norm != "none")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Started, Step
 from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.machine import Machine
-from gpas_cli.plan.speed import Shape, measured, shape
+from gpas_cli.plan.speed import MeasuredSpeed, Shape, measured, shape
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import distinct
 from gpas_cli.spec.depth import FULL
@@ -36,7 +36,8 @@ class Work:
     """The cost of one job.
 
     `tokens`: trained tokens plus a third of the evaluated ones. `hours`: wall-clock hours on `devices` devices of the
-    type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured.
+    type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured; `alone`: on one of several processes,
+    without their communication.
     """
 
     job: StageJob
@@ -45,6 +46,7 @@ class Work:
     device: str
     devices: int
     measured: bool
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
     return kind.cost(job.cell, job.cadence, resumed)
 
 
-def measured_speeds(runs: Path) -> dict[Shape, float]:
-    """Return shape -> tokens per second, including padding.
+def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
+    """Return shape -> its speed.
 
     The speed of a shape is the median over its attempts in `runs`, or else the measurement of `gpas bench`. Damaged
     attempts are skipped.
@@ -108,7 +110,7 @@ def measured_speeds(runs: Path) -> dict[Shape, float]:
                 found.setdefault(own, []).append(_positions(asked.cell) / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
-    return measured(runs) | {own: statistics.median(speeds) for own, speeds in found.items()}
+    return measured(runs) | {own: MeasuredSpeed(statistics.median(speeds)) for own, speeds in found.items()}
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
@@ -128,7 +130,7 @@ def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
 
 
 def _works(
-    jobs: Iterable[StageJob], machine: Machine, speeds: Mapping[Shape, float], resume: Mapping[str, int]
+    jobs: Iterable[StageJob], machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resume: Mapping[str, int]
 ) -> list[Work]:
     """Return the cost of each job. Jobs that differ in the seed alone are equally expensive."""
     known: dict[Hashable, Work] = {}
@@ -139,11 +141,11 @@ def _works(
         if alike not in known:
             known[alike] = _work(job, machine, speeds, resumed)
         like = known[alike]
-        works.append(Work(job, like.tokens, like.hours, like.device, like.devices, like.measured))
+        works.append(replace(like, job=job))
     return works
 
 
-def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resumed: int) -> Work:
+def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resumed: int) -> Work:
     tokens = equivalent_tokens(job, resumed)
     device = machine.device(job.resources)
     devices = machine.needs(job.resources)
@@ -152,8 +154,11 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
         each = machine.flops(job.cell)
     else:
         each = ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
-    seconds = tokens / (speed or devices * each / whole_flops_per_token(job.cell))
-    return Work(job, tokens, seconds / 3600, device, devices, measured=speed is not None)
+    if speed is None:
+        seconds = tokens * whole_flops_per_token(job.cell) / (devices * each)
+        return Work(job, tokens, seconds / 3600, device, devices, measured=False)
+    hours = tokens / speed.tokens_per_second / 3600
+    return Work(job, tokens, hours, device, devices, measured=True, alone=speed.processes > 1)
 
 
 def _longest(works: Sequence[Work]) -> float:
@@ -167,8 +172,11 @@ def _longest(works: Sequence[Work]) -> float:
 def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     if isinstance(machine, NamedGpus):
         return (machine.basis(distinct(work.job.cell for work in works)),) if works else ()
-    measured = sum(work.measured for work in works)
-    lines = [f"{measured} of {len(works)} jobs: the measured speed of that shape"] if measured else []
+    whole = sum(work.measured and not work.alone for work in works)
+    lines = [f"{whole} of {len(works)} jobs: the measured speed of that shape"] if whole else []
+    if alone := sum(work.alone for work in works):
+        of = f"{alone} of {len(works)} jobs"
+        lines.append(f"{of}: the speed of one of their processes, measured without the others' communication")
     guessed = [work for work in works if not work.measured]
     rates = sorted({ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
     assumed = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.store.rundir import read_json
 
 Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """The tokens per second of a job, including padding.
+
+    `processes`: of so many, one was measured and the others are assumed to be as fast, without communication; 1 if the
+    whole job was measured.
+    """
+
+    tokens_per_second: float
+    processes: int = 1
 
 
 def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
@@ -19,13 +32,14 @@ def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
     return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
 
 
-def measured(runs: Path) -> dict[Shape, float]:
-    """Return shape -> tokens per second, including padding, measured on this machine. Damaged files are skipped."""
+def measured(runs: Path) -> dict[Shape, MeasuredSpeed]:
+    """Return shape -> its speed, measured on this machine. Damaged files are skipped."""
     found = {}
     for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
         facts = read_json(path) or {}
         try:
-            found[tuple(facts["shape"])] = float(facts["positions_per_second"])
+            speed = MeasuredSpeed(float(facts["positions_per_second"]), int(facts.get("processes", 1)))
+            found[tuple(facts["shape"])] = speed
         except (KeyError, TypeError, ValueError):
             continue
     return found

@@ -183,12 +183,14 @@ def _own(stage: StageRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(StageRecord):
-    """What the process that measures a cell reads: `rows` of an update are computed, 0 for all of them."""
+    """What the process that measures a cell reads: `rows` of its share of an update are computed, 0 for all of them.
+    `processes`: of the job; it is one of them."""
 
     threads: int
     seconds: float
     rows: int
     cache: str
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,17 @@ from gpas_cli.data.draw import Draw
 from gpas_cli.data.loader import Batch
 from gpas_cli.data.objective import untokenised_reader
 from gpas_cli.data.rows import Ints
+from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.flops import whole_flops_per_token
+from gpas_cli.spec.memory import state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.loop import Loop
+from gpas_cli.train.memory import USABLE_FRACTION
+from gpas_cli.train.precision import choose_device
+from gpas_cli.words import byte_size
 
 # About half of C4's documents fill a row of 256 under T5's tokenizer, and 76 % of all positions hold a token.
 FULL_ROWS_FRACTION = 0.5
@@ -64,8 +69,8 @@ class SyntheticBatches:
 class Speed:
     """The measured cost of a cell's updates on this machine.
 
-    Seconds are medians; tokens exclude padding; `peak_memory` is in bytes, of the GPU if there is one, else of the
-    process; `rows` of each update were computed; `gemm` is the float32 matrix product used.
+    Seconds are medians; tokens exclude padding and are those of the process; `peak_memory` is in bytes, of the GPU if
+    there is one, else of the process; `rows` of each update were computed; `gemm` is the float32 matrix product used.
     """
 
     seconds_per_step: float
@@ -90,21 +95,26 @@ def measure(
     seconds: float,
     cache: Path | None = None,
     rows: int = 0,
+    processes: int = 1,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Speed:
     """Measure updates of all layers of `cell` for about `seconds`: at least three, after WARMUP_UPDATES that are not
     counted.
 
-    `rows`: compute only so many rows of each update (0: all), at least twice after one that is not counted; the time of
-    a whole update is then extrapolated, as the optimizer's part does not depend on the rows. The float32 matrix product
-    is the one that runs with the same `cache` use on this machine. `notify` is called with a description of each step.
+    `processes`: measure one of so many, without communication: its share of the rows, and the whole optimizer, as where
+    each process has a copy of the network. `rows`: compute only so many rows of its share (0: all), at least twice
+    after one that is not counted; the time of a whole update is then extrapolated, as the optimizer's part does not
+    depend on the rows. The float32 matrix product is the one that runs with the same `cache` use on this machine.
+    `notify` is called with a description of each step. Raises GpasError if the network does not fit the device.
     """
-    batch = cell.optim.batch
+    device = choose_device()
+    require_fit(cell, torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0)
+    batch = max(1, cell.optim.batch // processes)
     part = rows if 0 < rows < batch else batch
     whole = part == batch
     notify("building the network")
     measured = replace(cell, depth=Depth())
-    if not whole:
+    if part < cell.optim.batch:
         measured = replace(measured, optim=replace(cell.optim, batch=part, mean_rows=0))
     loop = synthetic_loop(measured, resources, padded=cell.data.layout == "pad")
     settle_matmul(cell, loop, cache)
@@ -126,6 +136,16 @@ def measure(
         per_step, tokens / per_step, whole_flops_per_token(cell) * tokens / per_step,
         peak_memory(loop.precision.device), len(times), loop.micro_batch, loop.position.gemm, part,
     )  # fmt: skip
+
+
+def require_fit(cell: Cell, device_bytes: int) -> None:
+    """Raise GpasError if weights, gradients and optimizer state need more memory than a device has (0: unknown)."""
+    states = state_bytes(cell)
+    if device_bytes and states > device_bytes:
+        devices = math.ceil(states / (USABLE_FRACTION * device_bytes))
+        taken = f"weights, gradients and optimizer state take {byte_size(states)}"
+        remedy = f"they fit sharded over {devices} or more, of which gpas bench can measure none alone"
+        raise GpasError(f"{taken}, and the GPU has {byte_size(device_bytes)}: {remedy}")
 
 
 def _optimizer_seconds(loop: Loop) -> float:

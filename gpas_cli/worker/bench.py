@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.errors import GpasError
 from gpas_cli.store.records import BenchRequest
 from gpas_cli.structure import from_mapping
 
@@ -26,6 +27,7 @@ def run(asked: BenchRequest) -> dict[str, Any]:
         asked.resources,
         seconds=asked.seconds,
         rows=asked.rows,
+        processes=asked.processes,
         cache=Path(asked.cache),
         notify=_print_doing,
     )
@@ -37,4 +39,7 @@ def _print_doing(doing: str) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(from_mapping(BenchRequest, json.load(sys.stdin), "standard input"))))
+    try:
+        print(json.dumps(run(from_mapping(BenchRequest, json.load(sys.stdin), "standard input"))))
+    except GpasError as error:
+        sys.exit(str(error))

@@ -201,13 +201,14 @@ class ShapeJson(TypedDict):
     time: Time
     shape: list[Any]
     seconds_per_step: float
-    tokens_per_second: float
-    positions_per_second: float
-    flops_per_second: float
+    tokens_per_second: Annotated[float, "of the process that was measured, without padding"]
+    positions_per_second: Annotated[float, "of all processes, with padding, without communication"]
+    flops_per_second: Annotated[float, "of the process that was measured"]
     peak_memory: Annotated[float, "bytes"]
     micro_batch: Annotated[int, "rows at once"]
     steps: Annotated[int, "updates that were measured"]
     rows: Annotated[int, "rows of each update that were computed"]
+    processes: Annotated[int, "of the job; one of them was measured"]
     device: str
     gemm: Annotated[str, "how float32 matrix products were computed"]
 

@@ -37,7 +37,10 @@ COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
 
 @dataclass(frozen=True)
 class Bench:
-    """The measured cost of one shape's updates. `facts` has `train.bench.Speed` and where it was measured."""
+    """The measured cost of one shape's updates.
+
+    `facts` has `train.bench.Speed`, the processes of the job, of which one was measured, and where.
+    """
 
     job: StageJob
     cells: int
@@ -54,7 +57,8 @@ def bench(
 ) -> Iterator[Bench]:
     """Measure each shape among the entries' trainings for about `seconds` seconds; record and yield the results.
 
-    On a CPU, only a few rows of each update of a large network are computed. `notify` is called with a line about each
+    On a CPU, only a few rows of each update of a large network are computed. Of a job of several processes, one is
+    measured, on one device: its share of the rows, without communication. `notify` is called with a line about each
     step. Raises GpasError if no slot is free, an update fails, or, without `force`, a
     measurement would take far longer than `seconds` or more memory than is free.
     """
@@ -88,19 +92,19 @@ def _path(runs: Path, key: Shape) -> Path:
 def _measure(
     project: Project, slots: Slots, job: StageJob, seconds: float, rows: int, notify: Callable[[str], None]
 ) -> dict[str, Any]:
-    if job.resources.processes > 1:
-        raise GpasError(f"{job.id} trains in {job.resources.processes} processes; gpas bench measures one")
-    lease = slots.take(job.resources)
+    one = job.resources.single_process
+    lease = slots.take(one)
     if lease is None:
         raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
     # All measured rows form one micro-batch, whatever the micro-batch on a GPU would be.
-    resources = replace(job.resources, micro_batch=rows) if rows else job.resources
+    resources = replace(one, micro_batch=rows) if rows else one
     asked = bench_request(
         replace(job.record(), resources=resources),
         threads=lease.threads,
         seconds=seconds,
         rows=rows,
         cache=str(project.cache),
+        processes=job.resources.processes,
     )
     try:
         facts = _run(project, lease, asked, lambda doing: notify(f"{job.id}: {doing}"))
@@ -109,7 +113,8 @@ def _measure(
     finally:
         lease.close()
     positions = job.cell.optim.batch * job.cell.data.length
-    return facts | {"positions_per_second": positions / facts["seconds_per_step"]}
+    speed = positions / facts["seconds_per_step"]
+    return facts | {"positions_per_second": speed, "processes": job.resources.processes}
 
 
 class _Failed(Exception):

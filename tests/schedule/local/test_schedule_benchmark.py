@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from gpas_cli.cli.bench import render
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
@@ -15,7 +18,7 @@ from gpas_cli.grid.load import load
 from gpas_cli.plan import bench_cost
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.plan import plan
-from gpas_cli.plan.speed import measured
+from gpas_cli.plan.speed import MeasuredSpeed, measured
 from gpas_cli.project import Project
 from gpas_cli.schedule.local import benchmark as room
 from gpas_cli.schedule.local.benchmark import bench
@@ -54,7 +57,7 @@ def test_every_shape_is_measured_once_and_used_by_the_plan(here: Project) -> Non
     assert facts["steps"] >= 3
     # Padding counts as part of a position but not as a token.
     assert 0 < facts["tokens_per_second"] < facts["positions_per_second"]
-    assert list(measured(here.runs).values()) == [facts["positions_per_second"]]
+    assert list(measured(here.runs).values()) == [MeasuredSpeed(facts["positions_per_second"])]
     estimate = plan(here.runs, chosen(here)).estimate
     assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
     assert estimate.core_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
@@ -70,10 +73,25 @@ def test_no_measurement_beside_a_running_job(here: Project) -> None:
     assert not measured(here.runs)
 
 
-def test_a_cell_of_several_processes_is_refused(here: Project) -> None:
+@pytest.mark.skipif(len(machine().cores) < 2, reason="two processes need two cores")
+def test_of_several_processes_one_is_measured(here: Project) -> None:
     here.config.write_text(GRID.replace("axes:", "resources: {ranks: 2}\n    axes:"))
-    with pytest.raises(GpasError, match="trains in 2 processes"):
-        list(bench(here, chosen(here), 0.1))
+    (found,) = bench(here, chosen(here), 0.1)
+    facts = found.facts
+    assert (facts["processes"], facts["rows"], facts["micro_batch"]) == (2, 4, 4)
+    # Both processes compute 4 rows of 64 in that time.
+    assert measured(here.runs) == {
+        tuple(facts["shape"]): MeasuredSpeed(8 * 64 / facts["seconds_per_step"], processes=2)
+    }  # fmt: skip
+    assert facts["tokens_per_second"] < 4 * 64 / facts["seconds_per_step"]
+    estimate = plan(here.runs, chosen(here)).estimate
+    assert estimate.basis == (
+        "4 of 4 jobs: the speed of one of their processes, measured without the others' communication",
+    )
+    assert estimate.core_hours == pytest.approx(2 * estimate.tokens / facts["positions_per_second"] / 3600)
+    shown = Console(width=200, file=io.StringIO())
+    shown.print(render([found]))
+    assert "tiny/s1: one of its 2 processes, 4 of 8 rows of each update; no communication" in shown.file.getvalue()
 
 
 def test_an_error_in_the_measuring_process_is_reported(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +123,5 @@ def test_the_time_of_an_update_is_extrapolated_from_some_rows(here: Project, mon
     assert notices[0].startswith("tiny/s1: 13.3k parameters")
     assert any("update 2" in line for line in notices)
     (speed,) = measured(here.runs).values()
-    assert speed == found.facts["positions_per_second"] == 8 * 64 / found.facts["seconds_per_step"]
+    assert speed == MeasuredSpeed(found.facts["positions_per_second"])
+    assert speed.tokens_per_second == 8 * 64 / found.facts["seconds_per_step"]
