@@ -20,6 +20,14 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the number of updates of a checkpoint. Raises ValueError if the path is not that of one."""
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise ValueError(f"not a checkpoint: {checkpoint}")
+    return int(match[1])
+
+
 def newest_first(folders: Iterable[Path]) -> list[Path]:
     """Return every complete checkpoint in `folders`, the one with the most updates first."""
     paths = [path for folder in folders for path in _inside(folder)]

@@ -70,3 +70,7 @@ def test_the_finetuned_network_is_exported_with_its_tokenizer(toy: Toy) -> None:
     said = toy.gpas("export", "pre-gpas-s1", str(folder)).stdout
     assert (folder / "tokenizer.json").exists()
     assert "not the last update" not in said
+    card = (folder / "README.md").read_text()
+    assert "## Finetuning" in card
+    assert "- data: `records.jsonl`, 20 examples of " in card
+    assert f"{toy.status()['pre-gpas-s1']['metrics']['answer_loss']:.4g} nats per token on held-out answers" in card

@@ -164,13 +164,24 @@ def _checkpoint(entry: Entry) -> Path:
 
 
 def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
-    """Return the code version recorded by the attempt that wrote the checkpoint `trained`."""
+    """Return what the run directories record about the checkpoint `trained`, for the model card."""
     from gpas_cli.evaluate.card import TrainingOrigin
+    from gpas_cli.state.outputs import evaluation_of, scores_of
     from gpas_cli.store.rundir import AttemptDir
 
     attempt = AttemptDir(trained.parents[1]).read_attempt()
     commit, dirty = str(attempt.git.get("commit", "")), bool(attempt.git.get("dirty"))
-    return TrainingOrigin(name=entry.id, code=attempt.code, commit=commit, dirty=dirty, text=text)
+    runs = project().runs
+    scoring = [stage.key for stage in entry.cell.stages if not stage.declared.trains]
+    return TrainingOrigin(
+        name=entry.id,
+        code=attempt.code,
+        commit=commit,
+        dirty=dirty,
+        text=text,
+        evaluation=evaluation_of(runs, entry.cell.trained.key, trained),
+        scores=tuple(scores_of(runs, scoring, trained)),
+    )
 
 
 def _facts(written: ExportReport) -> dict[str, object]:

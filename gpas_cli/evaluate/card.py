@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,32 @@ import yaml
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
-from gpas_cli.events import TextFacts
+from gpas_cli.events import Evaluation, Score, TextFacts
 from gpas_cli.printable import one_line
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.equation import description
+from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.parse import flat, plain
+from gpas_cli.words import count
 
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_LOSSES = {"output": "the answers", "all": "prompts and answers"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrigin:
-    """The cell's name, and the version of the code and the git commit that trained the network."""
+    """What is recorded about the weights: the cell's name, and the version of the code and the git commit of the last
+    training. `evaluation`: that of its last update. `scores`: those at tasks and on texts."""
 
     name: str = ""
     code: str = ""
     commit: str = ""
     dirty: bool = False
-    text: TextFacts = field(default_factory=TextFacts)  # the journalled facts about the text
+    text: TextFacts = field(default_factory=TextFacts)  # the journalled facts about the text of the last training
+    evaluation: Evaluation | None = None
+    scores: tuple[Score, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +72,8 @@ def card(cell: Cell, origin: TrainingOrigin, facts: Facts, folder: Path, license
         f"# {title}": _summary(cell, origin),
         "## Load": _load(folder, facts),
         "## Network": _network(cell, facts),
-        "## Training": _bullets(_training(cell, origin, facts)),
-        "## Evaluation": _evaluation(facts),
+        **_trainings(cell, origin, facts),
+        "## Evaluation": _evaluation(origin, facts),
         "## Licence": _license(license_id),
     }
     head = yaml.safe_dump(_front_matter(cell, facts, license_id), sort_keys=False, allow_unicode=True)
@@ -126,18 +133,62 @@ def _network(cell: Cell, facts: Facts) -> str:
     return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."
 
 
-def _training(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]:
+def _trainings(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]:
+    """Return a section about pretraining and one about each later training. The last of them made the weights."""
+    done = f"{facts.step:,} of {facts.steps:,}, "
+    weights = _weights(cell, origin, facts)
+    later = [stage for stage in cell.later if stage.kind.trains]
+    if not later:
+        return {"## Training": _bullets({**_pretraining(cell, done), **weights})}
+    found = {"## Pretraining": _pretraining(cell, f"{cell.optim.updates:,}, ")}
+    for stage in later:
+        own = stage.parameters
+        if isinstance(own, Finetune):
+            found["## Finetuning"] = _finetuning(own, cell, origin.text, done)
+        else:
+            found[f"## {stage.kind.name}"] = {name: one_line(str(value)) for name, value in flat(plain(own)).items()}
+    found[next(reversed(found))] |= weights
+    return {title: _bullets(section) for title, section in found.items()}
+
+
+def _pretraining(cell: Cell, updates: str) -> dict[str, str]:
     data = cell.data
     optim = cell.optim
-    text = origin.text
-    commit = f"`{origin.commit}`{' with local changes' if origin.dirty else ''}" if origin.commit else ""
     source = f"{data.source}{f' `{one_line(data.path)}`' if data.path else ''}"
     return {
-        "updates": f"{facts.step:,} of {facts.steps:,}, each of {optim.batch} rows of {data.length} tokens",
+        "updates": f"{updates}each of {optim.batch} rows of {data.length} tokens",
         "learning rate": f"{optim.lr:g}, schedule {optim.schedule}, {optim.warmup:,} updates of warm-up",
-        "precision": f"{cell.precision}; these weights are {facts.dtype}",
+        "precision": cell.precision,
         "seed": str(cell.seed),
         "text": f"{source}, layout {data.layout}",
+    }
+
+
+def _finetuning(spec: Finetune, cell: Cell, text: TextFacts, updates: str) -> dict[str, str]:
+    drawn = f"{spec.lisa_layers} of {count(cell.model.size.layers, 'layer')}, drawn every {spec.lisa_interval} updates"
+    lisa = f"LISA: the embedding, the final norm, the head and {drawn}; the gates are fixed"
+    amount = f", {text.train_documents:,} examples of {text.train_tokens or 0:,} tokens" if text.train_documents else ""
+    return {
+        "data": f"`{one_line(spec.data)}`{amount}",
+        "prompt": f"template {spec.template}; the loss is that of {_LOSSES[spec.loss_on]}",
+        "trained parameters": lisa if spec.method == "lisa" else "all but the gates",
+        "updates": (
+            f"{updates}each of {spec.batch} rows of {spec.length} tokens, layout {spec.layout}, "
+            f"{count(spec.epochs, 'epoch')}"
+        ),
+        "learning rate": f"{spec.lr:g}, schedule {spec.schedule}, {spec.warmup:,} updates of warm-up",
+        "optimizer": spec.optimizer,
+        "precision": str(spec.precision),
+        "seed": str(spec.seed),
+    }
+
+
+def _weights(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]:
+    """Return the facts about the training that made the weights."""
+    text = origin.text
+    commit = f"`{origin.commit}`{' with local changes' if origin.dirty else ''}" if origin.commit else ""
+    return {
+        "precision": f"{cell.trained_precision}; these weights are {facts.dtype}",
         "text fingerprint": f"`{text.fingerprint}`" if text.fingerprint else "",
         "validation fingerprint": f"`{text.validation_fingerprint}`" if text.validation_fingerprint else "",
         "tokenizer": f"`{text.tokenizer}`" if text.tokenizer else "",
@@ -146,11 +197,36 @@ def _training(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str
     }
 
 
-def _evaluation(facts: Facts) -> str:
+def _evaluation(origin: TrainingOrigin, facts: Facts) -> str:
     if facts.perplexity is None:
-        return "Not evaluated: the held-out text was not available at export."
-    where = f"the first {facts.tokens:,} tokens of the held-out text"
-    return f"Perplexity {facts.perplexity:.6g} on {where}, measured with these weights."
+        lines = ["Not evaluated at export: the held-out text was not available."]
+    else:
+        where = f"the first {facts.tokens:,} tokens of the held-out text"
+        lines = [f"Perplexity {facts.perplexity:.6g} on {where}, measured with these weights."]
+    if origin.evaluation is not None:
+        lines.append(_in_training(origin.evaluation))
+    return "\n\n".join([*lines, *([_scores(origin.scores)] if origin.scores else [])])
+
+
+def _in_training(found: Evaluation) -> str:
+    numbers = [f"perplexity {found.perplexity:.6g} on the validation text"] if found.perplexity is not None else []
+    if found.answer_loss is not None:
+        numbers.append(f"a loss of {found.answer_loss:.4g} nats per token on held-out answers")
+    return f"Measured in training, after update {found.step:,}: {' and '.join(numbers)}."
+
+
+def _scores(scores: Sequence[Score]) -> str:
+    """Return a table of scores; accuracies are fractions."""
+    head = ("task", "metric", "value", "standard error", "examples", "shots", "measured by")
+    rows = [
+        (
+            one.task, one.metric, f"{one.value:.4g}", "" if one.stderr is None else f"{one.stderr:.2g}",
+            f"{one.examples:,}", str(one.shots), one.harness,
+        )
+        for one in scores
+    ]  # fmt: skip
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(one_line(word).replace('|', '/') for word in line)} |" for line in lines)
 
 
 def _license(license_id: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gpas_cli.checkpoints import path_of
+from gpas_cli.checkpoints import path_of, short_name, step_of
 from gpas_cli.errors import GpasError
-from gpas_cli.events import KINDS, Event, TextFacts
+from gpas_cli.events import KINDS, Evaluation, Event, Score, TextFacts
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import final_step
 from gpas_cli.store.journal import read, stretches
@@ -62,6 +62,20 @@ def text_of(checkpoint: Path) -> TextFacts:
     lines, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
     events = (line.event for line in reversed(lines) if line.kind == "data")
     return next((event for event in events if isinstance(event, TextFacts) and event.tokenizer), TextFacts())
+
+
+def evaluation_of(runs: Path, key: str, checkpoint: Path) -> Evaluation | None:
+    """Return the newest evaluation in the training `key` at the update of `checkpoint`, None if there is none."""
+    step = step_of(checkpoint)
+    found = [event for event in recorded_events(runs, key, Evaluation) if event.step == step]
+    return found[-1] if found else None
+
+
+def scores_of(runs: Path, keys: Iterable[str], checkpoint: Path) -> list[Score]:
+    """Return the newest score of `checkpoint` by task and metric that the stages `keys` recorded, in their order."""
+    name = short_name(checkpoint)
+    events = (event for key in keys for event in recorded_events(runs, key, Score))
+    return list({(event.task, event.metric): event for event in events if event.checkpoint == name}.values())
 
 
 def checkpoint_code(runs: Path, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
-from gpas_cli.events import TextFacts
+from gpas_cli.events import Evaluation, Score, TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 
@@ -50,6 +51,33 @@ def test_the_card_has_cell_equation_numbers_and_origin() -> None:
         'folder = "mix"', "trust_remote_code=True",
     ):  # fmt: skip
         assert fact in text
+
+
+def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
+    finetune = {"data": "records.jsonl", "lisa_layers": 1, "epochs": 1, "length": 32, "lr": 2e-4, "precision": "bf16"}
+    own = cell(finetune=finetune)
+    text = TextFacts(fingerprint="add5", train_documents=2000, train_tokens=31_000)
+    scores = (
+        Score(task="indent", metric="acc", value=0.41, examples=1200, stderr=0.0142, harness="gpas_cli 0.1.0"),
+        Score(task="a|b", metric="text_perplexity", value=12.5, examples=3),
+    )
+    evaluation = Evaluation(step=60, loss=1.5, perplexity=4.48, answer_loss=0.75)
+    facts = replace(FACTS, step=60, steps=63)
+    card_text = card(own, replace(ORIGIN, text=text, evaluation=evaluation, scores=scores), facts, Path("x"))
+    pretraining, _, finetuning = card_text.partition("## Pretraining\n")[2].partition("## Finetuning\n")
+    assert "- updates: 24, each of 4 rows of" in pretraining
+    assert "- precision: fp32\n" in pretraining
+    assert "fingerprint" not in pretraining
+    for fact in (
+        "- data: `records.jsonl`, 2,000 examples of 31,000 tokens", "1 of 12 layers, drawn every 3 updates",
+        "- updates: 60 of 63, each of 16 rows of 32 tokens, layout pack, 1 epoch",
+        "- learning rate: 0.0002, schedule linear", "- precision: bf16; these weights are float32",
+        "- text fingerprint: `add5`", "- code version: `c0de`",
+        "after update 60: perplexity 4.48 on the validation text and a loss of 0.75 nats per token on held-out answers",
+        "| indent | acc | 0.41 | 0.014 | 1,200 | 0 | gpas_cli 0.1.0 |",
+        "| a/b | text_perplexity | 12.5 |  | 3 | 0 |  |",
+    ):  # fmt: skip
+        assert fact in finetuning
 
 
 def test_a_licence_is_the_users_choice() -> None:
