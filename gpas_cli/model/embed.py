@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.model.attention import Packing
@@ -83,4 +84,5 @@ class LearnedPositions(nn.Module):
         time = packing.time if packing else x.shape[1]
         if time > context:
             raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
-        return x + (self.weight[packing.index % time] if packing else self.weight[:time])
+        # The backward pass of indexing the table would be a sort on GPUs with deterministic algorithms.
+        return x + (F.embedding(packing.index % time, self.weight) if packing else self.weight[:time])

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+# Variables with which a user sets the GPU's allocator; the first name is that of torch 2.9 and newer.
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -59,10 +62,27 @@ def node_name() -> str:
 
 
 def make_deterministic(threads: int) -> None:
-    """Fix the number of threads and use deterministic kernels, as a bit-identical resume requires."""
+    """Fix the number of threads and use deterministic kernels, as a bit-identical resume requires.
+
+    With a GPU, an operation that has no deterministic kernel is an error. With a warning in its place, attention would
+    have a backward pass that varies.
+    """
+    on_gpu = torch.cuda.is_available()
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it the order of cuBLAS's sums varies
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True, warn_only=not on_gpu)
     # A debugging aid against reading uninitialised memory, which writes all of it twice.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    if on_gpu:
+        # Compiled layers: no choice between kernels by their measured time, which another attempt could make otherwise.
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+
+
+def use_expandable_segments() -> None:
+    """Let the GPU's allocator extend its segments, because the sizes of padded batches differ and would fragment its
+    memory. Settings of the user take precedence. Call it before the first allocation."""
+    if not torch.cuda.is_available() or any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        return
+    accept = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    accept("expandable_segments:True")

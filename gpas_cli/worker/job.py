@@ -174,7 +174,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
 
         return tokenise(run.attempt, run.emit, run.flag.outcome)
     from gpas_cli.train.parallel import World, joined
-    from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name
+    from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name, use_expandable_segments
 
     resources = run.attempt.resources
     gpus = resources.gpus_in_slurm if run.attempt.executor == "slurm" else resources.gpus
@@ -184,6 +184,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
     cell = run.attempt.resolve_cell()
     here = run.place
     make_deterministic(_threads(run.attempt, here.size))
+    use_expandable_segments()
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
         run.emit(_started(run, cell))
