@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model.gate_gradient import GateGradients
@@ -176,3 +179,37 @@ def test_the_gates_gradients_from_the_weights_include_the_z_loss(norm: str) -> N
     gates.fill()
     # The eps of the norms, which the recursion leaves out, is 1e-6 of small streams here.
     torch.testing.assert_close(alphas(), expected, rtol=2e-2, atol=1e-3 * float(expected.abs().max()))
+
+
+class Large(TorchDispatchMode):
+    """Collects the memory of results of at least so many elements."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
+        self.found: list[torch.UntypedStorage] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() >= self.elements:
+            storage = result.untyped_storage()
+            if all(storage._cdata != other._cdata for other in self.found):
+                self.found.append(storage)
+        return result
+
+
+@pytest.mark.parametrize(("device", "dtype", "buffers"), [
+    ("cpu", torch.float32, 1), ("cpu", torch.bfloat16, 2), ("meta", torch.float32, 1), ("meta", torch.bfloat16, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_logits_of_a_chunk_are_in_memory_once(
+    device: str, dtype: torch.dtype, buffers: int, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On processors a bfloat16 chunk has a float32 copy. The meta device takes the path of GPUs."""
+    monkeypatch.setattr(loss, "logits_at_once", lambda _: 10 * 500)
+    hidden, head = torch.ones(40, 8, device=device), torch.ones(500, 8, device=device)
+    targets = torch.ones(40, dtype=torch.int64, device=device)
+    with Large(10 * 500) as large:
+        loss._chunked(hidden, head, targets, dtype, wanted=wanted, z_loss=0.1)
+    assert len(large.found) == buffers
+    assert sum(storage.nbytes() for storage in large.found) <= 5000 * (4 if buffers == 1 else 6)

@@ -1,0 +1,136 @@
+"""An update holds no operation that, with deterministic algorithms on a GPU, fails, sorts or waits for the device.
+
+It runs on the meta device, where everything takes the path of devices other than the CPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.train import assemble
+from gpas_cli.train.bench import synthetic_loop
+from gpas_cli.train.lisa import LayerSelection, freeze_gates
+from gpas_cli.train.loop import Loop
+
+# They have no deterministic kernel on GPUs, or one that sorts. (So has the gradient of an embedding's lookup, which is
+# left: it sorts the tokens' numbers alone.)
+INEXACT = {
+    "bincount", "cumprod", "cumsum", "histc", "index_add", "index_copy", "index_put", "_index_put_impl", "index_reduce",
+    "kthvalue", "logcumsumexp", "median", "put", "scatter", "scatter_add", "scatter_reduce", "sort", "topk",
+}  # fmt: skip
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
+WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Inexact(TorchDispatchMode):
+    """Collects such operations on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name.split("::")[1].rstrip("_")
+        tensors = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        on_device = any(tensor.device.type == "meta" for tensor in tensors)
+        by_mask = name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1])
+        if on_device and (name in INEXACT or by_mask or WAITING & set(function.tags)):
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    adam = torch.optim.AdamW
+    monkeypatch.setattr(assemble, "choose_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(assemble, "worth_compiling", lambda *_: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unsupported here, as is fused Adam
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: adam(*a, **{**k, "fused": False, "foreach": True}))
+
+
+def cell(**values: Any) -> Cell:
+    optim = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 6, "clip": 1.0, "clip_gates": 0.01}
+    data = {"like": "quickstart", "layout": "pad"}
+    return cell_from({"size": SIZE, "data": data, "optim": {**optim, **values.pop("optim", {})}, **values})
+
+
+def inexact(loop: Loop) -> list[str]:
+    """Return the operations of an observed update."""
+    with Inexact() as seen:
+        loop.update(observe=True)
+    return seen.found
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_every_scheme(norm: str) -> None:
+    assert inexact(synthetic_loop(cell(norm=norm, gate="gpas"), padded=True)) == []
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "no gates": {"gate": "none"},
+    "gates without stop-gradient": {"gate": {"like": "gpas", "stop_gradient": False}},
+    "gates by autograd": {"gate": {"like": "gpas", "site": "before-sublayer"}, "norm": "post"},
+    "bfloat16": {"precision": "bf16"},
+    "all in bfloat16": {"precision": "pure_bf16"},
+    "learned positions": {"family": "gpt"},
+    "masked": {"family": "bert", "objective": "mlm", "norm": "post"},
+    "denoising": {"objective": "ul2", "size": {**SIZE, "vocab": 400}},
+    "z-loss and norms of queries and keys": {"optim": {"z_loss": 1e-4}, "family": {"qk_norm": "head"}},
+    "embedding stages": {"embed": {"stages": ["scale", "layernorm", "detach"]}},
+    "adafactor": {"optim": {"optimizer": "adafactor"}},
+    "muon": {"optim": {"optimizer": "muon"}},
+    "paths": {"depth": {"like": "raptr", "stages": "2-3-4", "full_steps": 2}},
+    "growing": {"depth": {"like": "stacking", "stages": "2-4"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "padded"),
+    [*((case, True) for case in CASES), ("no gates", False), ("masked", False), ("denoising", False)],
+)
+def test_every_kind_of_training(case: str, padded: bool) -> None:
+    made = cell(**{"gate": "gpas", **CASES[case]})
+    assert inexact(synthetic_loop(made, padded=padded)) == []
+
+
+def test_drawn_layers() -> None:
+    loop = synthetic_loop(cell(gate="gpas"), padded=True)
+    freeze_gates(loop.network)
+    loop.gate_gradients = None
+    loop.selection = LayerSelection(seed=1, layers=4, count=2, interval=1)
+    assert inexact(loop) == []
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.cumsum(0),
+        lambda x: x.index_add(0, torch.zeros(1, dtype=torch.int64, device="meta"), x[:1]),
+        lambda x: x.scatter_add_(0, torch.zeros(2, dtype=torch.int64, device="meta"), x),
+        lambda x: x.index_put_((torch.zeros(2, dtype=torch.int64, device="meta"),), x, accumulate=True),
+        lambda x: x.sort(),
+        partial(torch.median, dim=0),
+    ],
+)
+def test_such_operations_are_noticed(operation: Any) -> None:
+    with Inexact() as seen:
+        operation(torch.ones(2, device="meta"))
+    assert len(seen.found) == 1
+
+
+def test_an_index_select_and_a_lookup_of_the_table_by_index_are_noticed_in_the_backward_pass() -> None:
+    index = torch.zeros(3, dtype=torch.int64, device="meta")
+    table = torch.ones(4, 2, device="meta", requires_grad=True)
+    for read in (table[index], table.index_select(0, index), table.gather(0, index[:, None])):
+        with Inexact() as seen:
+            read.sum().backward()
+        assert seen.found
