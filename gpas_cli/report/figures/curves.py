@@ -229,12 +229,15 @@ def _position(run: CellCurve, against: Mapping[str, Label]) -> tuple[object, ...
     return run.entry.grid, labels, run.variant
 
 
-def has_labels(entry: Entry, labels: Mapping[str, Label | Sequence[Label]]) -> bool:
-    """Return whether a cell has these labels, in its grid or in the papers; of several labels, any."""
+def has_labels(entry: Entry, labels: Mapping[str, Label | Sequence[Label]], *, named: bool = False) -> bool:
+    """Return whether a cell has these labels, in its grid or in the papers; of several labels, any.
+
+    named: the papers' labels count only on axes that the grid does not have.
+    """
     own, published = entry.axes, facts(entry)
     for axis, wanted in labels.items():
         options = wanted if isinstance(wanted, list | tuple) else [wanted]
-        found = [known[axis] for known in (own, published) if axis in known]
+        found = [known[axis] for known in (own, published) if axis in known][: 1 if named else 2]
         if not any(same(label, option) for label in found for option in options):  # type: ignore[arg-type]
             return False
     return True

@@ -181,9 +181,21 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
         )
     declared = expand(experiments, [grid])
     own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]
-    entries = tuple(entry for entry in own if spec.draws(entry))
+    others = _variants(spec, own)
+    entries = tuple(entry for entry in own if spec.draws(entry) and entry.id not in others)
     problem = "" if entries else f"the grid '{grid}' has no cell that this figure draws"
     return Request(spec, grid, entries, tuple(declared), problem)
+
+
+def _variants(spec: FigureSpec, entries: Sequence[Entry]) -> set[str]:
+    """Return the ids of cells that are other forms of a method of which the grid has cells under its own labels."""
+    named: set[str] = set()
+    alike: set[str] = set()
+    for method in spec.methods:
+        own = {entry.id for entry in entries if has_labels(entry, method["cells"], named=True)}
+        named |= own
+        alike |= {entry.id for entry in entries if own and has_labels(entry, method["cells"])}
+    return alike - named
 
 
 def make(request: Request, known: Recorded, bounds: Bounds | None = None) -> PaperFigure:

@@ -98,6 +98,10 @@ def test_panels_and_methods_are_the_papers(database: object) -> None:
     assert law is not None
     laws = [f"{title}: {law.words}" for title in growing]
     assert titles(drawn("curse-1", database)) == [[*growing, *laws]]
+    toy_cells = {
+        entry.name.rpartition("-")[0] for entry in request(FIGURES["curse-1"], EXPERIMENTS, "quickstart-curse").entries
+    }
+    assert toy_cells == {"pre-normal", "pre-scaled", "lns-normal"}  # lns-weights is another form of LNS
     assert titles(drawn("spike-2", database)) == [["Xavier Init", "Vanilla", "Embed LN", "Scaled Embed"]]
     assert [panel.title for panel in drawn("spike-3", database).panels] == ["(a) gpt-350m", "(b) gpt-1.7b"]
     toy = [panel.title for panel in drawn("spike-3", database, "quickstart-spike").panels]
