@@ -116,6 +116,33 @@ def test_a_later_attempt_continues_with_the_unfinished_task(project: Project) ->
     assert {**done.metrics, "seconds": 0} == {**straight.metrics, "seconds": 0}
 
 
+def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: Project) -> None:
+    few = project.cell
+    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": project.tasks[:2], "max_length": 32})
+    first = project.attempt()
+    project.go(first)
+    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": project.tasks, "max_length": 31})
+    other = project.attempt()
+    project.go(other)
+    assert scored(other) == project.tasks
+    assert {event.task for event in events(other) if isinstance(event, Scoring)} == set(project.tasks)
+    project.cell = few
+    second = project.attempt()
+    outcome = project.go(second)
+    assert scored(second) == project.tasks
+    assert {event.task for event in events(second) if isinstance(event, Scoring)} == {project.tasks[2]}
+    for task in project.tasks[:2]:
+        assert [e for e in events(second) if isinstance(e, Score) and e.task == task] == [
+            e for e in events(first) if isinstance(e, Score) and e.task == task
+        ]
+    rerun.request(project.runs, project.cell.key)
+    afresh = project.attempt()
+    straight = project.go(afresh)
+    assert {event.task for event in events(afresh) if isinstance(event, Scoring)} == set(project.tasks)
+    measured = [name for name in outcome.metrics if name not in ("seconds", "truncated")]
+    assert [outcome.metrics[name] for name in measured] == [straight.metrics[name] for name in measured]
+
+
 def test_a_requeued_job_continues_in_its_own_directory(project: Project) -> None:
     attempt = project.attempt()
     project.go(attempt, stop_at_task(attempt, 3))

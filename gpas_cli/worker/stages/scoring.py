@@ -63,6 +63,12 @@ class ScoreSheet:
         """Return whether the stage was asked to stop."""
         return self.stop() is not None
 
+    def take_over(self, found: Sequence[Score]) -> None:
+        """Record scores of this network that another stage measured, of tasks that are not scored yet."""
+        complete = {score.task for score in found if score.metric == self.last_metric(score.task)}
+        wanted = complete.intersection(self.tasks).difference(self.scored())
+        self._add([score for score in found if score.task in wanted])
+
     def record(
         self,
         found: Iterable[Sequence[TaskScore] | MissingTask],
@@ -88,9 +94,9 @@ class ScoreSheet:
         cost = {"truncated": float(scorer.truncated), "seconds": time.perf_counter() - began}
         return Outcome(state, len(self.scored()), self._cause(missing), metrics={**metrics(self.scores), **cost})
 
-    def _add(self, found: Sequence[TaskScore]) -> None:
+    def _add(self, found: Sequence[TaskScore | Score]) -> None:
         for score in sorted(found, key=lambda score: score.metric == self.last_metric(score.task)):
-            self.emit(Score(**vars(score), checkpoint=self.checkpoint))
+            self.emit(Score(**{**vars(score), "checkpoint": self.checkpoint}))
             self.scores[score.task, score.metric] = score.value
 
     def _cause(self, missing: Sequence[MissingTask]) -> str:
