@@ -6,6 +6,7 @@ nothing is computed for padding.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -193,7 +194,20 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add the matrix product a b to `total` in place."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
-    elif total.device.type == "cuda" and not torch.version.hip:  # the only device with a product of mixed dtypes
+    elif total.device.type == "cuda" and _accumulates_wider(a.dtype, total.dtype):
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += a @ b
+
+
+@functools.cache
+def _accumulates_wider(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Return whether this GPU and this version of torch add a product of `narrow` matrices to a `wide` one without
+    rounding it first. Torch before 2.10 refuses a `wide` one."""
+    try:
+        ones = torch.ones(16, 16, dtype=narrow, device="cuda")
+        total = torch.zeros(16, 16, dtype=wide, device="cuda")
+        torch.addmm(total, ones, ones, out_dtype=wide, out=total)
+    except Exception:  # its class depends on version and build
+        return False
+    return True

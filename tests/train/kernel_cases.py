@@ -6,8 +6,9 @@ import itertools
 
 import torch
 
+from gpas_cli.data.loader import IGNORED
 from gpas_cli.model.triton_dots import launch as dots
-from gpas_cli.train import triton_cross_entropy
+from gpas_cli.train import loss, triton_cross_entropy
 from gpas_cli.train.cross_entropy import softmax_gradients_by_torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,6 +47,24 @@ def same_gradients(dtype: torch.dtype, exact: torch.dtype, vocab: int, z_loss: f
     torch.testing.assert_close(logits, expected, rtol=0, atol=2 * slope * max(unit[dtype], unit[exact]))
 
 
+def same_head(precision: str) -> None:
+    """Compare the head's loss and gradients on this GPU with those on the processor, over several chunks."""
+    generator = torch.Generator().manual_seed(3)
+    hidden, head = (torch.randn(n, 64, generator=generator) for n in (3000, 1000))
+    targets = torch.randint(-1, 1000, (3000,), generator=generator)
+    targets[targets < 0] = IGNORED
+    loss.CHUNK_LOGITS = loss.GPU_CHUNK_LOGITS = 2**19
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    ours, theirs = (
+        loss._chunked(hidden.to(d), head.to(d), targets.to(d), dtype, wanted=True, z_loss=1e-3) for d in (DEVICE, "cpu")
+    )
+    tolerance = {"bf16": 2**-7, "fp32": 1e-6}[precision]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a is not None
+        assert b is not None
+        assert float((a.cpu() - b).abs().max()) <= tolerance * float(b.abs().max())
+
+
 def main() -> None:
     """Compare every case; raise AssertionError at the first that differs."""
     same_dot_products(torch.float32, 1e-6)
@@ -55,6 +74,10 @@ def main() -> None:
     dtypes = [(fp32, fp32), (bf16, fp32), (bf16, bf16), (torch.float64, torch.float64)]
     for (dtype, exact), vocab, z_loss, wanted in itertools.product(dtypes, (40, 200), (0.0, 0.1), (True, False)):
         same_gradients(dtype, exact, vocab, z_loss, wanted)
+    triton_cross_entropy.BLOCK = 8192
+    if DEVICE.type == "cuda":
+        same_head("fp32")
+        same_head("bf16")
 
 
 if __name__ == "__main__":
