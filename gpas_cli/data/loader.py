@@ -16,11 +16,14 @@ from functools import lru_cache
 from typing import Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpas_cli.data.draw import Draw
 from gpas_cli.data.order import order, permutation
 from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.data.rows import Ints, Rows
+
+Flags = NDArray[np.bool_]
 
 IGNORED = -100
 # The seed of the order of validation rows, the same in every run.
@@ -34,12 +37,14 @@ class Batch:
     """`inputs` and `targets`, int64 [b, time]; targets[i, t] is what the network predicts at inputs[i, t], or IGNORED.
 
     `prefix`, int64 [b]: the first tokens of each row, which every token of the row sees, besides itself and those
-    before it; None if no token sees a later one.
+    before it; None if no token sees a later one. `starts`, bool [b, time]: whether a document begins at an input, whose
+    tokens see no other document; None if documents are not told apart.
     """
 
     inputs: Ints
     targets: Ints
     prefix: Ints | None = None
+    starts: Flags | None = None
 
     @property
     def predicted(self) -> int:
@@ -51,9 +56,11 @@ class Batch:
         """The number of tokens that the network reads: those up to the last target, and those of the prefix."""
         return self.predicted if self.prefix is None else int(lengths_needed(self.targets, self.prefix).sum())
 
-    def prefix_of(self, part: slice) -> Ints | None:
-        """Return the prefix of some of the rows."""
-        return None if self.prefix is None else self.prefix[part]
+    def part(self, rows: slice) -> Batch:
+        """Return the batch of some of the rows."""
+        prefix = None if self.prefix is None else self.prefix[rows]
+        starts = None if self.starts is None else self.starts[rows]
+        return Batch(self.inputs[rows], self.targets[rows], prefix, starts)
 
     def digest(self) -> str:
         """Return the sha256 of both arrays, the same on every machine."""
@@ -81,7 +88,14 @@ class RowReader(Protocol):
 
 
 class CausalReader:
-    """Every token predicts the next: inputs without the last token, targets without the first, padding IGNORED."""
+    """Every token predicts the next: inputs without the last token, targets without the first, padding IGNORED.
+
+    `end_id`: the token that ends a document, to tell the documents of a row apart. The last token of a document still
+    predicts the first of the next, so that the number of targets is the same.
+    """
+
+    def __init__(self, end_id: int | None = None):
+        self.end_id = end_id
 
     def batch(self, tokens: Ints, sizes: Ints, rows: Ints, draw: Draw) -> Batch:
         """Return the batch; nothing in it is random."""
@@ -89,7 +103,15 @@ class CausalReader:
         width = tokens.shape[1]
         if (sizes < width).any():
             targets[np.arange(1, width) >= sizes[:, None]] = IGNORED
-        return Batch(np.ascontiguousarray(tokens[:, :-1]), targets)
+        inputs = np.ascontiguousarray(tokens[:, :-1])
+        return Batch(inputs, targets, starts=None if self.end_id is None else _after(inputs, self.end_id))
+
+
+def _after(inputs: Ints, end_id: int) -> Flags:
+    """Return which tokens begin a document or a row: those after an end, and the first."""
+    starts = np.ones(inputs.shape, np.bool_)
+    starts[:, 1:] = inputs[:, :-1] == end_id
+    return starts
 
 
 CAUSAL = CausalReader()

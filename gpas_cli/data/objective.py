@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpas_cli.data.loader import CAUSAL, RowReader
+from gpas_cli.data.loader import CAUSAL, CausalReader, RowReader
 from gpas_cli.data.masked import MaskedReader
 from gpas_cli.data.spans import SpanReader
 from gpas_cli.data.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def _reader(cell: Cell, end_id: int, mask_id: int | None) -> RowReader:
         return MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
     if isinstance(objective, Spans):
         return SpanReader(objective, cell.data.length, vocab, end_id)
-    return CAUSAL
+    return CAUSAL if cell.data.documents == "joined" else CausalReader(end_id)
 
 
 def _mask_of(objective: Masked, tokenizer: Tokenizer) -> int:

@@ -160,7 +160,7 @@ def _pretraining(cell: Cell, updates: str) -> dict[str, str]:
         "learning rate": f"{optim.lr:g}, schedule {optim.schedule}, {optim.warmup:,} updates of warm-up",
         "precision": cell.precision,
         "seed": str(cell.seed),
-        "text": f"{source}, layout {data.layout}",
+        "text": f"{source}, layout {data.layout}{', documents separate' if data.documents == 'separate' else ''}",
     }
 
 

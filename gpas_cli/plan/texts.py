@@ -130,7 +130,8 @@ def _read_by(cell: Cell) -> Iterator[Data | Finetune | MaskToken]:
     Fields that do not identify them have their defaults.
     """
     usual = Data()
-    yield replace(cell.data, length=usual.length, layout=usual.layout, eval_tokens=usual.eval_tokens)
+    rows = replace(cell.data, length=usual.length, layout=usual.layout, documents=usual.documents)
+    yield replace(rows, eval_tokens=usual.eval_tokens)
     if isinstance(cell.objective, Masked) and cell.objective.mask_token:
         yield MaskToken(cell.data.tokenizer, cell.objective.mask_token)
     section: Finetune | None = cell.parameters("finetune")

@@ -225,6 +225,7 @@ def check_training(model: Model, data: Data, optim: Optim, objective: Objective)
     own = objective.reserved
     return [
         *_check_data(model, data, own),
+        *_check_documents(data, objective),
         *_check_optim(data, optim, objective),
         *_check_objective(model, data, objective),
     ]
@@ -267,6 +268,13 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
     if data.tokenizer == "t5" and vocab < 32_000:
         remedy = f"set size.vocab: {32_000 + own}" if own else "set data.tokenizer: bpe"
         yield Problem(("size", "vocab"), f"{vocab}{beside} is smaller than T5's 32000 pieces; {remedy}")
+
+
+def _check_documents(data: Data, objective: Objective) -> Iterator[Problem]:
+    if data.documents == "separate" and data.layout != "pack":
+        yield Problem(("data", "documents"), f"has no effect with layout: {data.layout}: a row is one document already")
+    elif data.documents == "separate" and not objective.causal:
+        yield Problem(("data", "documents"), f"separate needs objective: causal; this is {objective.kind}")
 
 
 def _check_optim(data: Data, optim: Optim, objective: Objective) -> Iterator[Problem]:

@@ -23,6 +23,8 @@ class Data:
     Empty: a part of `path` is held out.
     layout: `pack` joins the documents and cuts them into rows; `pad` makes one row of each document, truncated or
     padded, like the reference. The default of `source: files` is `pack`, since `pad` truncates long documents.
+    documents: of `pack`, whether the documents of a row are `joined`, so that a token attends to all tokens before it,
+    or `separate`: it attends to those of its own document, and positions start again with every document.
     length: tokens per row. eval_tokens: predicted validation tokens per evaluation, at most.
     """
 
@@ -34,6 +36,7 @@ class Data:
     length: int = setting(256, low=2, high=1_048_576)
     eval_tokens: int = setting(10_000_000, low=1)
     validation: str = setting("", omit_default_from_key=True)
+    documents: str = setting("joined", choices=("joined", "separate"), omit_default_from_key=True)
 
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -99,7 +99,7 @@ def _batch_mean(
     """Return this process's share of the batch's mean loss, float64 of shape ()."""
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
     for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
-        rows = DeviceRows.of(batch.inputs[part], batch.targets[part], precision.device, batch.prefix_of(part))
+        rows = DeviceRows.of_batch(batch, part, precision.device)
         # A row with an infinite divisor is another process's.
         with watch(rows) if math.isfinite(weight) else nullcontext():
             total += summed_loss(network, rows, precision, weight, active=active)

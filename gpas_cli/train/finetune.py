@@ -92,7 +92,7 @@ def recipe_of(cell: Cell, rows: int) -> Cell:
     spec: Finetune = cell.parameters(KIND)
     assert spec.precision is not None
     assert spec.seed is not None
-    data = replace(cell.data, length=spec.length, layout=spec.layout)
+    data = replace(cell.data, length=spec.length, layout=spec.layout, documents="joined")
     optim = spec.optim(spec.steps(rows))
     return replace(cell, data=data, optim=optim, depth=Depth(), precision=spec.precision, seed=spec.seed, later=())
 

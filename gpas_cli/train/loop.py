@@ -170,7 +170,7 @@ class Loop:
         variance: list[Tensor] = []
         parts = list(micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world))
         for number, (part, weight) in enumerate(parts, 1):
-            rows = DeviceRows.of(batch.inputs[part], batch.targets[part], self.precision.device, batch.prefix_of(part))
+            rows = DeviceRows.of_batch(batch, part, self.precision.device)
             watched = observe and not variance
             with activation_variance(self.network, wanted=watched) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight, self.spec.z_loss, active)

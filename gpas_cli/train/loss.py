@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpas_cli.data.loader import IGNORED, lengths_needed
+from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.depth_schedule import ActiveLayers
@@ -51,9 +51,17 @@ class DeviceRows:
         targets: NDArray[np.int64],
         device: torch.device,
         prefix: NDArray[np.int64] | None = None,
+        starts: NDArray[np.bool_] | None = None,
     ) -> DeviceRows:
-        """Return the rows of (rows, time) arrays of token ids on `device`; `prefix` is that of `Batch`."""
+        """Return the rows of (rows, time) arrays of token ids on `device`; `prefix` and `starts` are those of `Batch`.
+
+        With `starts` every document, or the part of it in a row, is a row of the packing.
+        """
         time = targets.shape[1]
+        if starts is not None:
+            inputs, targets = (array.reshape(1, -1) for array in (inputs, targets))
+            documents = _packing(_documents(starts), time, device)
+            return cls(_move(inputs, device), _move(targets, device), documents)
         needed = lengths_needed(targets, prefix)
         visible = None if prefix is None else _visible(targets, prefix, device)
         packing = None
@@ -64,6 +72,23 @@ class DeviceRows:
             packing = _packing(held, time, device)
         targeted = None if prefix is None else _packing(_targeted(targets), targets.shape[1], device)
         return cls(_move(inputs, device), _move(targets, device), packing, visible, targeted)
+
+    @classmethod
+    def of_batch(cls, batch: Batch, part: slice, device: torch.device) -> DeviceRows:
+        """Return some of the rows of a batch on `device`."""
+        own = batch.part(part)
+        return cls.of(own.inputs, own.targets, device, own.prefix, own.starts)
+
+
+def _documents(starts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which places are held, (documents * time,), where each document has a row of length `time`.
+
+    `starts`: where documents begin in rows of that length; the first token of a row begins one.
+    """
+    time = starts.shape[1]
+    (first,) = np.nonzero(starts.ravel())
+    lengths = np.diff(first, append=starts.size)
+    return (np.arange(time) < lengths[:, None]).ravel()
 
 
 def _visible(targets: NDArray[np.int64], prefix: NDArray[np.int64], device: torch.device) -> Visible:

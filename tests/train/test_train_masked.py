@@ -54,7 +54,7 @@ def loss_of(network: Llama, batch: Batch, micro_batch: int = 100, size: int = 1)
     total = torch.zeros(())
     for rank in range(size):
         for part, weight in micro_batches(batch.targets, micro_batch, world=World(rank, size, rank)):
-            rows = DeviceRows.of(batch.inputs[part], batch.targets[part], CPU, batch.prefix_of(part))
+            rows = DeviceRows.of_batch(batch, part, CPU)
             total = total + summed_loss(network, rows, FP32, weight)
     return total
 
