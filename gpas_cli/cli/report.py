@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +61,7 @@ class PageSource:
     where: Sequence[str] | None
     _shown: dict[str, Entry] = field(default_factory=dict)
     _meter: UsageMeter | None = None
+    _last: tuple[object, Content] | None = None  # what the last content was collected from, and the content
 
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
@@ -68,7 +70,12 @@ class PageSource:
 
         states = self._observe()
         with recorded(project(), [state.entry for state in states]) as known:
-            return self._content(states, known, FILE if file else SERVED)
+            read = None if file else _read_from(states, known)
+            if read is not None and self._last is not None and self._last[0] == read:
+                return replace(self._last[1], made=time.time())
+            made = self._content(states, known, FILE if file else SERVED)
+        self._last = (read, made)
+        return made
 
     def rescue(self, before: Content | None, error: Exception) -> Content:
         """Return the states of the cells with the last known numbers, for when the database cannot be read."""
@@ -107,6 +114,17 @@ class PageSource:
         made = collect(experiments(), known, states, log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
         return replace(made, activity=activity(self._meter.room(states).total))
+
+
+def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
+    """Return what content is collected from, equal as long as nothing has changed; None while hours are being used."""
+    from gpas_cli.report.query import ingested
+    from gpas_cli.state.status import ALIVE
+
+    if known.engine is None or any(state.state in ALIVE for state in states):
+        return None
+    shown = [{**vars(state), "age": None} for state in states]  # the age grows while nothing changes
+    return shown, known.states, known.results, known.problem, ingested(known.engine)
 
 
 def activity(use: GridUsage) -> str:

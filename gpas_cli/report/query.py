@@ -56,6 +56,16 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
     return {key: found[key] for key in wanted if key in found}
 
 
+def ingested(engine: Engine) -> tuple[int | None, ...]:
+    """Return numbers that are equal as long as nothing new has been ingested."""
+    row = AttemptRow
+    counts = (func.count(), func.max(row.id), func.count(row.gone))
+    read = (row.journal_offset, row.journal_events, row.journal_tail, row.journal_mtime)
+    with engine.connect() as connection:
+        found = connection.execute(select(*counts, *(func.sum(one % 2**31) for one in read)).select_from(row)).one()
+    return tuple(None if number is None else int(number) for number in found)
+
+
 def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
     """Return all attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
     with engine.connect() as connection:

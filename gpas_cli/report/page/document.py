@@ -36,10 +36,11 @@ class Document:
     policy: str
 
 
-def to_html(content: Content, refresh: float = 0.0) -> Document:
+def to_html(content: Content, refresh: float = 0.0, data: str = "") -> Document:
     """Return the page as a document that runs no script but its own and makes no request.
 
-    refresh: the seconds after which a page that is served asks its server for new data, 0 for a file.
+    refresh: the seconds after which a page that is served asks its server for new data, 0 for a file. data: the JSON of
+    `to_mapping`, if it is known.
     """
     script, style = _script(), _style()
     policy = _policy(script, style, served=refresh > 0)
@@ -48,7 +49,7 @@ def to_html(content: Content, refresh: float = 0.0) -> Document:
         .get_template("page.html")
         .render(
             content=content,
-            data=Markup(to_json(to_mapping(content))),
+            data=Markup(data or to_json(to_mapping(content))),
             details=Markup(to_json(without_repetition(content.details or {}))),
             script=Markup(script),
             style=Markup(style),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.page.document import Document, to_html, to_mapping
 from gpas_cli.report.page.encode import to_json
+from gpas_cli.words import date_and_time
 
 if TYPE_CHECKING:
     from gpas_cli.report.page.content import Content
@@ -21,17 +23,28 @@ IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Collected content: the document that shows it, and the same as JSON with its tag.
+    """Collected content, and the document and the JSON that show it.
 
-    taken: when it was collected, of the monotonic clock. seconds: of the processor that this took.
+    json: that of the page without the time, whose tag is `tag`. taken: when the content was collected, of the monotonic
+    clock. seconds: of the processor that this took. refresh: as for `to_html`.
     """
 
     content: Content
-    document: Document
-    data: bytes
+    json: str
     tag: str
     taken: float
     seconds: float
+    refresh: float
+
+    @property
+    def data(self) -> str:
+        """The JSON of the page."""
+        return f'{{"made":{to_json(date_and_time(self.content.made))},{self.json[1:]}'
+
+    @cached_property
+    def document(self) -> Document:
+        """The page as HTML, made when a browser asks for it: an open page asks for the JSON alone."""
+        return to_html(self.content, self.refresh, self.data)
 
 
 @dataclass
@@ -75,12 +88,17 @@ class LivePage:
             content = self.collect()
         except (GpasError, SQLAlchemyError, OSError) as error:
             content = self.rescue(before, error)
-        data = to_mapping(content)
-        # The time alone does not make the page another one.
-        tag = sha256(to_json({**data, "made": ""}).encode()).hexdigest()[:32]
-        document = to_html(content, self.refresh)
-        taken = time.monotonic()
-        return Snapshot(content, document, to_json(data).encode(), tag, taken, time.thread_time() - began)
+        json, tag = self._shown(content)
+        seconds = time.thread_time() - began
+        return Snapshot(content, json, tag, time.monotonic(), seconds, self.refresh)
+
+    def _shown(self, content: Content) -> tuple[str, str]:
+        """Return the JSON of the content without the time, and its tag: the time alone does not make another page."""
+        last = self._last
+        if last is not None and replace(content, made=last.content.made) == last.content:
+            return last.json, last.tag
+        json = to_json({name: part for name, part in to_mapping(content).items() if name != "made"})
+        return json, sha256(json.encode()).hexdigest()[:32]
 
     def cell(self, name: str) -> bytes | None:
         """Return what is shown when the cell is opened, as JSON; None if there is no such cell or it cannot be read."""

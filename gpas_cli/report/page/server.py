@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-None-Match") == tag:
             self._send(b"", "application/json", {"ETag": tag}, HTTPStatus.NOT_MODIFIED)
         else:
-            self._send(taken.data, "application/json", {"ETag": tag})
+            self._send(taken.data.encode(), "application/json", {"ETag": tag})
 
     def _send_cell(self, name: str) -> None:
         found = self.server.page.cell(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -28,6 +29,19 @@ def test_the_tag_changes_with_the_cells_and_not_with_the_time() -> None:
     source.cells = ({"id": "a/b"},)
     time.sleep(IDLE * max(second.seconds, 0.001))
     assert page.snapshot().tag != first.tag
+
+
+def test_equal_content_is_not_encoded_again() -> None:
+    source = Source()
+    page = source.page(refresh=0.0)
+    first = page.snapshot()
+    time.sleep(IDLE * max(first.seconds, 0.001))
+    second = page.snapshot()
+    assert second.content is not first.content
+    assert second.json is first.json
+    made = json.loads(second.data)
+    assert made == {**json.loads(first.data), "made": made["made"]}
+    assert second.data in second.document.html
 
 
 def test_without_the_database_the_page_says_so() -> None:
