@@ -1,0 +1,138 @@
+"""The cases of `gpu.py` about exactness: determinism, graphs, waits, and the bits of two runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from gpu_report import Result
+from gpu_scale import Scale
+
+from gpas_cli.train import checkpoint
+from gpas_cli.train.compiling import compile_layers
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.precision import choose_device
+from gpas_cli.train.resume import resume
+
+UPDATES = 8  # a checkpoint is written after half of them
+LENIENT = "lenient"  # the file that says that the trainer's strict determinism refuses an update
+
+
+def exact(scale: Scale, folder: Path) -> Iterator[Result]:
+    """Yield whether an update is strictly deterministic, the graphs that each compiles, and how often one waits.
+
+    Where strict determinism refuses an update, operations without a deterministic kernel are allowed from then on.
+    """
+    torch.use_deterministic_algorithms(True)  # on a CPU too
+    loop = exact_loop(scale)
+    strict = _refusal(loop) or "yes"
+    yield Result("exact", "an update runs under strict determinism", strict, goal="yes", met=strict == "yes")
+    if strict != "yes":
+        (folder / LENIENT).touch()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._dynamo.reset()
+    loop = exact_loop(scale)
+    graphs = []
+    waits: list[str] = []
+    for number in range(1, UPDATES + 1):
+        before = graphs_so_far()
+        with device_waits(wanted=number == UPDATES) as found:
+            loop.update()
+        waits.extend(found)
+        graphs.append(graphs_so_far() - before)
+        if number == UPDATES // 2:
+            save(loop, scale, folder)
+    yield graphs_result("exact", "graphs compiled in each update", graphs)
+    if choose_device().type == "cuda":
+        text = f"{len(waits)}: {'; '.join(sorted(set(waits)))}" if waits else "0"
+        yield Result("exact", "waits for the device in an update", text, goal="0", met=not waits)
+    (folder / "exact.json").write_text(json.dumps({"digest": digest(loop)}))
+    yield Result("exact", "weights after 8 updates", digest(loop))
+
+
+def _refusal(loop: Loop) -> str:
+    try:
+        loop.update()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def again(scale: Scale, folder: Path) -> Iterator[Result]:
+    """Yield whether a resumed training and one from the start end with the weights of `exact`."""
+    if (folder / LENIENT).exists():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    expected = json.loads((folder / "exact.json").read_text())["digest"]
+    for measure, resumed in (("a resumed training has the same bits", True), ("so has one from the start", False)):
+        torch._dynamo.reset()
+        loop = exact_loop(scale)
+        if resumed:
+            loop.position = resume([folder], _key(scale), loop, "", lambda event: None)
+            loop.micro_batch = loop.position.micro_batch
+        graphs = []
+        while loop.position.step < UPDATES:
+            before = graphs_so_far()
+            loop.update()
+            graphs.append(graphs_so_far() - before)
+        same = digest(loop) == expected
+        yield Result("again", measure, "yes" if same else "no", goal="yes", met=same)
+        if resumed:
+            yield graphs_result("again", "graphs compiled in each update after it", graphs)
+        del loop
+
+
+def exact_loop(scale: Scale) -> Loop:
+    """Return the training of the exactness cases; tiny networks are compiled by a back end that takes no compiler."""
+    loop = scale.loop("71m", padded=True)
+    if scale.shrink:
+        compile_layers(loop.network, "eager")
+    return loop
+
+
+def save(loop: Loop, scale: Scale, folder: Path) -> None:
+    """Write a checkpoint."""
+    checkpoint.save(folder, _key(scale), loop.network, loop.optimizer, loop.position)
+
+
+def _key(scale: Scale) -> str:
+    return scale.cell("71m").stages[0].key
+
+
+def graphs_so_far() -> int:
+    """Return the number of graphs that this process has compiled."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def graphs_result(case: str, measure: str, graphs: list[int]) -> Result:
+    """Return the graphs of each update as a result: all of them in the first."""
+    return Result(case, measure, str(graphs), goal="none after the first", met=not any(graphs[1:]))
+
+
+@contextmanager
+def device_waits(*, wanted: bool) -> Iterator[list[str]]:
+    """Yield a list that has, after the block, CUDA's warnings about operations that wait for the device."""
+    found: list[str] = []
+    if not wanted or choose_device().type != "cuda":
+        yield found
+        return
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    torch.cuda.set_sync_debug_mode("default")
+    places = [f"{Path(one.filename).name}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+    found.extend(places)
+
+
+def digest(loop: Loop) -> str:
+    """Return a checksum of all weights."""
+    parts = (p.detach().cpu().contiguous().view(torch.uint8).numpy() for p in loop.network.parameters())
+    checksum = hashlib.sha256()
+    for part in parts:
+        checksum.update(part.tobytes())
+    return checksum.hexdigest()[:16]

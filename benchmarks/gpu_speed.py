@@ -1,0 +1,191 @@
+"""The cases of `gpu.py` about speed and memory, of one size each."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from gpu_report import Result
+from gpu_scale import Scale, guarded, release, wait
+from torch import Tensor
+
+from gpas_cli.data.loader import PrefetchedBatches
+from gpas_cli.spec.flops import peak_flops, whole_flops_per_token
+from gpas_cli.spec.memory import activation_bytes, state_bytes
+from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.loss import DeviceRows, summed_loss
+from gpas_cli.train.precision import choose_device
+
+if TYPE_CHECKING:
+    from transformers_llama import TransformersTraining
+
+MFU_GOALS = {"71m": 0.38, "350m": 0.48, "1b": 0.52}
+COMPARED = ("71m", "350m")  # with a network without gates, and with transformers
+
+
+def speed(scale: Scale, size: str) -> Iterator[Result]:
+    """Yield the speed and memory of a size, and if it is in COMPARED, the ratios. A part that fails is reported."""
+    if choose_device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    full = scale.loop(size, padded=False)
+    seconds, results = _rate(scale, size, full, "full rows", MFU_GOALS[size])
+    yield from results
+    yield from guarded(size, "memory", lambda: _memory(scale, size, full))
+    yield from guarded(size, "padded rows", lambda: _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1])
+    yield from guarded(size, "the head's share", lambda: _head(size, full, seconds))
+    if size in COMPARED:
+        plain = scale.loop(size, "none", padded=False)
+        yield from guarded(size, "GPAS over Pre-LN", lambda: _gates(scale, size, full, plain))
+        yield from guarded(size, "transformers, full rows", lambda: _against_transformers(scale, size, plain, "full"))
+        plain = scale.loop(size, "none", padded=True)
+        yield from guarded(
+            size, "transformers, padded rows", lambda: _against_transformers(scale, size, plain, "padded")
+        )
+    if size == "71m" and not scale.shrink:
+        yield from guarded(size, "uncompiled", lambda: _uncompiled(scale, size, full))
+
+
+def _gates(scale: Scale, size: str, gated: Loop, plain: Loop) -> Iterator[Result]:
+    found = ratio(scale, {"gpas": updates_of(gated), "pre": updates_of(plain)}, "gpas", "pre")
+    yield Result(size, "an update with GPAS over one without", found, goal="<= 1.01", met=found <= 1.01)
+
+
+def _uncompiled(scale: Scale, size: str, compiled: Loop) -> Iterator[Result]:
+    sides = {"off": updates_of(scale.loop(size, padded=False, compiled=False)), "on": updates_of(compiled)}
+    yield Result(size, "an uncompiled update over a compiled one", ratio(scale, sides, "off", "on"))
+
+
+def _head(size: str, loop: Loop, seconds: float) -> Iterator[Result]:
+    yield Result(size, "the head's share of an update, full rows", 100 * _head_seconds(loop) / seconds, "%")
+
+
+def _rate(scale: Scale, size: str, loop: Loop, rows: str, goal: float = 0.0) -> tuple[float, list[Result]]:
+    """Return the seconds of an update, and the results: tokens per second, and MFU if the device's peak is known."""
+    do = updates_of(loop)
+    do(WARMUP_UPDATES)
+    before = loop.position.tokens
+    times = [seconds_of(do, scale.block) for _ in range(scale.rounds)]
+    tokens = (loop.position.tokens - before) / len(times) / scale.block
+    seconds = statistics.median(times) / scale.block
+    results = [
+        Result(size, f"an update, {rows}", 1e3 * seconds, "ms"),
+        Result(size, f"speed, {rows}, without padding", round(tokens / seconds), "tokens/s"),
+    ]
+    cell = scale.cell(size)
+    peak = peak_flops(torch.cuda.get_device_name(), cell.precision) if loop.precision.device.type == "cuda" else None
+    if peak is not None:
+        mfu = whole_flops_per_token(cell) * tokens / seconds / peak
+        words = f">= {100 * goal:g} %" if goal else ""
+        results.append(Result(size, f"MFU, {rows}", 100 * mfu, "%", words, mfu >= goal if goal else None))
+    return seconds, results
+
+
+def _memory(scale: Scale, size: str, loop: Loop) -> Iterator[Result]:
+    cell = scale.cell(size)
+    device = loop.precision.device
+    yield Result(size, "rows at once", loop.micro_batch)
+    yield Result(size, "peak memory, full rows", round(peak_memory(device) / 1e9, 2), "GB")
+    if device.type == "cuda":
+        per_token = activation_bytes(cell.model.size, cell.precision)
+        predicted = state_bytes(cell) + loop.micro_batch * cell.data.length * per_token
+        yield Result(size, "peak memory over the predicted one", peak_memory(device) / predicted)
+        yield Result(size, "retries of the allocator", torch.cuda.memory_stats()["num_alloc_retries"])
+
+
+def _head_seconds(loop: Loop) -> float:
+    """Return the seconds that the head takes in an update: its logits, the loss and the gradients of both."""
+    batch = loop.batches.at(0)
+    rows = loop.micro_batch
+    part = DeviceRows.of(batch.inputs[:rows], batch.targets[:rows], loop.precision.device)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def keep(hidden: Tensor, head: Tensor) -> Tensor:
+        seen.append((hidden, head))
+        return hidden.sum()
+
+    with torch.no_grad(), loop.precision.compute():
+        loop.network(part.inputs, part.packing, keep, part.visible, None)
+    ((hidden, head),) = seen
+    states = hidden.detach().requires_grad_()
+
+    def read_alone(tokens: Tensor, packing: object, read: Callable[[Tensor, Tensor], Tensor], *rest: object) -> Tensor:
+        return read(states, head)
+
+    def do(number: int) -> None:
+        for _ in range(number):
+            summed_loss(read_alone, part, loop.precision, 1.0).backward()
+
+    do(1)
+    times = len(batch.inputs) / rows
+    loop.network.zero_grad(set_to_none=True)
+    return times * seconds_of(do, 3) / 3
+
+
+def _against_transformers(scale: Scale, size: str, ours: Loop, rows: str) -> Iterator[Result]:
+    """Yield the ratio of tokens per second, on "full" or "padded" rows, if `transformers` is installed.
+
+    `ours`: our training of the same network, Pre-LN without gates, on such rows.
+    """
+    if find_spec("transformers") is None:
+        yield Result(size, f"compared with transformers, {rows} rows", "transformers is not installed")
+        return
+    from transformers_llama import TransformersTraining
+
+    cell = scale.cell(size, "none")
+    padded = rows == "padded"
+    theirs = TransformersTraining(cell, SyntheticBatches(cell, padded=padded), masked=padded)
+    at_once = _fitting_rows(theirs, cell.optim.batch)
+    sides = {"ours": updates_of(ours), "theirs": lambda number: theirs.updates(number, at_once)}
+    found = ratio(scale, sides, "theirs", "ours")
+    measure = f"tokens/s over eager transformers', {rows} rows (theirs: {at_once} rows at once)"
+    yield Result(size, measure, found, goal=">= 2", met=found >= 2)
+
+
+def _fitting_rows(theirs: TransformersTraining, rows: int) -> int:
+    """Return the largest of `rows`, half of them, a quarter, ... that fit the device at once."""
+    while True:
+        try:
+            theirs.update(rows)
+            return rows
+        except torch.OutOfMemoryError:
+            theirs.adam.zero_grad(set_to_none=True)
+            release()
+            rows //= 2
+
+
+def updates_of(loop: Loop) -> Callable[[int], None]:
+    """Return a function that does so many updates, with batches made in advance as in a training."""
+    source = loop.batches
+    determinism = torch.get_deterministic_debug_mode()
+
+    def do(number: int) -> None:
+        torch.set_deterministic_debug_mode(determinism)  # the other side of a comparison has changed it
+        first = loop.position.step
+        with PrefetchedBatches(source.at, first, first + number) as loop.batches:
+            for _ in range(number):
+                loop.update()
+        loop.batches = source
+
+    return do
+
+
+def ratio(scale: Scale, sides: Mapping[str, Callable[[int], None]], over: str, under: str) -> float:
+    """Return the median over rounds of the ratio of seconds of two sides that take turns, after a warm-up of both."""
+    for do in sides.values():
+        do(WARMUP_UPDATES)
+    rounds = [{name: seconds_of(do, scale.block) for name, do in sides.items()} for _ in range(scale.rounds)]
+    return statistics.median(seconds[over] / seconds[under] for seconds in rounds)
+
+
+def seconds_of(do: Callable[[int], None], number: int) -> float:
+    """Return the seconds until the device has done `number` updates."""
+    wait()
+    began = time.perf_counter()
+    do(number)
+    wait()
+    return time.perf_counter() - began
