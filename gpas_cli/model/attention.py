@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpas_cli.model.narrow import LONGEST, NarrowAttention, suits
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.products import outputs
 from gpas_cli.model.rope import rotate
@@ -116,6 +117,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = size.heads
         self.head_dim = size.head_dim
+        self.biased = family.bias
         self.q_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.k_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.v_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
@@ -128,6 +130,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
+        if positions.tables is not None and self._is_narrow(x, positions):
+            weights = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+            return self.o_proj(NarrowAttention.apply(x, *weights, self.heads, positions.tables))  # type: ignore[no-any-return, no-untyped-call]
         q, k, v = self.projected(x, positions.packing)
         if positions.tables is not None:
             q = rotate(q, positions.tables)
@@ -136,6 +141,12 @@ class Attention(nn.Module):
         mask = seen.mask if seen else None
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=seen is None).transpose(1, 2).flatten(2)
         return self.o_proj(positions.packing.join(y) if positions.packing else y)  # type: ignore[no-any-return]
+
+    def _is_narrow(self, x: Tensor, positions: Positions) -> bool:
+        """Return whether `NarrowAttention` takes x: short whole rows without a prefix, and neither QK-norm nor bias."""
+        whole = positions.packing is None and positions.visible is None and x.shape[1] <= LONGEST
+        bare = not self.biased and isinstance(self.q_norm, nn.Identity)
+        return whole and bare and suits(x, self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
 
     def projected(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpas_cli.model.narrow import NarrowRMSNorm, suits
 from gpas_cli.spec.norm import Norm
 
 
@@ -25,6 +26,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., hidden) -> same shape and dtype."""
         weight = self.weight if self.scale == 1 else self.weight * self.scale
+        if suits(x, weight):
+            return NarrowRMSNorm.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
         return _Normed.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
     def extra_repr(self) -> str:
