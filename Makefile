@@ -11,7 +11,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .PHONY: quickstart test test-machine test-long check format docs venv wheel clean
 
+# A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
+	$(BIN)/gpas bench quickstart --seconds 3
 	$(BIN)/gpas run grid quickstart --executor local --yes
 	$(BIN)/gpas table quickstart --paper
 

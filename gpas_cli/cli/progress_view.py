@@ -1,9 +1,10 @@
-"""The progress of a run: a live table on a terminal, plain lines when piped."""
+"""The progress of a run: on a terminal the running jobs and the results so far, redrawn in place; plain lines when
+piped."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,10 @@ PLAIN_SECONDS = 30.0
 
 
 @contextmanager
-def make_reporter(console: Console) -> Iterator[Reporter]:
-    """Yield a reporter for `console`: a live one if it is a terminal."""
+def make_reporter(console: Console, results: Callable[[], RenderableType | None] = lambda: None) -> Iterator[Reporter]:
+    """Yield a reporter for `console`: a live one if it is a terminal, which shows `results` after each ended job."""
     with live_view(console) as live:
-        yield LiveReporter(console, live) if live else PlainReporter(console)
+        yield LiveReporter(console, live, results) if live else PlainReporter(console)
 
 
 @contextmanager
@@ -78,14 +79,23 @@ class PlainReporter:
 
 
 class LiveReporter(PlainReporter):
-    """Prints the same lines above a table of the running jobs."""
+    """Prints the same lines above a table of the running jobs and one of the results so far."""
 
-    def __init__(self, console: Console, live: Live):
+    def __init__(self, console: Console, live: Live, results: Callable[[], RenderableType | None] = lambda: None):
         super().__init__(console)
         self.live = live
+        self.results = results
+        self._ended: Mapping[str, int] = {}
+        self._results: RenderableType | None = None
 
     def tick(self, board: RunSnapshot) -> None:
-        self.live.update(render(board, time.monotonic() - self.began))
+        from rich.console import Group
+
+        if board.ended != self._ended:
+            self._ended = board.ended
+            self._results = self.results()
+        running = render(board, time.monotonic() - self.began)
+        self.live.update(running if self._results is None else Group(running, "", self._results))
 
 
 def render(board: RunSnapshot, elapsed: float) -> RenderableType:

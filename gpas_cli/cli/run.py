@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -173,10 +174,12 @@ def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
     from gpas_cli.cli.progress_view import make_reporter
+    from gpas_cli.cli.results_view import results_so_far
     from gpas_cli.schedule.scheduler import stop_on_signals
 
     waits = scheduler.foreground or wait
-    with make_reporter(console()) if waits else nullcontext(SubmissionReporter()) as reporter:
+    results = partial(results_so_far, request.project, request.entries)
+    with make_reporter(console(), results) if waits else nullcontext(SubmissionReporter()) as reporter:
         run = scheduler.submit(replace(request, reporter=reporter))
         submitted = None if scheduler.foreground else run.submitted
         if submitted:

@@ -88,7 +88,7 @@ def test_what_the_functions_do_not_compute_is_left_to_the_modules(monkeypatch: p
     assert used.count("NarrowAttention") == used.count("NarrowSwiGLU") == 3
     used.clear()
     everything = torch.arange(64)
-    _loss_and_gradients(_network(), Packing(everything, everything, torch.ones(64, 1, dtype=torch.bool), 4, 16))
+    _loss_and_gradients(_network(), Packing(everything, everything, torch.ones(64, 1, dtype=torch.bool), 16))
     _loss_and_gradients(_network(family={"like": "llama", "qk_norm": "head"}))
     assert "NarrowAttention" not in used
     used.clear()

@@ -1,0 +1,40 @@
+"""The results so far of a running grid, as `gpas table` shows them, without the notes below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpas_cli.cli.console import experiments
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.project import Project
+
+MOST_CELLS = 200  # a larger table does not fit a screen, and takes longer to make
+
+
+def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType | None:
+    """Return the table of the entries' grid as it is now; None if they are of several grids, many, or unreadable now.
+
+    It is made anew while jobs run, so that a database that is locked for a moment is no error.
+    """
+    grids = {entry.grid for entry in entries}
+    if len(grids) != 1 or len(entries) > MOST_CELLS:
+        return None
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.tables.cell_text import sheet
+    from gpas_cli.report.tables.table import build
+    from gpas_cli.report.tables.terminal import Drawn
+
+    spec = replace(experiments().grids[grids.pop()].table_spec, published={})
+    try:
+        with recorded(project, entries, database=False) as known:
+            table = build(entries, known.states, known.results, spec)
+    except GpasError:
+        return None
+    return Drawn(replace(sheet(table), notes=()))
