@@ -63,7 +63,7 @@ def cost_of(cell: Cell, machine: Machine, resources: Resources, seconds: float) 
     batch = max(1, cell.optim.batch // resources.processes)
     fitting = max(1, int(seconds / (MIN_UPDATES * row)))
     rows = batch if fitting >= batch else fitting
-    per_token = activation_bytes(cell.model.size, cell.precision, qk_norm=cell.model.family.qk_norm != "none")
+    per_token = activation_bytes(cell.model, cell.precision)
     memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
     memory += min(rows, 64) * cell.data.length * per_token
     expected = max(seconds, MIN_UPDATES * rows * row)

@@ -1,26 +1,75 @@
-"""Estimate from the cell alone how many bytes a training needs for weights, optimizer and activations."""
+"""Estimate from the cell alone how many bytes a training needs, over all devices and on each GPU.
+
+The estimates count the tensors of an uncompiled training at the peak of an update, without the allocator's losses.
+"""
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import parameters
+from gpas_cli.spec.gate import slot
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optimizers import MATRIX, TABLE
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.run import Resources
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
-# Bytes of an activation, on average: autocast keeps some in float32.
-_ACTIVATION_BYTES = {"fp32": 4, "bf16": 3, "pure_bf16": 2}
+_PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # of a number that a matrix is multiplied with
+# The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
+STATE_FRACTION = 0.4
+USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
+GPU_LOGITS = 2**26  # that exist at once
+# Fewer tokens at once leave a GPU poorly used, and under fsdp its connection to the others too much.
+EFFICIENT_TOKENS = 4096
+_MESSAGES_BYTES = 3 * 2**25  # gradients on their way under ddp, besides those of a table
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The predicted memory of one GPU at the peak of an update, in bytes.
+
+    strategy: none (one process), ddp or fsdp. recompute: activations inside a layer are recomputed in the backward
+    pass. micro_batch: rows at once. weights: with the bfloat16 copies that autocast makes. gathered: the tables, which
+    fsdp gathers for a whole pass. activations: what the forward pass of the micro-batch saves. working: what exists
+    besides for some time: the logits and the gradients of the head, or the gradients within a layer, with the layers
+    that fsdp gathers or the messages of ddp.
+    """
+
+    strategy: str
+    recompute: bool
+    micro_batch: int
+    device_bytes: int
+    weights: int
+    gradients: int
+    state: int
+    gathered: int
+    activations: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """The bytes of everything."""
+        return self.weights + self.gradients + self.state + self.gathered + self.activations + self.working
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the device."""
+        return self.total <= USABLE_FRACTION * self.device_bytes
 
 
 def state_bytes(cell: Cell) -> int:
     """Return the bytes of weights, gradients and optimizer state, over all devices."""
-    weight = WEIGHT_BYTES[cell.precision]
+    return 2 * WEIGHT_BYTES[cell.precision] * parameters(cell) + _optimizer_bytes(cell)
+
+
+def _optimizer_bytes(cell: Cell) -> int:
     kind = cell.optim.kind
-    own = sum(count * kind.state_bytes(what, shape, weight) for what, shape, count in _matrices(cell.model))
-    return 2 * weight * parameters(cell) + own
+    weight = WEIGHT_BYTES[cell.precision]
+    return sum(count * kind.state_bytes(what, shape, weight) for what, shape, count in _matrices(cell.model))
 
 
 def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
@@ -32,12 +81,141 @@ def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     yield TABLE, (size.vocab, size.hidden), 1 if model.family.tied else 2
 
 
-def activation_bytes(size: Size, precision: str, *, qk_norm: bool = False, recompute: bool = False) -> int:
-    """Return the bytes per token that a forward pass saves for the backward pass.
+def activation_bytes(model: Model, precision: str, *, recompute: bool = False) -> int:
+    """Return the bytes per token that a forward pass saves for the backward pass; with `recompute` only the inputs of
+    the layers. Logits are computed in chunks and do not count."""
+    wide = WEIGHT_BYTES[precision]
+    layers = model.size.layers
+    saved = [wide * model.size.hidden] * layers
+    if not recompute:
+        saved = [_layer_bytes(model, precision, layer) for layer in range(1, layers + 1)]
+    return sum(saved) + 2 * wide * model.size.hidden  # the inputs of the final norm and of the head
 
-    Per layer: the inputs and outputs of its norms (four in Sandwich), q, k, v and the attention's output, as rows and
-    as a stream, q and k before `qk_norm`, and the two halves of the feed-forward network; with `recompute` only the
-    layer's input. Logits are computed in chunks and do not count.
+
+def _layer_bytes(model: Model, precision: str, layer: int) -> int:
+    """Return the bytes per token that a layer saves: the inputs of its norms and of its products, q, k, v, the output
+    of attention and the logarithms of its sums, and what enters the last product of the feed-forward network."""
+    wide, narrow = WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
+    wiring = model.wiring(layer)
+    # Autocast casts the input of every product by itself.
+    inputs = 2 if wide == narrow else 5 if model.family.ffn == "swiglu" else 4
+    stream = 2 + 2 * bool(wiring.in_norm and wiring.out_norm)
+    by_autograd = precision == "pure_bf16" and model.gate is not None and model.gate.learnable
+    if by_autograd and model.gate is not None and slot(wiring, model.gate.site) != "skip":
+        stream += 2
+    products = inputs + 4 + 2 * bool(wiring.branch_norm) + 2 * (model.family.qk_norm != "none")
+    hidden = wide * stream + narrow * products
+    return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * model.size.heads
+
+
+def update_bytes(
+    cell: Cell, rows: int, *, strategy: str = "none", recompute: bool = False, logits: int = GPU_LOGITS
+) -> int:
+    """Return the bytes of an update of `rows` rows at once, `logits` logits at once, besides weights, gradients and
+    optimizer state."""
+    return sum(_parts(cell, rows, strategy, recompute, logits)) + _saved_copies(cell, strategy, recompute)
+
+
+def _copies(cell: Cell) -> int:
+    """Return the bytes of the bfloat16 copies of the layers' matrices that autocast makes."""
+    return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision == "bf16" else 0
+
+
+def _saved_copies(cell: Cell, strategy: str, recompute: bool) -> int:
+    """Return the bytes of those copies that are saved for the backward pass. What fsdp gathers needs no copies."""
+    return 0 if recompute or strategy == "fsdp" else _copies(cell)
+
+
+def _in_layer(cell: Cell) -> int:
+    """Return the number of weights in a layer's matrices."""
+    table = cell.model.size.vocab * cell.model.size.hidden
+    return (parameters(cell) - (1 if cell.model.family.tied else 2) * table) // cell.model.size.layers
+
+
+def _parts(cell: Cell, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
+    """Return the bytes of tables that are gathered, of activations, and of what exists for some time."""
+    model, precision = cell.model, cell.precision
+    weight, narrow = WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
+    tokens = rows * cell.data.length
+    table = model.size.vocab * model.size.hidden
+    # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
+    inner = 5 if model.family.ffn == "swiglu" else 2
+    computed = inner * narrow * model.size.ffn + (weight - 3 * narrow) * model.size.hidden
+    if recompute:  # the layer's input is saved anyway
+        computed += _layer_bytes(model, precision, 1) - weight * model.size.hidden
+    backward = tokens * computed
+    if recompute and strategy != "fsdp":
+        backward += _copies(cell) // model.size.layers
+    gathered = 0
+    if strategy == "fsdp":
+        gathered = (1 if model.family.tied else 2) * weight * table
+        # Two layers and half the gradients of one; when a layer is done, all its gradients and those on their way.
+        # Those of the head are kept until the end.
+        one = _in_layer(cell)
+        backward = max(backward + 5 * narrow * one // 2, (3 * narrow + weight) * one) + weight * table
+    if strategy == "ddp":
+        backward += weight * table + _MESSAGES_BYTES
+    head = _head_bytes(precision, table, logits)
+    if recompute and strategy != "fsdp":
+        head += _copies(cell)  # until the forward pass ends
+    return gathered, tokens * activation_bytes(model, precision, recompute=recompute), max(head, backward)
+
+
+def _head_bytes(precision: str, table: int, logits: int) -> int:
+    """Return the bytes of the head on a GPU: `logits` at once, the gradient of its matrix in float32, and the matrix or
+    the gradient in bfloat16."""
+    return (4 if precision == "fp32" else 6) * table + _PRODUCT_BYTES[precision] * logits
+
+
+def predicted(cell: Cell, resources: Resources, device_bytes: int, devices: int = 0) -> DeviceMemory:
+    """Return the memory of each of `devices` GPUs (0: those of `resources`) with `device_bytes` of memory, and how the
+    trainer distributes the network over them.
+
+    A network whose weights, gradients and optimizer state leave most of a device free is replicated, any other sharded.
+    Activations are recomputed where fewer than EFFICIENT_TOKENS of an update would fit at once.
     """
-    layer = _ACTIVATION_BYTES[precision] * ((14 if qk_norm else 12) * size.hidden + 2 * size.ffn)
-    return layer + size.layers * 4 * size.hidden if recompute else size.layers * layer
+    devices = devices or resources.processes
+    kept = _on_device(cell, resources, device_bytes, devices, recompute=False)
+    if resources.activation_checkpointing == "none":
+        return kept
+    recomputed = _on_device(cell, resources, device_bytes, devices, recompute=True)
+    if resources.activation_checkpointing == "blocks":
+        return recomputed
+    enough = min(most_rows(cell, devices, resources.micro_batch), math.ceil(EFFICIENT_TOKENS / cell.data.length))
+    return kept if kept.fits and kept.micro_batch >= enough else recomputed
+
+
+def most_rows(cell: Cell, devices: int, asked: int = 0) -> int:
+    """Return the most rows that a device computes at once: its part of a mean, or fewer if `asked`."""
+    share = max(1, cell.optim.rows_of_mean(devices))
+    return min(share, asked or share)
+
+
+def fitting_rows(cell: Cell, most: int, free: int, *, strategy: str, recompute: bool, logits: int = GPU_LOGITS) -> int:
+    """Return how many rows at once, at least 1 and at most `most`, leave an update within `free` bytes."""
+
+    def needed(rows: int) -> int:
+        return update_bytes(cell, rows, strategy=strategy, recompute=recompute, logits=logits)
+
+    return max(1, bisect.bisect_right(range(1, most + 1), free, key=needed))
+
+
+def _on_device(cell: Cell, resources: Resources, device_bytes: int, devices: int, *, recompute: bool) -> DeviceMemory:
+    strategy = _strategy(cell, resources, device_bytes, devices)
+    shards = devices if strategy == "fsdp" else 1
+    weights = WEIGHT_BYTES[cell.precision] * parameters(cell) // shards
+    state = _optimizer_bytes(cell) // shards
+    most = most_rows(cell, devices, resources.micro_batch)
+    free = int(USABLE_FRACTION * device_bytes) - 2 * weights - state
+    rows = most if resources.micro_batch else fitting_rows(cell, most, free, strategy=strategy, recompute=recompute)
+    parts = _parts(cell, rows, strategy, recompute, GPU_LOGITS)
+    own = weights + _saved_copies(cell, strategy, recompute)
+    return DeviceMemory(strategy, recompute, rows, device_bytes, own, weights, state, *parts)
+
+
+def _strategy(cell: Cell, resources: Resources, device_bytes: int, devices: int) -> str:
+    if devices == 1:
+        return "none"
+    if resources.strategy != "auto":
+        return resources.strategy
+    return "fsdp" if state_bytes(cell) > STATE_FRACTION * device_bytes else "ddp"

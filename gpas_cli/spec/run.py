@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,15 +17,41 @@ from gpas_cli.spec.sbatch import (
     variable_fault,
 )
 
+_PERIOD = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+_UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+def period_seconds(text: str) -> float | None:
+    """Return a period such as 90s, 10min or 1.5h in seconds, None for another text or a period of 0."""
+    found = _PERIOD.fullmatch(text)
+    return float(found[1]) * _UNIT_SECONDS[found[2]] or None if found else None
+
+
+def _period_fault(text: str) -> str:
+    if period_seconds(text) is not None:
+        return ""
+    return f"'{text}' is neither a number of updates nor a period; write 500, 90s, 10min or 1h"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """The number of updates between log lines, records of per-layer statistics, evaluations and checkpoints."""
+    """The number of updates between log lines, records of per-layer statistics, evaluations and checkpoints.
+
+    checkpoint_every: a number of updates, or a period: 90s, 10min, 1h. The last update is always saved.
+    """
 
     log_every: int = setting(10, low=1)
     stats_every: int = setting(100, low=1)
     eval_every: int = setting(1000, low=1)
-    checkpoint_every: int = setting(500, low=1)
+    checkpoint_every: int | str = setting(500, low=1, check=_period_fault)
+
+    def checkpoint_due(self, step: int, seconds: float) -> bool:
+        """Return whether to write a checkpoint after update `step`, `seconds` after the last checkpoint."""
+        if isinstance(self.checkpoint_every, int):
+            return step % self.checkpoint_every == 0
+        period = period_seconds(self.checkpoint_every)
+        assert period is not None
+        return seconds >= period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +82,8 @@ class Resources:
     `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for
     trainings of hours, if a C++ compiler is installed.
     `ranks`: the number of processes, 0 for one per GPU. Each has a copy (`ddp`) or a shard (`fsdp`) of the network;
-    `auto` shards networks that are large for the GPU and recomputes their activations layer by layer (`blocks`).
+    `auto` shards networks whose state is large for the GPU, and recomputes activations layer by layer (`blocks`) where
+    too few tokens would fit at once.
 
     `resume`: whether a run may resume from a checkpoint of another version of the code (`any-code`, with a warning and
     a note in tables) or not (`same-code`).

@@ -48,13 +48,14 @@ def assemble(
     """
     precision = Precision(cell.precision, choose_device())
     compiled = _compiled(cell, resources, precision, world)
-    layout = choose_layout(resources, cell.model, precision, world, compiled=compiled, optimizer=cell.optim.kind)
+    layout = choose_layout(cell, resources, precision, world, compiled=compiled)
     network = layout.build(cell.model, cell.seed, precision)
     start(network)
     rows = micro_batch_rows(
-        cell, precision, resources.micro_batch, processes=world.size, recompute=layout.recompute,
-        reserved=layout.unallocated_bytes(network),
+        cell, precision, resources.micro_batch, processes=world.size, strategy=layout.strategy,
+        recompute=layout.recompute, reserved=layout.unallocated_bytes(network),
     )  # fmt: skip
+    rows = world.min(rows)  # sharded networks need as many micro-batches in all processes
     return Loop(
         network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
         gate_gradients=_gate_gradients(network, precision), layout=layout, selection=selection,

@@ -59,6 +59,10 @@ class World:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
+    def min(self, number: int) -> int:
+        """Return the smallest `number` of any process. Runs on the CPU, without waiting for the device."""
+        return -self.max(-number)
+
     def any(self, fact: bool) -> bool:
         """Return whether `fact` holds in any process."""
         return self.max(int(fact)) > 0

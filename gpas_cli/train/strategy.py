@@ -19,7 +19,9 @@ from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.norm import LayerNorm, RMSNorm
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.memory import predicted
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optimizers import ADAM, OptimizerKind, role
 from gpas_cli.spec.run import Resources
@@ -28,9 +30,6 @@ from gpas_cli.train.gradient_sum import GradientSum
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 
-LARGE_PARAMETERS = 1_000_000_000  # from this size a network on several GPUs is sharded and recomputes activations
-# The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
-STATE_FRACTION = 0.4
 NORMS = (RMSNorm, LayerNorm)
 
 
@@ -99,31 +98,15 @@ class ParallelLayout:
 
 
 def choose_layout(
-    resources: Resources,
-    model: Model,
-    precision: Precision,
-    world: World,
-    *,
-    compiled: bool = False,
-    optimizer: OptimizerKind = ADAM,
+    cell: Cell, resources: Resources, precision: Precision, world: World, *, compiled: bool = False
 ) -> ParallelLayout:
-    """Return the requested layout, or the cheapest one that fits."""
-    network = build(model, device="meta")
-    parameters = sum(p.numel() for p in network.parameters())
-    weight = precision.weights.itemsize
-    own = sum(_state_bytes(optimizer, name, p, weight) for name, p in network.named_parameters())
-    states = 2 * weight * parameters + own
-    on_gpu = precision.device.type == "cuda"
-    heavy = on_gpu and states > STATE_FRACTION * _memory(precision.device)
-    large = on_gpu and parameters >= LARGE_PARAMETERS
-    strategy = {"auto": "fsdp" if large or heavy else "ddp"}.get(resources.strategy, resources.strategy)
-    if world.alone:
-        strategy = "none"
-    # A sharded network leaves little memory; a single process recomputes only if weights and states fill the device.
-    tight = heavy or (large and strategy == "fsdp")
-    asked = resources.activation_checkpointing
-    recompute = asked == "blocks" or (asked == "auto" and tight)
-    return ParallelLayout(world, strategy, recompute, compiled, optimizer)
+    """Return the requested layout, or the cheapest one that fits: on GPUs, as `spec.memory.predicted` says."""
+    strategy = "none" if world.alone else resources.strategy.replace("auto", "ddp")
+    recompute = resources.activation_checkpointing == "blocks"
+    if precision.device.type == "cuda":
+        memory = predicted(cell, resources, world.min(_memory(precision.device)), world.size)
+        strategy, recompute = memory.strategy, memory.recompute
+    return ParallelLayout(world, strategy, recompute, compiled, cell.optim.kind)
 
 
 def _state_bytes(optimizer: OptimizerKind, name: str, parameter: Tensor, weight_bytes: int) -> int:

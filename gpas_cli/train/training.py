@@ -148,8 +148,10 @@ class _Training:
     stop: Stop
     loop: Loop
     _unsaved: str = ""  # why the newest checkpoint was not written
+    _saved_at: float = 0.0  # the time of the last attempt to write one, or of the start
 
     def run(self) -> Outcome:
+        self._saved_at = time.monotonic()
         diverged = self._updates()
         if diverged is not None:
             return diverged
@@ -213,13 +215,21 @@ class _Training:
         """Write a checkpoint and evaluate, if due. The last update is always saved (and evaluated by `_final`)."""
         last = step == self.loop.spec.updates
         ended = None
-        if last or step % self.cadence.checkpoint_every == 0:
+        saves = last or self._checkpoint_due(step)
+        evaluates = step % self.cadence.eval_every == 0
+        if saves:
             ended = self._checkpoint()
-        if not last and not ended and step % self.cadence.eval_every == 0:
+        if not last and not ended and evaluates:
             self._evaluate()
-        if last or step % min(self.cadence.checkpoint_every, self.cadence.eval_every) == 0:
+        if saves or evaluates:
             self._observer.meter.mark(self.loop.position)
         return ended
+
+    def _checkpoint_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due. By time, the first process's clock decides for all. Collective."""
+        due = self.cadence.checkpoint_due(step, time.monotonic() - self._saved_at)
+        world = self.loop.layout.world
+        return due if isinstance(self.cadence.checkpoint_every, int) else world.any(due and world.leads)
 
     def _checkpoint(self) -> Outcome | None:
         """Save a checkpoint, unless the pending updates show that the training has diverged."""
@@ -235,6 +245,7 @@ class _Training:
         position = self.loop.position
         if position.step == 0:
             return
+        self._saved_at = time.monotonic()
         try:
             path = checkpoint.save(
                 self.paths.checkpoints, self.inputs.key, self.loop.network, self.loop.optimizer, position,

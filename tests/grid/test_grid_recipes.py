@@ -18,14 +18,14 @@ from gpas_cli.spec.optim import Optim
 EXPERIMENTS = load(packaged("experiments.yaml"))
 GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
 
-# size: learning rate, warm-up W, updates N, sequences per update, rows of a micro-batch on one device
+# size: learning rate, warm-up W, updates N, sequences per update
 TABLE = {
-    "71m": (1e-3, 1_000, 10_000, 512, 256),
-    "130m": (1e-3, 2_000, 20_000, 512, 256),
-    "250m": (1e-3, 4_000, 40_000, 512, 128),
-    "350m": (5e-4, 6_000, 60_000, 512, 128),
-    "1b": (5e-4, 10_000, 100_000, 512, 32),
-    "7b": (3e-4, 10_000, 150_000, 2048, 4),
+    "71m": (1e-3, 1_000, 10_000, 512),
+    "130m": (1e-3, 2_000, 20_000, 512),
+    "250m": (1e-3, 4_000, 40_000, 512),
+    "350m": (5e-4, 6_000, 60_000, 512),
+    "1b": (5e-4, 10_000, 100_000, 512),
+    "7b": (3e-4, 10_000, 150_000, 2048),
 }
 # grid/cell: global clipping, clipping of the gates. Everything else on C4 is not clipped.
 CLIPPED = {
@@ -58,14 +58,14 @@ def test_every_size_of_the_paper_is_declared() -> None:
 
 def test_recipes() -> None:
     for entry in ON_C4:
-        lr, warmup, steps, batch, rows = TABLE[size_of(entry)]
+        lr, warmup, steps, batch = TABLE[size_of(entry)]
         clip, clip_gates = CLIPPED.get(entry.id, (0.0, 0.0))
         assert entry.cell.optim == Optim(
             lr=lr, warmup=warmup, steps=steps, batch=batch, schedule="cosine", min_ratio=0.1, beta1=0.9, beta2=0.999,
             eps=1e-8, weight_decay=0.0, clip=clip, clip_gates=clip_gates, clip_over="all", mean_rows=0,
             stop=40_000 if entry.grid == "appendix-7b" else 0,
         ), entry.id  # fmt: skip
-        assert entry.resources.micro_batch == rows, entry.id
+        assert entry.resources.micro_batch == 0, entry.id
         assert entry.cadence.eval_every == 1000, entry.id
         compared = entry.grid == "table2-precision"
         assert entry.cell.precision == (entry.axes["precision"] if compared else "pure_bf16"), entry.id

@@ -16,13 +16,13 @@ from gpas_cli.model import narrow
 from gpas_cli.model.llama import build
 from gpas_cli.schedule.slurm.retry import is_memory
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.memory import activation_bytes, update_bytes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loop, memory
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.memory import bytes_per_token, free_bytes, micro_batch_rows
+from gpas_cli.train.memory import free_bytes, micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, make_deterministic
 from gpas_cli.train.strategy import ParallelLayout, choose_layout
@@ -40,15 +40,16 @@ def cell(**optim: Any) -> Cell:
 
 def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     what = cell()
-    row = 16 * bytes_per_token(what.model.size, FP32)
     monkeypatch.setattr(memory, "CPU_LOGITS", 2**40)
-    monkeypatch.setattr(memory, "head_bytes", lambda *_: 0)
-    for rows, free in [(100, 126 * row), (1, 0), (512, 10**15)]:
+    monkeypatch.setattr(memory, "logits_at_once", lambda _: 2**10)
+    monkeypatch.setattr(memory, "USABLE_FRACTION", 1.0)
+    needed = update_bytes(what, 100, logits=2**10)
+    for rows, free in [(100, needed), (99, needed - 1), (1, 0), (512, 10**15)]:
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
         assert micro_batch_rows(what, FP32) == rows
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 126 * row)
-    assert micro_batch_rows(what, FP32, reserved=63 * row) == 50
-    assert micro_batch_rows(what, FP32, processes=2) == 50
+    monkeypatch.setattr(memory, "free_bytes", lambda _: needed)
+    assert micro_batch_rows(what, FP32, reserved=needed - update_bytes(what, 50, logits=2**10)) == 50
+    assert 40 < micro_batch_rows(what, FP32, processes=2) <= 50
     assert micro_batch_rows(what, FP32, 7) == 7
     assert micro_batch_rows(cell(mean_rows=8), FP32, 99, processes=4) == 8  # 16 whole means each
     assert micro_batch_rows(cell(mean_rows=256), FP32, 99, processes=4) == 64  # 2 means, shared
@@ -76,8 +77,8 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str, mo
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = summed_loss(network, DeviceRows.of(inputs, np.ones(tokens, np.int64), CPU), precision)
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    estimate = 96 * bytes_per_token(model.size, precision)
-    assert 0.7 * estimate < found <= estimate
+    estimate = 96 * activation_bytes(model, name)
+    assert 0.8 * estimate < found <= estimate
     loss.backward()
 
 
@@ -148,25 +149,29 @@ def test_processes_have_whole_means_where_these_can_be_shared() -> None:
     assert micro_batch_rows(cell(mean_rows=4, batch=16), FP32, 99, processes=2) == 4
 
 
-def test_layouts_are_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_are_chosen_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpas_cli.train import strategy
 
-    small, large = (parse_model({"size": size}) for size in (SIZE, "1b"))
-    two = World(0, 2, 0)
+    two, eight = World(0, 2, 0), World(0, 8, 0)
     gpu = Precision("bf16", torch.device("cuda"))
+    monkeypatch.setattr(World, "min", lambda _, number: number)
+    recipe = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
 
-    def chosen(model: Model, precision: Precision, world: World, **asked: Any) -> tuple[str, bool]:
-        layout = choose_layout(Resources(**asked), model, precision, world)
+    def chosen(size: object, world: World, gigabytes: float, where: Precision = gpu, **asked: Any) -> tuple[str, bool]:
+        monkeypatch.setattr(strategy, "_memory", lambda _: int(gigabytes * 2**30))
+        what = cell_from({"size": size, "data": "c4", "optim": recipe, "precision": "bf16"})
+        layout = choose_layout(what, Resources(**asked), where, world)
         return layout.strategy, layout.recompute
 
-    monkeypatch.setattr(strategy, "_memory", lambda _: 80 * 2**30)
-    assert chosen(small, gpu, ALONE) == ("none", False)
-    assert chosen(small, gpu, two) == ("ddp", False)
-    assert chosen(large, gpu, two) == ("fsdp", True)
-    assert chosen(large, gpu, ALONE) == ("none", False)
-    assert chosen(large, FP32, two) == ("ddp", False)
-    assert chosen(small, FP32, two, strategy="fsdp") == ("fsdp", False)
-    assert chosen(large, gpu, two, strategy="ddp", activation_checkpointing="none") == ("ddp", False)
-    monkeypatch.setattr(strategy, "_memory", lambda _: 2**18)
-    assert chosen(small, gpu, two) == ("fsdp", True)
-    assert chosen(small, gpu, ALONE) == ("none", True)
+    assert chosen("71m", ALONE, 80) == ("none", False)
+    assert chosen("71m", two, 80) == ("ddp", False)
+    assert chosen("1b", two, 80) == ("ddp", False), "21 GB of 80"
+    assert chosen("1b", ALONE, 80) == ("none", False)
+    assert chosen("1b", two, 40) == ("fsdp", False), "21 GB of 40"
+    assert chosen("1b", ALONE, 32) == ("none", True)
+    assert chosen("7b", eight, 80) == ("fsdp", False)
+    assert chosen("7b", eight, 24) == ("fsdp", True)
+    assert chosen("1b", two, 80, FP32) == ("ddp", False)
+    assert chosen("71m", two, 80, FP32, strategy="fsdp") == ("fsdp", False)
+    assert chosen("1b", two, 24, strategy="ddp", activation_checkpointing="none") == ("ddp", False)
+    assert chosen("71m", two, 80, activation_checkpointing="blocks") == ("ddp", True)

@@ -19,7 +19,7 @@ from gpas_cli.events import Event, Outcome, fields_of
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.train import dcp_storage, loop, matmul_precision
+from gpas_cli.train import dcp_storage, loop, matmul_precision, training
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 from gpas_cli.train.update import Update
@@ -67,7 +67,8 @@ def go(
     asked = iter(range(10**6))
     stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
     where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root)
-    return train(what, where, recorder, cadence=CADENCE, stop=stop, **kwargs), recorder
+    cadence = kwargs.pop("cadence", CADENCE)
+    return train(what, where, recorder, cadence=cadence, stop=stop, **kwargs), recorder
 
 
 def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -298,6 +299,19 @@ def test_a_run_too_short_for_a_profile_warns(paths: RunPaths, tmp_path: Path) ->
     _, recorder = go(paths, tmp_path / "checkpoints", cell(), 5, watch=Monitoring(profile=3))
     assert recorder.of("profile") == []
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
+
+
+def test_checkpoints_by_time_follow_the_clock_and_the_last_update(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every reading of the clock is a minute later: one at the start and one after each update and at each save."""
+    minutes = iter(range(10**6))
+    monkeypatch.setattr(training.time, "monotonic", lambda: 60.0 * next(minutes))
+    _, recorder = go(paths, tmp_path / "a", cell(), cadence=replace(CADENCE, checkpoint_every="10min"))
+    assert [event["step"] for event in recorder.of("checkpoint")] == [10, 20, STEPS]
+    _, recorder = go(paths, tmp_path / "b", cell(), cadence=replace(CADENCE, checkpoint_every="2h"))
+    assert [event["step"] for event in recorder.of("checkpoint")] == [STEPS]
+    assert all(torch.equal(a, b) for a, b in zip(*(final_tensors(tmp_path / n).values() for n in "ab"), strict=True))
 
 
 def test_a_disk_full_for_a_while_costs_only_checkpoints(
