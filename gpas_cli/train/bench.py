@@ -21,11 +21,10 @@ from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.flops import whole_flops_per_token
-from gpas_cli.spec.memory import state_bytes
+from gpas_cli.spec.memory import USABLE_FRACTION, state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.memory import USABLE_FRACTION
 from gpas_cli.train.precision import choose_device
 from gpas_cli.words import byte_size
 
