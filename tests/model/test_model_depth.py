@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from moved_networks import moved_network
 from torch import Tensor, nn
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.depth_schedule import ActiveLayers
 from gpas_cli.spec.norm import SCHEMES
-from gpas_cli.spec.parse_cell import parse_model
 
 # An eps that is far below the smallest mean square of these streams, so that gate gradients are exact up to rounding.
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 5, "vocab": 50, "eps": 1e-15}
@@ -28,14 +28,7 @@ PATHS = {
 
 
 def network(norm: str, **gate: object) -> Llama:
-    spec = {"size": SIZE, "norm": norm, "init": {"std": 0.2}}
-    spec |= {"gate": {"init": [0.3, -0.2, 0.15, 0.4, 0.1], **gate}}
-    made = build(parse_model(spec), seed=1, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return moved_network({"size": SIZE, "norm": norm, "gate": {"init": [0.3, -0.2, 0.15, 0.4, 0.1], **gate}})
 
 
 def backward(made: Llama, active: ActiveLayers | None) -> Tensor:

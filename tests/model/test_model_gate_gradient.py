@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from moved_networks import moved_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.errors import InvalidExperiments
@@ -25,14 +26,7 @@ STARTS = [0.3, -0.2, 0.15, 0.4]
 
 
 def network(norm: str, family: object = "llama", **gate: object) -> Llama:
-    spec = {"size": SIZE, "norm": norm, "family": family, "gate": {"init": STARTS, **gate}, "init": {"std": 0.2}}
-    made = build(parse_model(spec), seed=1, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            # Norms that have moved, biases that are not zero.
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return moved_network({"size": SIZE, "norm": norm, "family": family, "gate": {"init": STARTS, **gate}})
 
 
 def gradients(made: Llama, batches: int = 2) -> None:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from report_cells import entry
 from report_database import add
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, event
 
 from gpas_cli.report.curves import LAST, curves, layer_curves
-from gpas_cli.store.schema import Base
-
-
-@pytest.fixture
-def engine() -> Any:
-    engine = create_engine("sqlite://")
-    Base.metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

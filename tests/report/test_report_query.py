@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_cells import entry, spec
 from report_database import add
-from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
 from gpas_cli.errors import UnknownCell
@@ -18,15 +16,6 @@ from gpas_cli.report.origin.provenance import differences, trace_number
 from gpas_cli.report.recorded import stage_keys
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
-from gpas_cli.store.schema import Base
-
-
-@pytest.fixture
-def engine() -> Any:
-    engine = create_engine("sqlite://")
-    Base.metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 def test_spikes_of_all_attempts_are_counted_once_each(engine: Engine) -> None:
