@@ -27,7 +27,10 @@ def absent_reason(token: MaskToken, root: Path) -> str:
         return ""  # whatever reads the tokenizer says what is wrong with it
     if token.name in names:
         return ""
-    return (
-        f"objective.mask_token: {token.tokenizer} has no token '{token.name}'; leave the setting out to use the last "
-        "id of size.vocab"
-    )
+    return no_such_token(token.tokenizer, f"'{token.name}'")
+
+
+def no_such_token(tokenizer: str, token: str) -> str:
+    """Return the message that a tokenizer does not have the token of `objective.mask_token`."""
+    remedy = "leave the setting out to use the last id of size.vocab"
+    return f"objective.mask_token: {tokenizer} has no token {token}; {remedy}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpas_cli.data.loader import CAUSAL, CausalReader, RowReader
+from gpas_cli.data.mask_token import no_such_token
 from gpas_cli.data.masked import MaskedReader
 from gpas_cli.data.spans import SpanReader
 from gpas_cli.data.tokenizer import Tokenizer
@@ -41,8 +42,5 @@ def _mask_of(objective: Masked, tokenizer: Tokenizer) -> int:
     """Return the id of the tokenizer's mask token. Raises DataError if there is none of that name."""
     found = tokenizer.id_of(objective.mask_token)
     if found is None:
-        raise DataError(
-            f"objective.mask_token: {tokenizer.origin} has no token '{objective.mask_token}' below {tokenizer.vocab}; "
-            "leave the setting out to use the last id of size.vocab"
-        )
+        raise DataError(no_such_token(tokenizer.origin, f"'{objective.mask_token}' below {tokenizer.vocab}"))
     return found

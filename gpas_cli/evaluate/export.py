@@ -97,25 +97,14 @@ def export(
     and raises GpasError if the checkpoint is damaged, the folder is not empty, the licence is not an id, or the error
     of folding exceeds `options.max_error`.
     """
-    check_target(options.folder)
-    check_license(options.license_id)
-    if not cell.objective.causal:
-        raise GpasError(cell.objective.needs_next_token("export"))
-    if replace(cell.model.family, qk_norm=Family().qk_norm) != Family():
-        raise GpasError("only networks of the family llama can be exported")
+    _check(cell, options)
     corpus, notes = _text(cell, cache, root, tokenizer, notify)
     network, position = _load(cell, trained)
     reason = "--bundled was given" if options.bundled else obstacle(cell.model)
     if reason:
-        make_files = bundled_files
         measured = _measure(cell, network, None, corpus)
     else:
-        # bfloat16 weights are folded and compared in float32, so that rounding does not hide the error of folding.
-        ours = network.float()
-        network = fold(ours)
-        make_files = llama_files
-        measured = _measure(cell, ours, network, corpus)
-        _refuse_above(options.max_error, measured)
+        network, measured = _folded(cell, network, corpus, options.max_error)
     written = ExportReport(
         form="bundled" if reason else "llama",
         reason=reason,
@@ -132,8 +121,29 @@ def export(
         "gpas.json": _origin(cell, written),
         "README.md": _card(cell, options, written, origin or TrainingOrigin(), root, bool(tokenizer_files)),
     }
-    write_folder(options.folder, network, {**make_files(network, tokens), **tokenizer_files, **about})
+    own_files = bundled_files(network, tokens) if reason else llama_files(network, tokens)
+    write_folder(options.folder, network, {**own_files, **tokenizer_files, **about})
     return written
+
+
+def _check(cell: Cell, options: ExportOptions) -> None:
+    """Raise GpasError if the network cannot be exported as the options say, whatever its weights are."""
+    check_target(options.folder)
+    check_license(options.license_id)
+    if not cell.objective.causal:
+        raise GpasError(cell.objective.needs_next_token("export"))
+    if replace(cell.model.family, qk_norm=Family().qk_norm) != Family():
+        raise GpasError("only networks of the family llama can be exported")
+
+
+def _folded(cell: Cell, network: Llama, corpus: Corpus | None, max_error: float) -> tuple[Llama, Comparison]:
+    """Return the network as plain LLaMA, and the error of that. Raises GpasError if it is above `max_error`."""
+    # bfloat16 weights are folded and compared in float32, so that rounding does not hide the error of folding.
+    ours = network.float()
+    plain_llama = fold(ours)
+    measured = _measure(cell, ours, plain_llama, corpus)
+    _refuse_above(max_error, measured)
+    return plain_llama, measured
 
 
 def _card(

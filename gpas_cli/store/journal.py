@@ -208,10 +208,9 @@ def read_bytes(path: Path, offset: int = 0, limit: int = -1) -> tuple[bytes, int
 
 def decoded(data: bytes) -> Iterator[Line | None]:
     """Yield the lines in `data` one after the other, None for a damaged one."""
-    for line in data.split(b"\n"):
-        if line:  # a write that ended just before its newline makes the next event start with one
-            values = decode(line)
-            yield None if values is None else Line(values)
+    for line in _raw_lines(data):
+        values = decode(line)
+        yield None if values is None else Line(values)
 
 
 def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[Line], int, int]]:
@@ -313,12 +312,16 @@ def plain(value: Any) -> Any:
 
 
 def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[Line], int]:
-    # A write that ended just before its newline makes the next event start with one, which leaves an empty line.
-    lines = [line for line in data.split(b"\n") if line]
+    lines = _raw_lines(data)
     for kind, count in (newest or {}).items():
         lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
     decoded = [Line(values) for line in lines if (values := decode(line)) is not None]
     return decoded, len(lines) - len(decoded)
+
+
+def _raw_lines(data: bytes) -> list[bytes]:
+    # A write that ended just before its newline makes the next event start with one, which leaves an empty line.
+    return [line for line in data.split(b"\n") if line]
 
 
 def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
