@@ -5,7 +5,6 @@ The FLOPs of a training update are those of `spec.flops`; a forward pass takes a
 
 from __future__ import annotations
 
-import heapq
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Started, Step
 from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.makespan import makespan
 from gpas_cli.plan.speed import MeasuredSpeed, Shape, measured, shape
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import distinct
@@ -111,22 +111,6 @@ def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
     return measured(runs) | {own: MeasuredSpeed(statistics.median(speeds)) for own, speeds in found.items()}
-
-
-def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
-    """Return the hours until the last of the jobs (hours, slots needed) ends. Jobs start in order as slots free up."""
-    now = last = 0.0
-    free = slots
-    busy: list[tuple[float, int]] = []
-    for hours, wanted in needs:
-        wanted = min(wanted, slots)
-        while free < wanted:
-            now, returned = heapq.heappop(busy)
-            free += returned
-        heapq.heappush(busy, (now + hours, wanted))
-        free -= wanted
-        last = max(last, now + hours)
-    return last
 
 
 def _works(

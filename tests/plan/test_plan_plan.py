@@ -15,9 +15,10 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
-from gpas_cli.plan.estimate import equivalent_tokens, estimate, makespan, measured_speeds
+from gpas_cli.plan.estimate import equivalent_tokens, estimate, measured_speeds
 from gpas_cli.plan.gpus import MEMORY_GB, assumed_mfu, named_gpus
 from gpas_cli.plan.machine import Cluster, Machine
+from gpas_cli.plan.makespan import makespan
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.spec.flops import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
