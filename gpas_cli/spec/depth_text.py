@@ -32,7 +32,13 @@ def depth_lines(cell: CellParts) -> list[str]:
         f"average: {schedule.average():.4g} of {layers} layers, {relative_flops(cell):.3g} of the work of full "
         f"depth, {computed_flops(cell):.3g} of its FLOPs with attention and head"
     )
-    return [*kinds[depth.kind](schedule), average]
+    return [*kinds[depth.kind](schedule), *_gates(cell), average]
+
+
+def _gates(cell: CellParts) -> Iterator[str]:
+    gate, depth = cell.model.gate, cell.layer_schedule.depth
+    if gate is not None and gate.learnable and depth.kind != "stacking" and depth.scale != "none":
+        yield "where s is not 1, autograd computes the gradients of gates that no norm follows, which takes memory"
 
 
 def _raptr(schedule: LayerSchedule) -> Iterator[str]:

@@ -251,6 +251,16 @@ def test_stages_boundaries_average_and_factors_in_words() -> None:
     assert lines[-1].startswith("average: 9 of 12 layers, 0.75 of the work of full depth, ")
 
 
+def test_gates_that_autograd_trains_are_named() -> None:
+    def named(**depth: object) -> bool:
+        lines = depth_lines(cell({"stages": "6-12", **depth}, 12, 300, norm="pre", gate="gpas"))
+        return any("autograd computes the gradients of gates" in line for line in lines)
+
+    assert named(like="raptr")
+    assert not named(like="raptr", scale="none")
+    assert not named(like="stacking")
+
+
 def test_copies_and_layer_drop_in_words() -> None:
     stacking = depth_lines(cell({"like": "stacking", "stages": "6-9-12", "moments": "fresh"}, 12, 300))
     assert "updates 101-200: the first 9 layers; layers copied: 7 from 4, 8 from 5, 9 from 6" in stacking

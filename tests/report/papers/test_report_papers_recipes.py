@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from gpas_cli.packaged import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, load, published, tables
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes
+from gpas_cli.spec.depth import Depth
+from gpas_cli.spec.optimizers import optimizer_settings
 from gpas_cli.spec.parse_cell import cell_from
 
 EXPERIMENTS = load_experiments(packaged("experiments.yaml"))
@@ -41,7 +44,10 @@ def test_recipes_name_settings_of_cells() -> None:
                 section, _, key = setting.partition(".")
                 assert section in WHOLE, (source, setting)
                 inside = WHOLE[section]
-                optional = {"norm.apply", "optim.decay_shape"}  # of one scheme, of one schedule
+                # Of one scheme, of one schedule, of depth schedules, of UL2, of Adafactor.
+                optional = {"norm.apply", "optim.decay_shape", "objective.denoisers", "objective.modes"}
+                optional |= {f"depth.{one.name}" for one in fields(Depth)}
+                optional |= {f"optim.{one.name}" for one in fields(optimizer_settings()["adafactor"])}
                 assert not key or key in inside or setting in optional, (source, setting)
 
 
