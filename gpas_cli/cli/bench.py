@@ -66,7 +66,7 @@ def render(found: list[Bench]) -> RenderableType:
 
 
 def _share(one: Bench) -> str:
-    """Return that only one of the job's processes was measured, "" if it has no other."""
+    """Return a note if only one of several processes of the job was measured, else ""."""
     processes = one.facts["processes"]
     if processes == 1:
         return ""

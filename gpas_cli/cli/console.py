@@ -285,7 +285,7 @@ def recorded_of(chosen: Sequence[Entry], where: Project | None = None, *, databa
 
 
 def warn(problem: str) -> None:
-    """Print on standard error what went wrong without stopping the command, nothing for ""."""
+    """Print a problem that does not stop the command on standard error; "" prints nothing."""
     if problem:
         print(f"gpas: {problem}", file=sys.stderr)
 

@@ -83,7 +83,7 @@ def plan(
 
 
 def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None) -> NoReturn:
-    """Show the plan of a smoke test and what was shrunk to what, and exit with the code of the plan."""
+    """Show the plan of a smoke test and the settings that were shrunk, and exit with the code of the plan."""
     planned = shrunk.plan()
     if STATE.as_json:
         print_json(**as_mapping(planned), shrunk=shrunk.as_mapping())

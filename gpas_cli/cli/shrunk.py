@@ -29,7 +29,7 @@ SHOWN = 4  # values of a setting
 
 
 class ShrunkCells:
-    """The cells of a command in tiny form, the project that they run in, and what was shrunk to what.
+    """The cells of a command in tiny form, the project that they run in, and the settings that were shrunk.
 
     One cell is taken of those that differ in the seed alone, unless a condition in `where` names seeds. The project is
     in a folder of the code's version, so that a change of the code runs all cells again.
@@ -61,7 +61,7 @@ class ShrunkCells:
         return plan(self.project.runs, self.entries, retry=RETRIED, machine=machine)
 
     def print(self) -> None:
-        """Print what was shrunk to what."""
+        """Print the settings that were shrunk, before and after."""
         from gpas_cli.cli.columns import Columns
 
         rows = [(change.setting, _shown(change.before), _shown(change.after)) for change in self.changes]
@@ -87,7 +87,7 @@ def require_local(executor: str) -> None:
 
 
 def _project() -> Project:
-    """Return the project of shrunk cells. It has the experiments file of this one, and nothing else of it."""
+    """Return the project of shrunk cells, which shares only the experiments file with this one."""
     from gpas_cli.store.snapshot import current_code
 
     here = project()

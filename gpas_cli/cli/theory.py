@@ -1,4 +1,4 @@
-"""`gpas theory`: what the papers derive, computed beside what they print."""
+"""`gpas theory`: the papers' theoretical results, computed and shown beside the printed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from gpas_cli.report.figures.figure import Figure
     from gpas_cli.spec.cell import Cell as SpecCell
 
-app = typer.Typer(help="Compute what the papers derive, beside what they print.", no_args_is_help=True)
+app = typer.Typer(
+    help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
+)
 
 Out = Annotated[
     list[Path] | None,

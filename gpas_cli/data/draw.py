@@ -26,12 +26,12 @@ class Draw:
 
     @classmethod
     def training(cls, seed: int, update: int) -> Draw:
-        """Return those of update 0, 1, ... of a training with `seed`."""
+        """Return the random numbers of updates 0, 1, ... of a training with `seed`."""
         return cls((_TRAINING, seed, update))
 
     @classmethod
     def validation(cls) -> Draw:
-        """Return those of every evaluation, of every training: they depend on the row alone."""
+        """Return the random numbers of evaluations, which depend on the row alone."""
         return cls((_VALIDATION, 0, 0))
 
     def words(self, row: int, number: int) -> Words:

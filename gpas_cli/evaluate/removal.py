@@ -133,7 +133,7 @@ class RemovalLosses:
 
 
 def _both(first: Watch, second: Watch) -> Watch:
-    """Return a watch of a forward pass that is both of these."""
+    """Return a watch that calls both watches in each forward pass."""
 
     @contextmanager
     def watch(rows: DeviceRows) -> Iterator[None]:

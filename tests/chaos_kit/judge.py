@@ -161,7 +161,7 @@ def shown_truly(
         watched = commands is not None and _watched(poll, samples)
         for cell in poll.shown:
             why = _untrue(poll, cell, of(attempts, cell.key), [life for life in lives if life.key == cell.key])
-            if not why and watched and cell.state in ALIVE and not _somebody(poll, cell, lives, commands or ()):
+            if not why and watched and cell.state in ALIVE and not _attended(poll, cell, lives, commands or ()):
                 why = "shown as under way though neither a process of it nor a command lives"
             if why and (cell.cell, why) not in reported:
                 reported.add((cell.cell, why))
@@ -182,7 +182,7 @@ def _untrue(poll: Poll, cell: Shown, attempts: Sequence[Attempt], lives: Sequenc
     if cell.state not in UNDECIDED:
         return ""
     through = [life for life in lives if life.first <= poll.began and life.last >= poll.ended]
-    silent = [life for life in through if not _told(attempts, life, poll.ended)]
+    silent = [life for life in through if not _has_outcome(attempts, life, poll.ended)]
     if silent:
         return f"shown as {cell.state} while its process {silent[0].process.pid} lived"
     if cell.key in poll.waiting and not (cell.state == "cancelled" or after):
@@ -192,7 +192,7 @@ def _untrue(poll: Poll, cell: Shown, attempts: Sequence[Attempt], lives: Sequenc
     return ""
 
 
-def _told(attempts: Sequence[Attempt], life: Life, until: float) -> bool:
+def _has_outcome(attempts: Sequence[Attempt], life: Life, until: float) -> bool:
     """Return whether the process's attempt had any outcome by then."""
     mine = [attempt for attempt in attempts if attempt.number == life.attempt]
     return any(event["kind"] == "outcome" and event["t"] <= until for a in mine for event in a.events)
@@ -206,7 +206,7 @@ def _watched(poll: Poll, samples: Sequence[float]) -> bool:
     return bounded and all(b - a <= SAMPLED for a, b in pairwise(near))
 
 
-def _somebody(poll: Poll, cell: Shown, lives: Sequence[Life], commands: Sequence[tuple[float, float]]) -> bool:
+def _attended(poll: Poll, cell: Shown, lives: Sequence[Life], commands: Sequence[tuple[float, float]]) -> bool:
     spans = [*commands, *((life.first, life.last) for life in lives if life.key == cell.key)]
     return any(first - SAMPLED <= poll.ended and last + SAMPLED >= poll.began for first, last in spans)
 
