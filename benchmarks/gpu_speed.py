@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.spec.flops import peak_flops, whole_flops_per_token
-from gpas_cli.spec.memory import activation_bytes, state_bytes
+from gpas_cli.spec.memory import predicted
+from gpas_cli.spec.run import Resources
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -91,9 +92,10 @@ def _memory(scale: Scale, size: str, loop: Loop) -> Iterator[Result]:
     yield Result(size, "rows at once", loop.micro_batch)
     yield Result(size, "peak memory, full rows", round(peak_memory(device) / 1e9, 2), "GB")
     if device.type == "cuda":
-        per_token = activation_bytes(cell.model.size, cell.precision)
-        predicted = state_bytes(cell) + loop.micro_batch * cell.data.length * per_token
-        yield Result(size, "peak memory over the predicted one", peak_memory(device) / predicted)
+        has = torch.cuda.get_device_properties(device).total_memory
+        asked = Resources(gpus=1, micro_batch=loop.micro_batch)
+        found = peak_memory(device) / predicted(cell, asked, has).total
+        yield Result(size, "peak memory over the predicted one", found)
         yield Result(size, "retries of the allocator", torch.cuda.memory_stats()["num_alloc_retries"])
 
 

@@ -22,12 +22,13 @@ from gpas_cli.cli.console import (
 )
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.errors import GpasError
-from gpas_cli.words import count
+from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.plan.device_memory import JobMemory
     from gpas_cli.plan.elsewhere import CostElsewhere
     from gpas_cli.plan.estimate import Estimate
     from gpas_cli.plan.plan import Plan, Refusal
@@ -135,8 +136,14 @@ def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
         "sizes": [vars(size) for size in planned.sizes],
         "stage_costs": [{**vars(one), "resources": plain(one.resources)} for one in planned.stage_costs],
         "cost": None if price is None else price * planned.estimate.gpu_hours,
+        "memory": [_memory_mapping(one) for one in planned.memory],
         "elsewhere": [_elsewhere_mapping(one) for one in planned.elsewhere],
     }
+
+
+def _memory_mapping(one: JobMemory) -> dict[str, Any]:
+    totals = {"total": one.memory.total, "fits": one.memory.fits}
+    return {"size": one.size, "jobs": one.jobs, "gpu": one.gpu, "devices": one.devices, **vars(one.memory), **totals}
 
 
 def _elsewhere_mapping(cost: CostElsewhere) -> dict[str, Any]:
@@ -170,9 +177,23 @@ def render(planned: Plan, price: float | None = None, *, cells: bool | None = No
     parts += [tables.by_size(planned)] if planned.jobs or not planned.elsewhere else []
     parts += [tables.by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
+    parts += _memory(planned)
     parts += _elsewhere(planned)
     parts += _cells(planned, cells)
     return Group(Text(headline(planned), style="bold"), *parts)
+
+
+def _memory(planned: Plan) -> list[RenderableType]:
+    """Return the predicted memory of each GPU, if its kind is known."""
+    from rich.text import Text
+
+    from gpas_cli.cli import plan_tables as tables
+
+    if not planned.memory:
+        return []
+    first = planned.memory[0]
+    has = byte_size(first.memory.device_bytes)
+    return [Text(f"predicted memory of each GPU ({first.gpu}, {has}):"), tables.memory(planned.memory)]
 
 
 def _elsewhere(planned: Plan) -> list[RenderableType]:
@@ -184,7 +205,8 @@ def _elsewhere(planned: Plan) -> list[RenderableType]:
 
     if not planned.elsewhere:
         return []
-    lines = (basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {_command(planned)}")
+    unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
+    lines = (*unfit, basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {_command(planned)}")
     return [
         Text("GPU-hours on GPUs that are not here, and in brackets the longest job:"),
         tables.on_gpus(planned.elsewhere),

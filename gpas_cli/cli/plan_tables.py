@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpas_cli.cli.columns import Columns
-from gpas_cli.words import abbreviated, count, duration, listed
+from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 if TYPE_CHECKING:
+    from gpas_cli.plan.device_memory import JobMemory
     from gpas_cli.plan.elsewhere import CostElsewhere
     from gpas_cli.plan.plan import Plan, PlanRow
     from gpas_cli.plan.sizes import SizeCost
@@ -73,6 +74,22 @@ def _on_gpu(size: SizeCost) -> str:
 
 def _gpu_hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 99.95 else f"{hours:.1f}"
+
+
+def memory(found: Sequence[JobMemory]) -> Columns:
+    """Return a table of the predicted memory of each GPU, with a row per size."""
+    rows = [
+        (one.size, f"{one.devices}", byte_size(one.memory.total), f"{one.memory.micro_batch}",
+         byte_size(one.memory.weights + one.memory.gradients + one.memory.state), byte_size(one.memory.activations),
+         "recomputed" if one.memory.recompute else "kept",
+         {"none": "one process", "ddp": "a copy each (ddp)", "fsdp": "sharded (fsdp)"}[one.memory.strategy])
+        for one in found
+    ]  # fmt: skip
+    headers = (
+        "size", "GPUs", "memory of each", "rows at once", "weights and states", "activations", "they are", "network",
+    )  # fmt: skip
+    right = frozenset(headers[1:6])
+    return Columns(headers, rows, right=right, droppable=("network", "they are", "weights and states"))
 
 
 def cells(rows: Sequence[PlanRow]) -> Columns:

@@ -7,6 +7,7 @@ stages       the jobs by stage: what they ask for, and their cost
 tokenisation the jobs that tokenise those texts beforehand
 machine      the accelerators and cores of this machine, or of the nodes behind a scheduler
 elsewhere    the cost of jobs on common GPUs, where a machine has too few
+device_memory the predicted memory of each GPU, by size of network
 gpus         named GPUs (H100:8) to plan for
 estimate     jobs -> GPU-hours, core-hours, wall-clock hours
 speed        measured speeds, by the shape of a training

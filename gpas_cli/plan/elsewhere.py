@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+from gpas_cli.plan.device_memory import JobMemory, memory_of_jobs
 from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.sizes import SizeCost, by_size
@@ -25,6 +27,13 @@ class CostElsewhere:
     machine: NamedGpus
     estimate: Estimate
     sizes: tuple[SizeCost, ...]
+
+    @cached_property
+    def too_large(self) -> list[JobMemory]:
+        """The jobs that do not fit one of these GPUs, by size."""
+        kinds = (replace(self.machine, name=name) for name in self.names)
+        found = (one for kind in kinds for one in memory_of_jobs([work.job for work in self.estimate.works], kind))
+        return [one for one in found if one.warning()]
 
 
 def costs_elsewhere(

@@ -10,13 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.plan.machine import Machine
-from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.plan.machine import GpuKind, Machine
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import parameters, peak_flops
-from gpas_cli.spec.memory import WEIGHT_BYTES, state_bytes
 from gpas_cli.spec.run import Resources
-from gpas_cli.words import byte_size, count
 
 # MosaicML's published training benchmarks (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76,
 # 1.3 and 2.7B parameters. Smaller networks follow the same slope; larger ones are assumed to reach no more.
@@ -64,6 +61,9 @@ class NamedGpus(Machine):
     def seen(self) -> str:
         return f"--gpu names {self.number}"
 
+    def gpu_kind(self) -> GpuKind:
+        return GpuKind(self.name, MEMORY_GB[self.name] * 10**9)
+
     def share(self, parameters: int) -> float:
         """Return the share of the peak that a training of so many parameters is assumed to reach."""
         return self.mfu or assumed_mfu(parameters)
@@ -109,24 +109,3 @@ def named_gpus(words: str, mfu: float | None = None) -> NamedGpus:
 
 def _plain(name: str) -> str:
     return "".join(name.lower().split()).replace("-", "").removeprefix("nvidia").removeprefix("rtx")
-
-
-def too_large(jobs: Iterable[StageJob], gpus: NamedGpus) -> list[str]:
-    """Return a sentence for each kind of job whose weights, gradients and optimizer state exceed its GPUs' memory.
-
-    A stage that does not train has its weights alone.
-    """
-    found: dict[str, int] = {}
-    for job in jobs:
-        trains = any(stage.declared.trains for stage in job.cell.stages if stage.kind == job.kind)
-        states = state_bytes(job.cell) if trains else WEIGHT_BYTES[job.cell.precision] * parameters(job.cell)
-        devices = gpus.needs(job.resources)
-        each = states / (1 if job.resources.strategy == "ddp" else devices)
-        if each > 1e9 * MEMORY_GB[gpus.name]:
-            what = "weights, gradients and optimizer state" if trains else "weights"
-            text = (
-                f"{what} take {byte_size(states)}, {byte_size(each)} on each of "
-                f"{count(devices, 'GPU')}; a {gpus.name} has {MEMORY_GB[gpus.name]} GB"
-            )
-            found[text] = found.get(text, 0) + 1
-    return [f"{count(number, 'job')}: {text}: raise resources.gpus" for text, number in found.items()]

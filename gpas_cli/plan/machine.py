@@ -21,6 +21,14 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
+class GpuKind:
+    """A kind of GPU; `memory` in bytes."""
+
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """The devices available to jobs: `gpus` as in CUDA_VISIBLE_DEVICES, and `cores` by number."""
 
@@ -55,6 +63,10 @@ class Machine:
         """Return whether a job asks for more GPUs than there are."""
         return resources.gpus > len(self.gpus)
 
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the kind of the first GPU; None if there is none, or only a part of one (MIG)."""
+        return None if not self.gpus or self.gpus[0].startswith("MIG") else _queried_kind(self.gpus[0])
+
     def seen(self) -> str:
         """Return how many GPUs can be seen: "none can be seen on HOST"."""
         return f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
@@ -77,6 +89,9 @@ class Cluster(Machine):
 
     def too_few(self, resources: Resources) -> bool:
         return False
+
+    def gpu_kind(self) -> GpuKind | None:
+        return None
 
     def threads(self, resources: Resources) -> int:
         return resources.threads
@@ -131,3 +146,14 @@ def _installed_gpus() -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(line.startswith("GPU ") for line in answer.splitlines())
+
+
+def _queried_kind(gpu: str) -> GpuKind | None:
+    """Return the kind of a GPU as nvidia-smi reports it, None if it does not."""
+    command = ("nvidia-smi", f"--id={gpu}", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        name, _, mebibytes = answer.strip().partition("\n")[0].rpartition(",")
+        return GpuKind(name.strip(), int(mebibytes) * 2**20)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import Exit
 from gpas_cli.plan import machine as machines
+from gpas_cli.plan.device_memory import JobMemory, memory_of_jobs
 from gpas_cli.plan.elsewhere import CostElsewhere, costs_elsewhere
 from gpas_cli.plan.estimate import Estimate, estimate
-from gpas_cli.plan.gpus import NamedGpus, too_large
+from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.sizes import SizeCost, by_size
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
@@ -96,8 +98,13 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Warnings about likely failures and surprises among jobs that can start."""
-        sizes = too_large(self.jobs, self.machine) if isinstance(self.machine, NamedGpus) else []
+        sizes = [warning for one in self.memory if (warning := one.warning())]
         return [*sizes, *self.text_warnings, *self.code_warnings]
+
+    @cached_property
+    def memory(self) -> list[JobMemory]:
+        """The predicted memory of each GPU of the jobs to start, by size; nothing if the kind of GPU is unknown."""
+        return memory_of_jobs(self.jobs, self.machine)
 
     @property
     def texts(self) -> tuple[StageJob, ...]:

@@ -110,6 +110,11 @@ def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     assert sum(size["gpu_hours"] for size in said["sizes"]) == hours
     text = face("plan", "--gpu", "H100:4", "--price", "2.5").out
     assert "on 4 x H100" in text
+    assert "predicted memory of each GPU (H100, 80.0 GB):" in text
+    assert [(one["size"], one["devices"], one["fits"]) for one in said["memory"]] == [
+        ("71m", 1, True),
+        ("130m", 2, True),
+    ]
     assert f"at 2.5 per GPU-hour: about {2.5 * hours:,.0f}" in text
     assert "assumed, not measured: 29 to 32 % of the peak of one H100 (by size, " in text
     half = face("plan", "--gpu", "H100", "--mfu", "0.2", "--json").json

@@ -10,7 +10,7 @@ import pytest
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan import machine
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import GpuKind, Machine
 from gpas_cli.spec.run import Resources
 
 CORES = Machine(gpus=(), cores=(0, 1, 2))
@@ -97,3 +97,15 @@ def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
     found = machine.machine({"CUDA_VISIBLE_DEVICES": mask})
     assert found == expected
     assert found.slots == slots
+
+
+def test_the_kind_of_gpu_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "NVIDIA A100-SXM4-40GB, 40960"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert Machine(gpus=("0", "1"), cores=()).gpu_kind() == GpuKind("NVIDIA A100-SXM4-40GB", 40960 * 2**20)
+    assert Machine(gpus=("MIG-b",), cores=()).gpu_kind() is None
+    assert CORES.gpu_kind() is None
+    program.write_text("#!/bin/sh\necho '[Unknown Error]'\n")
+    assert Machine(gpus=("0",), cores=()).gpu_kind() is None

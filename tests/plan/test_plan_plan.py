@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -239,15 +240,30 @@ def test_every_gpu_has_a_memory_and_a_peak() -> None:
 def test_a_network_that_does_not_fit_is_named(runs: Path) -> None:
     one = entry(size="7b", precision="bf16", optim={"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8})
     (warning,) = made_plan(runs, one, machine=named_gpus("H100")).warnings
-    assert "take 108 GB, 108 GB on each of 1 GPU; a H100 has 80 GB" in warning
-    shared = replace(one, resources=Resources(gpus=2))
+    assert re.search(
+        r"1 training of size 7b would take about 1\d\d GB on each of 1 GPU, and H100 has 80\.0 GB", warning
+    )
+    shared = replace(one, resources=Resources(gpus=8))
     assert made_plan(runs, shared, machine=named_gpus("H100")).warnings == []
-    scored = entry(size="7b", precision="bf16", optim=dict(one.cell.to_mapping()["optim"]), texts={})
-    (training,) = made_plan(runs, scored, machine=named_gpus("H100")).warnings  # texts needs the weights alone, 27 GB
-    assert training.startswith("1 job: ")
-    assert "1 job: weights take 27.0 GB" in made_plan(runs, scored, machine=named_gpus("L4")).warnings[1]
-    whole = replace(one, resources=Resources(gpus=2, strategy="ddp"))
-    assert "108 GB on each of 2 GPUs" in made_plan(runs, whole, machine=named_gpus("H100")).warnings[0]
+    whole = replace(one, resources=Resources(gpus=8, strategy="ddp"))
+    (warning,) = made_plan(runs, whole, machine=named_gpus("H100")).warnings
+    assert warning.endswith("raise resources.gpus, or leave out strategy: ddp")
+    elsewhere = made_plan(runs, replace(one, resources=Resources(gpus=1)), machine=FOUR_CORES).elsewhere
+    assert [one.gpu for cost in elsewhere for one in cost.too_large] == ["A100", "H100", "H200"]
+
+
+def test_the_memory_of_each_gpu_is_that_of_the_largest_cell_of_a_size(runs: Path) -> None:
+    optim = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
+    norms = [entry(size="350m", norm=norm, precision="bf16", optim=optim) for norm in ("pre", "sandwich")]
+    cells = [replace(cell, resources=Resources(gpus=4)) for cell in norms]
+    made = made_plan(runs, *cells, machine=named_gpus("H100:4"))
+    (found,) = made.memory
+    alone = [made_plan(runs, cell, machine=named_gpus("H100:4")).memory[0].memory.total for cell in cells]
+    assert (found.size, found.jobs, found.devices, found.memory.strategy) == ("350m", 2, 4, "ddp")
+    assert found.memory.micro_batch == 128
+    assert found.memory.total == max(alone) > min(alone)
+    assert made_plan(runs, *cells, machine=Cluster()).memory == []
+    assert made_plan(runs, entry(), machine=FOUR_CORES).memory == []
 
 
 def test_sizes_show_what_a_cell_reads(runs: Path) -> None:

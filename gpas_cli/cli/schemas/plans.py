@@ -74,6 +74,27 @@ class ShrunkJson(TypedDict):
     settings: list[ShrunkSettingJson]
 
 
+class JobMemoryJson(TypedDict):
+    """The predicted memory of each GPU of the trainings of one size and recipe, in bytes, at the peak of an update."""
+
+    size: str
+    jobs: int
+    gpu: Annotated[str, "the kind of GPU"]
+    devices: Annotated[int, "GPUs of a job"]
+    strategy: Literal["none", "ddp", "fsdp"]
+    recompute: Annotated[bool, "whether activations are recomputed in the backward pass"]
+    micro_batch: Annotated[int, "rows at once"]
+    device_bytes: Annotated[int, "what the GPU has"]
+    weights: int
+    gradients: int
+    state: Annotated[int, "of the optimizer"]
+    gathered: Annotated[int, "tables that fsdp gathers for a whole pass"]
+    activations: int
+    working: Annotated[int, "what exists for some time: logits, gradients within a layer"]
+    total: int
+    fits: bool
+
+
 class SizeElsewhereJson(SizeCostJson):
     """The cells of one size on GPUs that are not here."""
 
@@ -104,6 +125,7 @@ class PlanJson(DocumentJson):
     sizes: list[SizeCostJson]
     stage_costs: list[StageCostJson]
     cost: Annotated[float | None, "GPU-hours times --price"]
+    memory: Annotated[list[JobMemoryJson], "empty if the kind of GPU is unknown"]
     elsewhere: Annotated[list[ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
