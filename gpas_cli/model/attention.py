@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gpas_cli.model.narrow import LONGEST, NarrowAttention, suits
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.products import outputs
+from gpas_cli.model.ragged import ragged_attention, suits_ragged
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.norm import Norm
@@ -26,12 +27,16 @@ class Packing:
     one at padding. `occupied`, (rows * time, 1), bool, is false at padding. Everything but attention works on the n
     tokens alone. `spread` and `join` only gather by index, forward and backward: a gather fuses with the operations
     around it and is deterministic without the sort that scattering by index needs on GPUs.
+
+    `bounds`, (rows + 1,), int32: where each row begins in the stream, and where the last ends. With them attention
+    works on the stream, too (`ragged`); None where the device has no kernel for it.
     """
 
     index: Tensor
     token: Tensor
     occupied: Tensor
     time: int
+    bounds: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -133,14 +138,28 @@ class Attention(nn.Module):
         if positions.tables is not None and self._is_narrow(x, positions):
             weights = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
             return self.o_proj(NarrowAttention.apply(x, *weights, self.heads, positions.tables))  # type: ignore[no-any-return, no-untyped-call]
-        q, k, v = self.projected(x, positions.packing)
+        packing = positions.packing
+        if packing and packing.bounds is not None and positions.visible is None and suits_ragged(x, self.head_dim):
+            return self.o_proj(self._on_stream(x, packing, packing.bounds, positions.tables))  # type: ignore[no-any-return]
+        q, k, v = self.projected(x, packing)
         if positions.tables is not None:
             q = rotate(q, positions.tables)
             k = rotate(k, positions.tables)
         seen = positions.visible
         mask = seen.mask if seen else None
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=seen is None).transpose(1, 2).flatten(2)
-        return self.o_proj(positions.packing.join(y) if positions.packing else y)  # type: ignore[no-any-return]
+        return self.o_proj(packing.join(y) if packing else y)  # type: ignore[no-any-return]
+
+    def _on_stream(self, x: Tensor, packing: Packing, bounds: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return the heads' outputs for the stream x without spreading it: (1, n, hidden)."""
+        q, k, v = self.projected(x, None)
+        if tables is not None:
+            place = packing.index % packing.time
+            own = tables[0].index_select(0, place), tables[1].index_select(0, place)
+            q = rotate(q, own)
+            k = rotate(k, own)
+        q, k, v = (heads[0].transpose(0, 1).to(v.dtype) for heads in (q, k, v))
+        return ragged_attention(q, k, v, bounds, packing.time).flatten(1)[None]
 
     def _is_narrow(self, x: Tensor, positions: Positions) -> bool:
         """Return whether `NarrowAttention` takes x: short whole rows without a prefix, and neither QK-norm nor bias."""

@@ -92,6 +92,8 @@ def _mark_stream(x: Tensor, packing: Packing | None) -> None:
     _mark(packing.index, 0, tokens)
     _mark(packing.token, 0, places)
     _mark(packing.occupied, 0, places)
+    if packing.bounds is not None:
+        _mark(packing.bounds, 0, _hint_rows(packing.time) + 1)
 
 
 def _hint_rows(time: int) -> int:

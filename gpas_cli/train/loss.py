@@ -19,6 +19,7 @@ from torch import Tensor
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.ragged import has_ragged
 from gpas_cli.spec.depth_schedule import ActiveLayers
 from gpas_cli.train.cross_entropy import softmax_gradients, softmax_gradients_by_torch
 from gpas_cli.train.precision import Precision
@@ -110,7 +111,11 @@ def _packing(held: NDArray[np.bool_], time: int, device: torch.device) -> Packin
     """Return the packing of the tokens that are `held` of flattened rows of length `time`."""
     (index,) = np.nonzero(held)
     token = np.maximum(np.cumsum(held) - 1, 0)
-    return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time)
+    bounds = None
+    if has_ragged(device):
+        lengths = held.reshape(-1, time).sum(1)
+        bounds = _move(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
+    return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time, bounds)
 
 
 def _move(array: NDArray[Any], device: torch.device) -> Tensor:
