@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import fill, is_shard
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import Optim
@@ -19,12 +18,7 @@ ADJUSTMENTS = {"adamw": "match_rms_adamw", "original": "original"}
 
 
 def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Return torch's Muon for the trainable matrices of the layers, and AdamW for the other parameters.
-
-    Raises GpasError if torch has no Muon.
-    """
-    if not hasattr(torch.optim, "Muon"):
-        raise GpasError(f"torch {torch.__version__} has no Muon; install torch 2.9 or newer, or set optim.optimizer")
+    """Return torch's Muon for the trainable matrices of the layers, and AdamW for the other parameters."""
     own = spec.optimizer_settings or MuonSettings()
     assert isinstance(own, MuonSettings)
     trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}

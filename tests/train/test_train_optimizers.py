@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
-from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Outcome, silent
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
@@ -214,12 +214,6 @@ def orthogonalised(gradient: torch.Tensor) -> torch.Tensor:
         a = x @ x.T
         x = 3.4445 * x - 4.7750 * a @ x + 2.0315 * a @ a @ x
     return x.float()
-
-
-def test_without_muon_in_torch_its_cells_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(GpasError, match=r"has no Muon; install torch 2\.9 or newer"):
-        make_optimizer(build(cell().model), cell(optimizer="muon").optim)
 
 
 def test_state_that_its_entry_does_not_declare_is_an_error(tmp_path: Path) -> None:
