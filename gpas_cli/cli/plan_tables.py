@@ -80,16 +80,14 @@ def memory(found: Sequence[JobMemory]) -> Columns:
     """Return a table of the predicted memory of each GPU, with a row per size."""
     rows = [
         (one.size, f"{one.devices}", byte_size(one.memory.total), f"{one.memory.micro_batch}",
-         byte_size(one.memory.weights + one.memory.gradients + one.memory.state), byte_size(one.memory.activations),
-         "recomputed" if one.memory.recompute else "kept",
+         byte_size(one.memory.weights + one.memory.gradients + one.memory.state),
+         byte_size(one.memory.activations) + (", recomputed" if one.memory.recompute else ""),
          {"none": "one process", "ddp": "a copy each (ddp)", "fsdp": "sharded (fsdp)"}[one.memory.strategy])
         for one in found
     ]  # fmt: skip
-    headers = (
-        "size", "GPUs", "memory of each", "rows at once", "weights and states", "activations", "they are", "network",
-    )  # fmt: skip
+    headers = ("size", "GPUs", "memory of each", "rows at once", "weights and states", "activations", "network")
     right = frozenset(headers[1:6])
-    return Columns(headers, rows, right=right, droppable=("network", "they are", "weights and states"))
+    return Columns(headers, rows, right=right, droppable=("network", "weights and states"))
 
 
 def cells(rows: Sequence[PlanRow]) -> Columns:

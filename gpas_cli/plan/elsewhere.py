@@ -52,8 +52,10 @@ def basis(costs: Sequence[CostElsewhere]) -> str:
     cells = distinct(work.job.cell for cost in costs for work in cost.estimate.works)
     precisions = sorted({cell.precision for cell in cells})
     sheets = "; ".join(f"{', '.join(cost.names)}: {cost.machine.peaks(precisions)}" for cost in costs)
-    reached = "assumed, not measured: MFU, the share of the peak that training reaches, by size as MosaicML published"
-    return f"{reached} for H100s; peaks of the data sheets: {sheets}"
+    reached = (
+        "assumed, not measured: MFU, the share of the peak that training reaches, by size, from MosaicML's numbers"
+    )
+    return f"{reached} for 0.76B to 2.7B on H100s; peaks of the data sheets: {sheets}"
 
 
 def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:

@@ -79,7 +79,7 @@ class NamedGpus(Machine):
         every = list(cells)
         shares = sorted({self.share(parameters(cell)) for cell in every})
         reached = " to ".join(f"{100 * share:g}" for share in dict.fromkeys((shares[0], shares[-1])))
-        source = "" if self.mfu else " (by size, as MosaicML published for H100s)"
+        source = "" if self.mfu else " (by size, from MosaicML's numbers for 0.76B to 2.7B on H100s)"
         peaks = self.peaks(sorted({cell.precision for cell in every}))
         return f"assumed, not measured: {reached} % of the peak of one {self.name}{source}, {peaks}; --mfu changes it"
 
