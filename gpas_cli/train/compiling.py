@@ -19,9 +19,6 @@ WORTHWHILE_FLOPS = 1e15
 # All layers share one code object, with a graph for each kind of layer, for full and for packed rows, for a single row,
 # for rows with a mask, with and without gradients. PyTorch's own limit is 8; one more graph is an error.
 MAX_GRAPHS = 64
-# Kernels are generated for about so many tokens, whatever the first batch has: their code depends on the size, and a
-# resumed run starts with another batch.
-HINT_TOKENS = 2**16
 
 Forward = Callable[..., Tensor]
 
@@ -56,7 +53,7 @@ def _layer_with_dynamic_sizes(forward: Forward) -> Forward:
     def layer(x: Tensor, positions: Positions) -> Tensor:
         _mark_stream(x, positions.packing)
         if positions.visible and positions.visible.mask is not None:
-            _mark(positions.visible.mask, 0, _hint_rows(positions.visible.mask.shape[-1]))
+            _mark(positions.visible.mask, 0)
         return forward(x, positions)
 
     return layer
@@ -72,10 +69,7 @@ def _lookup_with_dynamic_sizes(forward: Forward) -> Forward:
 
 def _with_dynamic_sizes(forward: Forward) -> Forward:
     def module(x: Tensor) -> Tensor:
-        if len(x) == 1:
-            _mark(x, 1, HINT_TOKENS)
-        else:
-            _mark(x, 0, _hint_rows(x.shape[1]))
+        _mark(x, 1 if len(x) == 1 else 0)
         return forward(x)
 
     return module
@@ -84,27 +78,19 @@ def _with_dynamic_sizes(forward: Forward) -> Forward:
 def _mark_stream(x: Tensor, packing: Packing | None) -> None:
     """Mark the sizes of the stream x and of its packing that differ between batches."""
     if packing is None:
-        _mark(x, 0, _hint_rows(x.shape[1]))
+        _mark(x, 0)
         return
-    places = _hint_rows(packing.time) * packing.time
-    tokens = places * 3 // 4  # The two differ, or they would be taken to be equal in every batch.
-    _mark(x, 1, tokens)
-    _mark(packing.index, 0, tokens)
-    _mark(packing.token, 0, places)
-    _mark(packing.occupied, 0, places)
-    if packing.bounds is not None:
-        _mark(packing.bounds, 0, _hint_rows(packing.time) + 1)
+    _mark(x, 1)
+    for tensor in (packing.index, packing.token, packing.occupied, packing.bounds):
+        if tensor is not None:
+            _mark(tensor, 0)
 
 
-def _hint_rows(time: int) -> int:
-    return max(2, HINT_TOKENS // time)
-
-
-def _mark(tensor: Tensor, dimension: int, hint: int) -> None:
+def _mark(tensor: Tensor, dimension: int) -> None:
     """Make a dimension of `tensor` dynamic in the graph that is compiled for it, unless it is 1, which has a graph of
-    its own. `hint`: the size to generate kernels for."""
+    its own."""
     if tensor.shape[dimension] > 1:
-        torch._dynamo.mark_dynamic(tensor, dimension, hint_override=hint)
+        torch._dynamo.mark_dynamic(tensor, dimension)
 
 
 def worth_compiling(device: torch.device, flops: float) -> bool:
