@@ -86,7 +86,7 @@ class RemovalLosses:
         found = world.broadcast([one for one in earlier if (one.checkpoint, one.text) == (checkpoint, text)])
         # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
         fitting = micro_batch_rows(cell, loaded.precision, processes=world.size)
-        rows = min([fitting, *(one.rows for one in found)])
+        rows = min([world.min(fitting), *(one.rows for one in found)])
         tokens = cell.parameters("importance").eval_tokens
         batches = validation_batches(corpus.validation, cell.optim.batch, tokens, reader_of(cell, corpus.tokenizer))
         return cls(

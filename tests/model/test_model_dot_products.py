@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 
 from gpas_cli.model import triton_support
@@ -26,6 +27,7 @@ def test_they_are_those_of_torch() -> None:
     assert dot_products(left, right).shape == (4,)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible, where Triton works")
 def test_a_machine_without_triton_says_why_it_is_slower() -> None:
     triton_support.triton_works.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
