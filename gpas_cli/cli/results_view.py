@@ -19,13 +19,15 @@ MOST_CELLS = 200  # a larger table does not fit a screen, and takes longer to ma
 
 
 def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType | None:
-    """Return the table of the entries' grid as it is now; None if they are of several grids, many, or unreadable now.
+    """Return the table of the entries' grid as it is now; None for several grids, for many cells, or after an error.
 
-    It is made anew while jobs run, so that a database that is locked for a moment is no error.
+    The caller is running jobs: a database that is locked or full for a moment must not end them.
     """
     grids = {entry.grid for entry in entries}
     if len(grids) != 1 or len(entries) > MOST_CELLS:
         return None
+    from sqlalchemy.exc import SQLAlchemyError
+
     from gpas_cli.report.recorded import recorded
     from gpas_cli.report.tables.cell_text import sheet
     from gpas_cli.report.tables.table import build
@@ -35,6 +37,6 @@ def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType
     try:
         with recorded(project, entries, database=False) as known:
             table = build(entries, known.states, known.results, spec)
-    except GpasError:
+    except (GpasError, SQLAlchemyError, OSError):
         return None
     return Drawn(replace(sheet(table), notes=()))

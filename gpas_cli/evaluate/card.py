@@ -203,8 +203,8 @@ def _evaluation(origin: TrainingOrigin, facts: Facts) -> str:
     else:
         where = f"the first {facts.tokens:,} tokens of the held-out text"
         lines = [f"Perplexity {facts.perplexity:.6g} on {where}, measured with these weights."]
-    if origin.evaluation is not None:
-        lines.append(_in_training(origin.evaluation))
+    if origin.evaluation is not None and (text := _in_training(origin.evaluation)):
+        lines.append(text)
     return "\n\n".join([*lines, *([_scores(origin.scores)] if origin.scores else [])])
 
 
@@ -212,7 +212,7 @@ def _in_training(found: Evaluation) -> str:
     numbers = [f"perplexity {found.perplexity:.6g} on the validation text"] if found.perplexity is not None else []
     if found.answer_loss is not None:
         numbers.append(f"a loss of {found.answer_loss:.4g} nats per token on held-out answers")
-    return f"Measured in training, after update {found.step:,}: {' and '.join(numbers)}."
+    return f"Measured in training, after update {found.step:,}: {' and '.join(numbers)}." if numbers else ""
 
 
 def _scores(scores: Sequence[Score]) -> str:

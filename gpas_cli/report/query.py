@@ -18,6 +18,7 @@ from gpas_cli.store.schema import AttemptRow, CurveRow, MetricRow, ScoreRow, Sta
 from gpas_cli.store.session import STATEMENT_PARAMETERS
 
 DECISIVE = ("done", "diverged")
+MODULUS = 2**31 - 1  # the largest INTEGER of Postgres; sums of many numbers below it fit 64 bits
 SPIKE_METRICS = {"loss": "loss_spikes", "grad_norm": "gradient_spikes"}
 
 # Columns of an attempt that are fields of a result.
@@ -57,12 +58,12 @@ def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
 
 
 def ingested(engine: Engine) -> tuple[int | None, ...]:
-    """Return numbers that are equal as long as nothing new has been ingested."""
+    """Return numbers that are equal as long as nothing has been ingested, merged or deleted."""
     row = AttemptRow
     counts = (func.count(), func.max(row.id), func.count(row.gone))
     read = (row.journal_offset, row.journal_events, row.journal_tail, row.journal_mtime)
     with engine.connect() as connection:
-        found = connection.execute(select(*counts, *(func.sum(one % 2**31) for one in read)).select_from(row)).one()
+        found = connection.execute(select(*counts, *(func.sum(one % MODULUS) for one in read)).select_from(row)).one()
     return tuple(None if number is None else int(number) for number in found)
 
 

@@ -12,6 +12,7 @@ from postgres_server import needs_server
 from sqlalchemy import select, text
 
 from gpas_cli.errors import StoreError
+from gpas_cli.report import query
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, MetricRow
@@ -41,6 +42,19 @@ def test_the_content_is_that_of_sqlite(connect: Connect, postgres_url: str, life
         assert connection.execute(text("SELECT value FROM metric WHERE value = 'Infinity'")).scalar() == math.inf
     assert loss is not None
     assert math.isnan(loss)
+
+
+def test_the_page_sees_that_events_were_ingested(connect: Connect, postgres_url: str, life: Life) -> None:
+    engine = connect(postgres_url)
+    attempt = life.attempt()
+    seen = [query.ingested(engine)]
+    life.start(attempt)
+    for last in (3, 5):
+        life.steps(attempt, range(last - 2, last))
+        sync(engine, life.runs)
+        seen.append(query.ingested(engine))
+    assert query.ingested(engine) == seen[-1]
+    assert len(set(seen)) == 3
 
 
 def test_it_is_rebuilt_in_place_and_checked(connect: Connect, postgres_url: str, life: Life) -> None:

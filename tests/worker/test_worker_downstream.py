@@ -11,7 +11,7 @@ from attempts import make_attempt
 from importance_ranks import TEXTS, cell_of, save_network
 
 from gpas_cli.evaluate.tasks.local import import_task
-from gpas_cli.events import Event, Outcome, Score, Scoring, Warned
+from gpas_cli.events import Event, Outcome, Phase, Score, Scoring, Warned
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import attempts_without_progress, conclude
@@ -131,6 +131,8 @@ def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: P
     outcome = project.go(second)
     assert scored(second) == project.tasks
     assert {event.task for event in events(second) if isinstance(event, Scoring)} == {project.tasks[2]}
+    taken = f"{', '.join(project.tasks[:2])} from stage {first.key}"
+    assert [e.detail for e in events(second) if isinstance(e, Phase) and e.detail] == [taken]
     for task in project.tasks[:2]:
         assert [e for e in events(second) if isinstance(e, Score) and e.task == task] == [
             e for e in events(first) if isinstance(e, Score) and e.task == task
@@ -141,6 +143,20 @@ def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: P
     assert {event.task for event in events(afresh) if isinstance(event, Scoring)} == set(project.tasks)
     measured = [name for name in outcome.metrics if name not in ("seconds", "truncated")]
     assert [outcome.metrics[name] for name in measured] == [straight.metrics[name] for name in measured]
+
+
+def test_scores_of_a_stage_with_a_damaged_request_are_measured_instead(project: Project) -> None:
+    own = project.cell
+    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": project.tasks[:1], "max_length": 32})
+    first = project.attempt()
+    project.go(first)
+    (first.path.parent / rerun.FILE).write_text("{")
+    project.cell = own
+    second = project.attempt()
+    assert project.go(second).outcome == "done"
+    assert {event.task for event in events(second) if isinstance(event, Scoring)} == set(project.tasks)
+    (warning,) = [event.message for event in events(second) if isinstance(event, Warned)]
+    assert first.key in warning
 
 
 def test_a_requeued_job_continues_in_its_own_directory(project: Project) -> None:

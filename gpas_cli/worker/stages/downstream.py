@@ -12,7 +12,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import score_tasks
 from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.events import Emit, Outcome, Stop, Warned
+from gpas_cli.events import Emit, Outcome, Phase, Stop, Warned
 from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
 from gpas_cli.state import rerun
 from gpas_cli.state.outputs import scores_of
@@ -48,12 +48,14 @@ def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
     """Take over the scores of other stages, unless this one is run again to measure its scores anew."""
     if rerun.superseded(stage.runs, stage.attempt.key):
         return
-    try:
-        found = scores_of(stage.runs, _alike(stage), trained)
-    except OSError as error:
-        stage.emit(Warned(f"scores of other stages cannot be read and are measured here: {error}"))
-        return
-    sheet.take_over(found)
+    for key in _alike(stage):
+        try:
+            found = scores_of(stage.runs, [key], trained)
+        except (OSError, GpasError) as error:
+            stage.emit(Warned(f"the scores of stage {key} cannot be read and are not taken over: {error}"))
+            continue
+        if taken := sheet.take_over(found):
+            stage.emit(Phase("taking over scores", f"{', '.join(taken)} from stage {key}"))
 
 
 def _alike(stage: StageContext) -> list[str]:

@@ -63,11 +63,12 @@ class ScoreSheet:
         """Return whether the stage was asked to stop."""
         return self.stop() is not None
 
-    def take_over(self, found: Sequence[Score]) -> None:
-        """Record scores of this network that another stage measured, of tasks that are not scored yet."""
+    def take_over(self, found: Sequence[Score]) -> list[str]:
+        """Record scores that another stage measured of this network, and return the tasks: those without one yet."""
         complete = {score.task for score in found if score.metric == self.last_metric(score.task)}
         wanted = complete.intersection(self.tasks).difference(self.scored())
         self._add([score for score in found if score.task in wanted])
+        return [task for task in self.tasks if task in wanted]
 
     def record(
         self,
