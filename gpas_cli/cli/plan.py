@@ -208,14 +208,14 @@ def _elsewhere(planned: Plan) -> list[RenderableType]:
     unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
     lines = (*unfit, basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {_command(planned)}")
     return [
-        Text("GPU-hours on GPUs that are not here, and in brackets the longest job:"),
+        Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
         tables.on_gpus(planned.elsewhere),
         Text("\n".join(f"  {line}" for line in lines), style="dim"),
     ]
 
 
 def _command(planned: Plan) -> str:
-    """Return the command that estimates the plan on GPUs that are not here."""
+    """Return the command that estimates the plan on GPUs that this machine does not have."""
     number = planned.elsewhere[0].machine.number
     return f"gpas plan {_grids(planned)} --gpu H100:{number}"
 

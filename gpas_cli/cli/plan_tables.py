@@ -49,7 +49,7 @@ def by_stage(planned: Plan) -> Columns:
 
 
 def on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
-    """Return a table of the GPU-hours of each size on GPUs that are not here, with the hours of its longest job."""
+    """Return a table of the GPU-hours of each size on GPUs elsewhere, with the hours of its longest job."""
     first = costs[0]
     rows = [
         (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",

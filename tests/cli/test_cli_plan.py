@@ -1,4 +1,4 @@
-"""`gpas plan`: the summary first, each reason once, and estimates for GPUs that are not here."""
+"""`gpas plan`: the summary first, each reason once, and estimates for GPUs that the machine does not have."""
 
 from __future__ import annotations
 

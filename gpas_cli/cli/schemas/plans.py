@@ -67,7 +67,7 @@ class ShrunkSettingJson(TypedDict):
 
 
 class ShrunkJson(TypedDict):
-    """What `--shrink` shrank to what."""
+    """The settings that `--shrink` changed, and where the results are."""
 
     folder: Annotated[str, "where the text and the results are"]
     left_out: Annotated[int, "cells that differ from others in the seed alone"]
@@ -96,7 +96,7 @@ class JobMemoryJson(TypedDict):
 
 
 class SizeElsewhereJson(SizeCostJson):
-    """The cells of one size on GPUs that are not here."""
+    """The cells of one size on GPUs that this machine does not have."""
 
     assumed_mfu: Annotated[float, "the share of the peak FLOP/s that training is assumed to reach"]
 
