@@ -14,7 +14,8 @@ from gpas_cli.train.precision import Precision, choose_device
 class TransformersTraining:
     """Training of the network of `cell` by `transformers`, not compiled: scaled dot product attention and fused AdamW.
 
-    `masked`: whether it gets an attention mask, which rows with padding need.
+    `masked`: whether it gets an attention mask. Padding is on the right, where causal attention does not see it, so the
+    loss and its gradients are the same without one; a mask is what users of `transformers` pass.
     """
 
     def __init__(self, cell: Cell, batches: BatchSource, *, masked: bool):
@@ -28,7 +29,7 @@ class TransformersTraining:
         self.adam = torch.optim.AdamW(self.network.parameters(), fused=True)
         self._precision = Precision(cell.precision, choose_device())
         self._batches = batches
-        self._masked = masked
+        self.masked = masked
         self._step = 0
 
     def updates(self, number: int, rows_at_once: int) -> None:
@@ -53,7 +54,7 @@ class TransformersTraining:
         for start in range(0, rows, at_once):
             inputs = torch.from_numpy(batch.inputs[start : start + at_once]).to(device)
             labels = torch.from_numpy(batch.targets[start : start + at_once]).to(device)
-            mask = (labels != IGNORED).long() if self._masked else None
+            mask = (labels != IGNORED).long() if self.masked else None
             with self._precision.compute():
                 # shift_labels: the targets are shifted already, as ours are.
                 loss = self.network(input_ids=inputs, attention_mask=mask, labels=labels, shift_labels=labels).loss
