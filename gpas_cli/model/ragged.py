@@ -15,7 +15,7 @@ from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
 CAUSAL_WINDOW = (-1, 0)
-# Of the largest value: some roundings to bfloat16, far less than an attention to the wrong tokens changes.
+# Relative to the largest value: a few roundings to bfloat16. Attention to the wrong tokens errs by far more.
 TOLERANCE = 5e-2
 
 

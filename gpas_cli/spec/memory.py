@@ -22,7 +22,9 @@ _PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # of a number that a ma
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
 STATE_FRACTION = 0.4
 USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
-GPU_LOGITS = 2**26  # that exist at once
+# Logits that exist at once on a GPU, which needs larger products than a CPU: 2,097 tokens of 32,000 logits, 128 MB of
+# bfloat16 or 256 MB of float32.
+GPU_LOGITS = 2**26
 # Fewer tokens at once leave a GPU poorly used, and under fsdp its connection to the others too much.
 EFFICIENT_TOKENS = 4096
 _MESSAGES_BYTES = 3 * 2**25  # gradients on their way under ddp, besides those of a table
@@ -34,9 +36,9 @@ class DeviceMemory:
 
     strategy: none (one process), ddp or fsdp. recompute: activations inside a layer are recomputed in the backward
     pass. micro_batch: rows at once. weights: with the bfloat16 copies that autocast makes. gathered: the tables, which
-    fsdp gathers for a whole pass. activations: what the forward pass of the micro-batch saves. working: what exists
-    besides for some time: the logits and the gradients of the head, or the gradients within a layer, with the layers
-    that fsdp gathers or the messages of ddp.
+    fsdp gathers for a whole pass. activations: what the forward pass of the micro-batch saves. working: what
+    exists for a part of the update: the logits and the gradients of the head, or the gradients within a layer, with the
+    layers that fsdp gathers or the messages of ddp.
     """
 
     strategy: str
@@ -133,7 +135,7 @@ def _in_layer(cell: Cell) -> int:
 
 
 def _parts(cell: Cell, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
-    """Return the bytes of tables that are gathered, of activations, and of what exists for some time."""
+    """Return `gathered`, `activations` and `working` of `DeviceMemory`."""
     model, precision = cell.model, cell.precision
     weight, narrow = WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
     tokens = rows * cell.data.length

@@ -28,9 +28,9 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
     graph break is an error.
 
     The number of rows, or of tokens in packed rows, is dynamic from the first batch on, and every other size is
-    constant. So the graph of a batch does not depend on the batches before it, and a resumed run computes exactly as an
-    uninterrupted one. Whatever wraps a module stays outside its graph: probes, gathering of shards, recomputation of
-    activations.
+    constant. So the graph of a batch does not depend on the batches before it, and a resumed run has the graphs of an
+    uninterrupted one. On a GPU Inductor may still choose a kernel by the size of the first batch of an attempt.
+    Whatever wraps a module stays outside its graph: probes, gathering of shards, recomputation of activations.
     """
     import torch._dynamo  # takes a second to import
 

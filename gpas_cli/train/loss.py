@@ -21,13 +21,12 @@ from gpas_cli.model.attention import Packing, Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.ragged import has_ragged
 from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.memory import GPU_LOGITS
 from gpas_cli.train.cross_entropy import softmax_gradients, softmax_gradients_by_torch
 from gpas_cli.train.precision import Precision
 
-# Logits that exist at once: 64 MB of float32, and half as much if there is a bfloat16 copy. GPUs need larger products
-# to be efficient: 2,097 tokens of 32,000 logits, 128 MB of bfloat16 or 256 MB of float32.
+# Logits that exist at once on a CPU: 64 MB of float32, and half as much if there is a bfloat16 copy.
 CHUNK_LOGITS = 2**24
-GPU_CHUNK_LOGITS = 2**26
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def summed_loss(
 
 def logits_at_once(device: torch.device) -> int:
     """Return how many logits exist at once on such a device."""
-    return CHUNK_LOGITS if device.type == "cpu" else GPU_CHUNK_LOGITS
+    return CHUNK_LOGITS if device.type == "cpu" else GPU_LOGITS
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -232,12 +231,12 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 @functools.cache
 def _accumulates_wider(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Return whether this GPU and this version of torch add a product of `narrow` matrices to a `wide` one without
-    rounding it first. Torch before 2.10 refuses a `wide` one."""
+    """Return whether this GPU and this build of torch add a product of `narrow` matrices to a `wide` one without
+    rounding it first."""
     try:
         ones = torch.ones(16, 16, dtype=narrow, device="cuda")
         total = torch.zeros(16, 16, dtype=wide, device="cuda")
         torch.addmm(total, ones, ones, out_dtype=wide, out=total)
-    except Exception:  # its class depends on version and build
+    except Exception:  # its class depends on the build
         return False
     return True

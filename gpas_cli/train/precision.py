@@ -64,8 +64,8 @@ def node_name() -> str:
 def make_deterministic(threads: int) -> None:
     """Fix the number of threads and use deterministic kernels, as a bit-identical resume requires.
 
-    With a GPU, an operation that has no deterministic kernel is an error. With a warning in its place, attention would
-    have a backward pass that varies.
+    With a GPU, an operation that has no deterministic kernel is an error. If it were a warning, torch would compute
+    attention's backward pass by the faster kernel, whose results vary.
     """
     on_gpu = torch.cuda.is_available()
     torch.set_num_threads(threads)

@@ -150,6 +150,6 @@ def _shard(network: Llama, precision: Precision) -> None:
         replicated |= {p for module in network.modules() if isinstance(module, NORMS) for p in module.parameters()}
     for module, policy in (*((layer, gathered) for layer in network.model.layers), (network, MixedPrecisionPolicy())):
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=replicated)
-        # Sum without dividing, and without asking for an average, which gloo lacks.
+        # Sum without dividing, and without asking for an average, which gloo cannot compute.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)

@@ -53,7 +53,7 @@ def same_head(precision: str) -> None:
     hidden, head = (torch.randn(n, 64, generator=generator) for n in (3000, 1000))
     targets = torch.randint(-1, 1000, (3000,), generator=generator)
     targets[targets < 0] = IGNORED
-    loss.CHUNK_LOGITS = loss.GPU_CHUNK_LOGITS = 2**19
+    loss.CHUNK_LOGITS = loss.GPU_LOGITS = 2**19
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     ours, theirs = (
         loss._chunked(hidden.to(d), head.to(d), targets.to(d), dtype, wanted=True, z_loss=1e-3) for d in (DEVICE, "cpu")
