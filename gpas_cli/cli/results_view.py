@@ -19,12 +19,14 @@ MOST_CELLS = 200  # a larger table does not fit a screen, and takes longer to ma
 
 
 def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType | None:
-    """Return the table of the entries' grid as it is now; None for several grids, for many cells, or after an error.
+    """Return the table of the entries' grid as it is now, None if it cannot be made.
 
-    The caller is running jobs: a database that is locked or full for a moment must not end them.
+    None also for several grids, for more than MOST_CELLS cells, and for a grid that is no longer declared. The caller
+    runs jobs: a database that is locked or full for a moment must not end them.
     """
-    grids = {entry.grid for entry in entries}
-    if len(grids) != 1 or len(entries) > MOST_CELLS:
+    names = {entry.grid for entry in entries}
+    grid = experiments().grids.get(names.pop()) if len(names) == 1 else None
+    if grid is None or len(entries) > MOST_CELLS:
         return None
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,7 +35,7 @@ def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType
     from gpas_cli.report.tables.table import build
     from gpas_cli.report.tables.terminal import Drawn
 
-    spec = replace(experiments().grids[grids.pop()].table_spec, published={})
+    spec = replace(grid.table_spec, published={})
     try:
         with recorded(project, entries, database=False) as known:
             table = build(entries, known.states, known.results, spec)

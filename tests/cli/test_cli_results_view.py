@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from face import Face
@@ -48,7 +49,9 @@ def test_there_is_none_while_results_cannot_be_read(
     assert shown(face) == ""
 
 
-def test_there_is_none_for_several_grids_and_for_many_cells(face: Face) -> None:
+def test_there_is_none_for_several_grids_for_many_cells_and_for_a_removed_grid(face: Face) -> None:
+    console.experiments.cache_clear()
     where = Project.find(None)
+    assert results_so_far(where, [replace(entry, grid="removed") for entry in face.entries()]) is None
     assert results_so_far(where, [*face.entries(), *face.entries("shares")]) is None
     assert results_so_far(where, face.entries() * MOST_CELLS) is None
