@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project, working
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.working import working
 from gpas_cli.words import byte_size
 
 if TYPE_CHECKING:

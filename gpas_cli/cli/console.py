@@ -304,20 +304,6 @@ def _console(stderr: bool) -> Console:
     return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
-@contextmanager
-def working(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show a progress message on standard error, on a terminal as one changing line; yield a function for the next."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    errors = Console(stderr=True, highlight=False)
-    if not errors.is_terminal:
-        yield lambda message: errors.print(message, markup=False, soft_wrap=True)
-        return
-    with errors.status(doing) as status:
-        yield lambda message: status.update(escape(message))
-
-
 def print_json(**fields: Any) -> None:
     """Print one JSON document that begins with the schema number."""
     print(json.dumps({"schema": SCHEMA, **fields}, indent=2, allow_nan=False))

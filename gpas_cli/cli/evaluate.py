@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, complete_from, console, json_number, print_json, project, warn, working
+from gpas_cli.cli.console import AsJson, complete_from, console, json_number, print_json, project, warn
 from gpas_cli.cli.scores import score_as_mapping, scores_table
+from gpas_cli.cli.working import working
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 

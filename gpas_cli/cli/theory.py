@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json, working
+from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json
 from gpas_cli.cli.figure_output import Output, print_plots
+from gpas_cli.cli.working import working
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
