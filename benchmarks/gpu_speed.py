@@ -155,6 +155,8 @@ def _fitting_rows(theirs: TransformersTraining, rows: int) -> int:
             theirs.update(rows)
             return rows
         except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
             theirs.adam.zero_grad(set_to_none=True)
             release()
             rows //= 2
