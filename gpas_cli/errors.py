@@ -92,3 +92,8 @@ def nearest(given: object, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean '{close[0]}'?"
     return f"valid: {', '.join(valid)}" if valid else "nothing is valid here"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the exception's message, or its class if the message is empty."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpas_cli.model.triton_support import triton_works
+from gpas_cli.model.triton_support import has_triton
 
 
 @torch.library.custom_op("gpas_cli::dot_products", mutates_args=())
@@ -17,7 +17,7 @@ def dot_products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     All tensors have one dtype and device, and left[i] and right[i] have one shape.
     """
     pairs = zip(left, right, strict=True)
-    if left[0].device.type == "cuda" and triton_works():
+    if has_triton(left[0].device):
         from gpas_cli.model.triton_dots import launch
 
         return launch([(a.contiguous(), b.contiguous()) for a, b in pairs])

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpas_cli.errors import first_line
+
 HALF = (torch.bfloat16, torch.float16)
 CAUSAL_WINDOW = (-1, 0)
 # Relative to the largest value: a few roundings to bfloat16. Attention to the wrong tokens errs by far more.
@@ -47,12 +49,12 @@ def has_ragged(device: torch.device) -> bool:
     try:
         worst = _error(device)
     except Exception as error:  # its class depends on what is missing
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"packed rows are spread for attention, which is slower: {reason}", stacklevel=2)
+        warnings.warn(f"packed rows are spread for attention, which is slower: {first_line(error)}", stacklevel=2)
         return False
-    if worst > TOLERANCE:
+    if not worst <= TOLERANCE:  # not a number, too
         warnings.warn(f"packed rows are spread for attention: the kernel's result is off by {worst:.2g}", stacklevel=2)
-    return worst <= TOLERANCE
+        return False
+    return True
 
 
 def _in_torch() -> bool:
@@ -66,7 +68,8 @@ def _in_torch() -> bool:
 
 @torch.enable_grad()  # the first packed rows of a process may be those of an evaluation
 def _error(device: torch.device) -> float:
-    """Return the largest difference between the kernel's outputs and gradients and those of attention on each row."""
+    """Return the largest difference between the kernel's outputs and gradients and those of attention on each row; NaN
+    if one of them is NaN."""
     lengths = (5, 64, 19)
     generator = torch.Generator().manual_seed(0)
     shape = (3, sum(lengths), 2, 64)
@@ -80,4 +83,4 @@ def _error(device: torch.device) -> float:
     theirs = torch.cat(parts)
     gradients = [torch.autograd.grad(y.float().mean(), stream)[0] for y in (ours, theirs)]
     pairs = [(ours.detach(), theirs.detach()), *zip(*gradients, strict=True)]
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return float(torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max())

@@ -7,20 +7,23 @@ import warnings
 
 import torch
 
+from gpas_cli.errors import first_line
+
 
 @functools.cache
-def triton_works() -> bool:
-    """Return whether Triton's kernels compile and run on this GPU; warn with the reason if they do not.
+def has_triton(device: torch.device) -> bool:
+    """Return whether `device` is a GPU on which Triton's kernels compile and run. Warns with the reason if they do not.
 
     CUDA builds of torch for Linux bring triton, which needs a C compiler and Python's headers.
     """
+    if device.type != "cuda":
+        return False
     try:
         from gpas_cli.model.triton_dots import launch
 
-        ones = torch.ones(2, device="cuda")
+        ones = torch.ones(2, device=device)
         launch([(ones, ones)])
     except Exception as error:  # its class depends on what is missing
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"Triton's kernels are not used, which makes training slower: {reason}", stacklevel=2)
+        warnings.warn(f"Triton's kernels are not used, which makes training slower: {first_line(error)}", stacklevel=2)
         return False
     return True

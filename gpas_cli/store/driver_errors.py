@@ -11,7 +11,7 @@ import sqlite3
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.engine.interfaces import ExceptionContext
 
-from gpas_cli.errors import StoreError
+from gpas_cli.errors import StoreError, first_line
 
 TRUTH = "the run directories hold everything that the database does"
 
@@ -57,7 +57,7 @@ def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("psycopg")}
     if "LockNotAvailable" in names:
         return StoreError(f"{name_of(url)}: {_LOCKED.format(busy=busy)}")
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    first = first_line(error)
     if "OperationalError" in names:
         return StoreError(f"{name_of(url)}: {first}; nothing is lost: run the command again once the server answers")
     if "ProgrammingError" in names and "connection option" in text:

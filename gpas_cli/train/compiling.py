@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpas_cli.errors import first_line
 from gpas_cli.model.attention import Packing, Positions
 from gpas_cli.model.llama import Llama
 
@@ -107,7 +108,6 @@ def _can_compile(device: torch.device) -> bool:
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
     except Exception as error:  # its class depends on what is missing
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"layers are not compiled, which makes training slower: {reason}", stacklevel=2)
+        warnings.warn(f"layers are not compiled, which makes training slower: {first_line(error)}", stacklevel=2)
         return False
     return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpas_cli.model.triton_support import triton_works
+from gpas_cli.model.triton_support import has_triton
 
 
 @torch.library.custom_op("gpas_cli::softmax_gradients", mutates_args={"logits"})
@@ -23,7 +23,7 @@ def softmax_gradients(logits: Tensor, targets: Tensor, exact: torch.dtype, z_los
     logits: (n, vocab), contiguous; targets: (n,), those below 0 count as 0. Log-probabilities and probabilities are
     rounded to `exact`, which is wide unless the loss is one of bfloat16. One operation, on a GPU one kernel.
     """
-    if logits.device.type == "cuda" and triton_works():
+    if has_triton(logits.device):
         from gpas_cli.train.triton_cross_entropy import launch
 
         return launch(logits, targets, exact, z_loss, wanted)

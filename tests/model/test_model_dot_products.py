@@ -29,9 +29,11 @@ def test_they_are_those_of_torch() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible, where Triton works")
 def test_a_machine_without_triton_says_why_it_is_slower() -> None:
-    triton_support.triton_works.cache_clear()
+    triton_support.has_triton.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert triton_support.triton_works() is False
-    assert "Triton's kernels are not used, which makes training slower" in str(caught[0].message)
-    triton_support.triton_works.cache_clear()
+        assert not triton_support.has_triton(torch.device("cuda"))
+        assert not triton_support.has_triton(torch.device("cpu"))
+    (warning,) = caught
+    assert "Triton's kernels are not used, which makes training slower" in str(warning.message)
+    triton_support.has_triton.cache_clear()

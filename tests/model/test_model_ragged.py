@@ -106,7 +106,12 @@ def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no kernel for this GPU")
 
     monkeypatch.setattr(ragged, "_in_torch", lambda: True)
-    for error, message in ((fail, "no kernel for this GPU"), (lambda device: 0.3, "off by 0.3")):
+
+    def fail_without_message(device: torch.device) -> float:
+        raise AssertionError
+
+    cases = [(fail, "no kernel for this GPU"), (fail_without_message, "AssertionError")]
+    for error, message in [*cases, (lambda device: 0.3, "off by 0.3"), (lambda device: np.nan, "off by nan")]:
         has_ragged.cache_clear()
         monkeypatch.setattr(ragged, "_error", error)
         with pytest.warns(UserWarning, match=message):
@@ -126,6 +131,13 @@ def test_the_check_of_the_kernel_compares_outputs_and_gradients(monkeypatch: pyt
         ragged, "ragged_attention", lambda q, k, v, bounds, longest: by_rows(q, k, v.detach(), bounds, 64)
     )
     assert ragged._error(CPU) > ragged.TOLERANCE
+
+    def no_numbers(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+        v.register_hook(lambda gradient: gradient * torch.nan)
+        return by_rows(q, k, v, bounds, longest)
+
+    monkeypatch.setattr(ragged, "ragged_attention", no_numbers)
+    assert np.isnan(ragged._error(CPU))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
