@@ -176,17 +176,17 @@ def _run_stage(run: AttemptProcess) -> Outcome:
         from gpas_cli.worker.tokenise import tokenise
 
         return tokenise(run.attempt, run.emit, run.flag.outcome)
-    cell = run.attempt.resolve_cell()
     with _without_collections():
         from gpas_cli.train.parallel import World, joined
         from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name, use_expandable_segments
-
-        run_stage = runner(cell, run.attempt.stage)
     resources = run.attempt.resources
     gpus = resources.gpus_in_slurm if run.attempt.executor == "slurm" else resources.gpus
     if missing := missing_gpus(gpus):
         print(missing, file=sys.stderr)
         return Outcome("interrupted", cause=missing, node=node_name())
+    cell = run.attempt.resolve_cell()
+    with _without_collections():
+        run_stage = runner(cell, run.attempt.stage)
     here = run.place
     make_deterministic(_threads(run.attempt, here.size))
     use_expandable_segments()

@@ -44,6 +44,7 @@ SCHEMES = {"odd": Odd}
 """
 COMMANDS = (
     ("plan",),
+    ("plan", "--cells"),
     ("plan", "x", "--json"),
     ("run", "grid", "--dry-run"),
     ("status",),
@@ -60,7 +61,8 @@ COMMANDS = (
 
 # What some of them must say in full.
 SAID = {
-    ("plan",): ("x/pre-s1", "[/why]"),
+    ("plan",): ("x/pre-s2", "[/why]"),
+    ("plan", "--cells"): ("x/pre-s1", "[/why]"),
     ("status",): ("[/cause]\\x1b[2J [red]"),
     ("table",): ("[bold]t [/] :boom: $x$ \\", "+ [/red]", "[/odd] \\x1b[31m\\u202e norm"),
     ("table", "--format", "markdown"): ("\\[/odd] \\\\x1b\\[31m\\\\u202e norm",),

@@ -121,6 +121,7 @@ def test_drawn_layers() -> None:
         partial(torch.median, dim=0),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")
 def test_such_operations_are_noticed(operation: Any) -> None:
     with Inexact() as seen:
         operation(torch.ones(2, device="meta"))

@@ -21,6 +21,7 @@ from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.observe import Observer, fetch, speed_meter
 from gpas_cli.train.parallel import World, joined
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.update import Update, measure_layers
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
@@ -91,7 +92,7 @@ def sharded(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     with joined(World(rank, ranks, rank), f"file://{folder}/meet"):
         network = build(cell().model, seed=1)
-        strategy._shard(network, torch.device("cpu"))
+        strategy._shard(network, Precision("fp32", torch.device("cpu")))
         with_gradients(network)
         for parameter in network.parameters():
             if is_shard(parameter.grad):  # the sum over processes, which all compute the same here
