@@ -22,6 +22,7 @@ from pathlib import Path
 from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.state.attempt import outcome
+from gpas_cli.state.job_exit import JobExit
 from gpas_cli.store.journal import Journal, tail
 from gpas_cli.store.records import RankFailure
 from gpas_cli.store.rundir import AttemptDir, read_record, write_record
@@ -123,14 +124,17 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
 def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     """Return the exit code for the outcome in the journal. If it has none, journal a failure and return 1.
 
-    The cause is taken from `failed-*.json`, or else from the return code `first`. If that is the number of a signal and
-    no process has recorded a failure, this process ends itself with the signal instead.
+    The cause is taken from `failed-*.json`, or else from the return code `first`. If no process has recorded a failure,
+    and `first` is that of an interruption (the disk was too full to record it), it is returned; if it is the number of
+    a signal, this process ends itself with the signal.
     """
     if codes[0] >= 0 and outcome(tail(attempt.journal_path)):
         return codes[0]
     cause = recorded_failure(attempt)
     if not cause and first < 0:
         _die_of(-first)
+    if not cause and first == JobExit.INTERRUPTED:
+        return first
     journal = Journal(attempt.journal_path)
     journal.append(Outcome("failed", cause=cause or f"a process exited with code {first}"))
     journal.close()

@@ -86,6 +86,7 @@ def wait(condition: Callable[[], bool]) -> None:
         (["hang", "done", "crash"], 1, "failed", "a process exited with code 3"),
         (["hang", "die"], -9, "interrupted", ""),
         (["die", "hang"], -9, "interrupted", ""),
+        (["unrecorded", "hang"], 75, "interrupted", ""),
         (["done", "hang"], 0, "done", ""),
     ],
 )
