@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpas_cli.model.transfer import to_device
+
 
 class Symbol:
     """A number that only the device knows. Operations that the recursion does not need raise TypeError."""
@@ -112,9 +114,9 @@ class GateSystem:
         """Return the solver for `totals`, one for each gate, with its constants on `device`."""
         which = [factor.gate + self._gates * factor.inverse for factor in self._factors]
         return GateSolver(
-            _move(torch.tensor(which, dtype=torch.int64), device),
-            _move(self._matrix(self._sums), device),
-            _move(self._matrix(totals), device),
+            to_device(torch.tensor(which, dtype=torch.int64), device),
+            to_device(self._matrix(self._sums), device),
+            to_device(self._matrix(totals), device),
         )
 
     def _matrix(self, forms: Sequence[float | Symbol]) -> Tensor:
@@ -148,7 +150,3 @@ class GateSolver:
             -scaled[:, len(products) :], known[:, None], upper=False, unitriangular=True
         )
         return self.totals @ torch.cat((products, unknowns[:, 0]))
-
-
-def _move(constants: Tensor, device: torch.device) -> Tensor:
-    return (constants.pin_memory() if device.type == "cuda" else constants).to(device, non_blocking=True)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpas_cli.model.transfer import to_device
+
 PROGRAMS = 64  # that share a pair; the partial sums of each are added in a fixed order
 BLOCK = 2048  # elements that a program reads at once
 DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -18,8 +20,7 @@ def launch(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the dot product of each pair of contiguous tensors, shape (pairs,)."""
     first = pairs[0][0]
     addresses = torch.tensor([[a.data_ptr(), b.data_ptr(), a.numel()] for a, b in pairs], dtype=torch.int64)
-    if first.device.type == "cuda":
-        addresses = addresses.pin_memory().to(first.device, non_blocking=True)
+    addresses = to_device(addresses, first.device)
     partial = first.new_empty(len(pairs), PROGRAMS)
     steps = triton.cdiv(max(a.numel() for a, _ in pairs), PROGRAMS * BLOCK)
     _partial_sums[len(pairs), PROGRAMS](

@@ -20,6 +20,7 @@ from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.ragged import has_ragged
+from gpas_cli.model.transfer import to_device
 from gpas_cli.spec.depth_schedule import ActiveLayers
 from gpas_cli.spec.memory import GPU_LOGITS
 from gpas_cli.train.cross_entropy import softmax_gradients, softmax_gradients_by_torch
@@ -118,8 +119,7 @@ def _packing(held: NDArray[np.bool_], time: int, device: torch.device) -> Packin
 
 
 def _move(array: NDArray[Any], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 def summed_loss(
