@@ -23,14 +23,14 @@ def measured(case: str, folder: Path, *, shrink: bool) -> Iterator[Result]:
     # As `worker.job` does, and before torch._inductor is imported.
     make_deterministic(1 if shrink else os.cpu_count() or 1)
     use_expandable_segments()
+    if (folder / LENIENT).exists():
+        torch.use_deterministic_algorithms(True, warn_only=True)
     if case == "exact":
         yield from _machine()
         yield from exact(scale, folder)
     elif case == "again":
         yield from again(scale, folder)
     else:
-        if (folder / LENIENT).exists():
-            torch.use_deterministic_algorithms(True, warn_only=True)
         # Speeds of tiny networks say nothing about the goals.
         yield from (replace(one, goal="", met=None) if shrink else one for one in speed(scale, case))
 

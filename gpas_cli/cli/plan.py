@@ -74,12 +74,12 @@ def plan(
         if gpu is not None:
             raise GpasError("--shrink runs on this machine; leave out --gpu")
         require_local(executor)
-        plan_shrunk(ShrunkCells(chosen, where), cells=True if cells else None)
+        plan_shrunk(ShrunkCells(chosen, where), cells=cells or None)
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
         print_json(**as_mapping(planned, price))
     else:
-        console().print(render(planned, price, cells=True if cells else None))
+        console().print(render(planned, price, cells=cells or None))
     raise typer.Exit(planned.exit_code)
 
 

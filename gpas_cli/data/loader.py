@@ -38,7 +38,7 @@ class Batch:
 
     `prefix`, int64 [b]: the first tokens of each row, which every token of the row sees, besides itself and those
     before it; None if no token sees a later one. `starts`, bool [b, time]: whether a document begins at an input, whose
-    tokens see no other document; None if documents are not told apart.
+    tokens see no other document; None if tokens see other documents too.
     """
 
     inputs: Ints

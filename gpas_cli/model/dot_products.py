@@ -10,7 +10,7 @@ from torch import Tensor
 from gpas_cli.model.triton_support import has_triton
 
 
-@torch.library.custom_op("gpas_cli::dot_products", mutates_args=())
+@torch.library.custom_op("gpas::dot_products", mutates_args=())
 def dot_products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     """Return <left[i], right[i]>, the sum over all elements of their product, shape (len(left),).
 

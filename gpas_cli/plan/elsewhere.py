@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpas_cli.plan.device_memory import JobMemory, memory_of_jobs
 from gpas_cli.plan.estimate import Estimate, estimate
-from gpas_cli.plan.gpus import NamedGpus
+from gpas_cli.plan.gpus import MFU_SOURCE, NamedGpus
 from gpas_cli.plan.sizes import SizeCost, by_size
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell, distinct
@@ -21,7 +21,7 @@ NODE_GPUS = 8  # the jobs share so many GPUs, or as many as the largest requests
 
 @dataclass(frozen=True)
 class CostElsewhere:
-    """The cost of jobs on `machine`. `names`: the GPUs with these peaks, which the estimate cannot tell apart."""
+    """The cost of jobs on `machine`. `names`: the GPUs with these peaks, whose estimates are equal."""
 
     names: tuple[str, ...]
     machine: NamedGpus
@@ -52,10 +52,8 @@ def basis(costs: Sequence[CostElsewhere]) -> str:
     cells = distinct(work.job.cell for cost in costs for work in cost.estimate.works)
     precisions = sorted({cell.precision for cell in cells})
     sheets = "; ".join(f"{', '.join(cost.names)}: {cost.machine.peaks(precisions)}" for cost in costs)
-    reached = (
-        "assumed, not measured: MFU, the share of the peak that training reaches, by size, from MosaicML's numbers"
-    )
-    return f"{reached} for 0.76B to 2.7B on H100s; peaks of the data sheets: {sheets}"
+    reached = f"MFU, the share of the peak that training reaches, {MFU_SOURCE}"
+    return f"assumed, not measured: {reached}; peaks of the data sheets: {sheets}"
 
 
 def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:

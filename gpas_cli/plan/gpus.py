@@ -20,6 +20,7 @@ from gpas_cli.spec.run import Resources
 MFU_AT_1B = 0.42
 MFU_PER_DOUBLING = 0.035
 MFU_RANGE = (0.05, 0.46)
+MFU_SOURCE = "by size, from MosaicML's numbers for 0.76B to 2.7B on H100s"
 # The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
 MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
@@ -79,7 +80,7 @@ class NamedGpus(Machine):
         every = list(cells)
         shares = sorted({self.share(parameters(cell)) for cell in every})
         reached = " to ".join(f"{100 * share:g}" for share in dict.fromkeys((shares[0], shares[-1])))
-        source = "" if self.mfu else " (by size, from MosaicML's numbers for 0.76B to 2.7B on H100s)"
+        source = "" if self.mfu else f" ({MFU_SOURCE})"
         peaks = self.peaks(sorted({cell.precision for cell in every}))
         return f"assumed, not measured: {reached} % of the peak of one {self.name}{source}, {peaks}; --mfu changes it"
 

@@ -8,7 +8,7 @@ Evidence, strongest first:
  4. a claim, as reported by the scheduler that it names (`state.view`)
  5. the age of the last event, if locks are not visible (on another host, except in containers of this one)
 
-A stage never counts as ended for lack of evidence: its state is then `unknown`, with the reason.
+Without evidence a stage does not count as ended: its state is `unknown`, with the reason.
 """
 
 from __future__ import annotations

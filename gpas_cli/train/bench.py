@@ -143,7 +143,7 @@ def require_fit(cell: Cell, device_bytes: int) -> None:
     if device_bytes and states > device_bytes:
         devices = math.ceil(states / (USABLE_FRACTION * device_bytes))
         taken = f"weights, gradients and optimizer state take {byte_size(states)}"
-        remedy = f"they fit sharded over {devices} or more, of which gpas bench can measure none alone"
+        remedy = f"they fit sharded over {devices} or more, but gpas bench measures one GPU alone"
         raise GpasError(f"{taken}, and the GPU has {byte_size(device_bytes)}: {remedy}")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpas_cli.model.triton_support import has_triton
 
 
-@torch.library.custom_op("gpas_cli::softmax_gradients", mutates_args={"logits"})
+@torch.library.custom_op("gpas::softmax_gradients", mutates_args={"logits"})
 def softmax_gradients(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool) -> Tensor:
     """Return log p(target) of each row in `exact`, shape (n, 1), and if `wanted` replace the logits by the gradients of
     -log p(target) + z_loss * log^2 Z.

@@ -30,6 +30,7 @@ from gpas_cli.worker.rendezvous import RENDEZVOUS
 
 GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
 POLL_SECONDS = 0.05
+UNFINISHED = (JobExit.INTERRUPTED, JobExit.FAULTY_NODE, JobExit.CANCELLED)  # how a job ended that has not failed
 LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
@@ -125,15 +126,15 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     """Return the exit code for the outcome in the journal. If it has none, journal a failure and return 1.
 
     The cause is taken from `failed-*.json`, or else from the return code `first`. If no process has recorded a failure,
-    and `first` is that of an interruption (the disk was too full to record it), it is returned; if it is the number of
-    a signal, this process ends itself with the signal.
+    `first` may itself say how the job ended, on a disk too full to record it: such a code is returned, and if it is
+    that of a signal, this process ends itself with the signal.
     """
     if codes[0] >= 0 and outcome(tail(attempt.journal_path)):
         return codes[0]
     cause = recorded_failure(attempt)
     if not cause and first < 0:
         _die_of(-first)
-    if not cause and first == JobExit.INTERRUPTED:
+    if not cause and first in UNFINISHED:
         return first
     journal = Journal(attempt.journal_path)
     journal.append(Outcome("failed", cause=cause or f"a process exited with code {first}"))

@@ -1,7 +1,7 @@
 """A stand-in for one process of a job, without torch: acts as the file `acts` says for its rank.
 
-done, fail (with a reason), crash (exit code 3), unrecorded (exit code 75: an interruption whose record found no room),
-die (SIGKILL itself), hang (ignore SIGTERM), wait (until asked to exit, or orphaned).
+done, fail (with a reason), a number (exit with that code and no outcome, as on a full disk), die (SIGKILL itself), hang
+(ignore SIGTERM), wait (until asked to exit, or orphaned).
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ if act == "done":
 if act == "fail":
     ranks.record_failure(here, rank, "no luck")
     sys.exit(1)
-if act == "unrecorded":
-    sys.exit(75)
-if act == "crash":
-    sys.exit(3)
+if act.isdecimal():
+    sys.exit(int(act))
 if act == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 if act == "wait":

@@ -83,10 +83,13 @@ def wait(condition: Callable[[], bool]) -> None:
     [
         (["done", "done", "done"], 0, "done", ""),
         (["hang", "fail"], 1, "failed", "process 1: no luck"),
-        (["hang", "done", "crash"], 1, "failed", "a process exited with code 3"),
+        (["hang", "done", "3"], 1, "failed", "a process exited with code 3"),
         (["hang", "die"], -9, "interrupted", ""),
         (["die", "hang"], -9, "interrupted", ""),
-        (["unrecorded", "hang"], 75, "interrupted", ""),
+        (["75", "hang"], 75, "interrupted", ""),
+        (["hang", "75"], 75, "interrupted", ""),
+        (["76", "hang"], 76, "interrupted", ""),
+        (["130", "hang"], 130, "cancelled", ""),
         (["done", "hang"], 0, "done", ""),
     ],
 )
