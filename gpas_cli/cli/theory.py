@@ -115,7 +115,7 @@ def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJ
 
     The first layer's attention at initialisation, on normal inputs, at its last token.
 
-    Example: [bold]gpas theory length quickstart-spike/plain-small-s1[/bold]
+    Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
     """
     (entry,) = find_cells([cell])
     found = _computed("length", entry.cell)

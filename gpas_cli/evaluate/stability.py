@@ -116,11 +116,15 @@ def statements(taus: Sequence[float] = TAUS) -> list[Statement]:
         Statement("Lemma G.2 (b)", NO_RESIDUAL, 1.0, _at_most(0), None, _at_most(-1)),
         Statement("Lemma G.2 (c)", NO_NORM, 1.0, _at_most(1), _at_least(1), _at_least(0)),
     ]
-    figure = [
-        Statement(f"Figure 3, tau {tau:g}", BOTH, tau, _at_least(0.88), Printed(0.5, "about"), _at_most(-0.5))
-        for tau in taus
-    ]
-    return [*lemma, *figure]
+    return [*lemma, *(_figure_3(tau) for tau in taus)]
+
+
+def _figure_3(tau: float) -> Statement:
+    """Return Figure 3 for one tau. Its exponents are printed for tau in (0, 1); at 0 and 1 the lemmas hold."""
+    name = f"Figure 3, tau {tau:g}"
+    if not 0 < tau < 1:
+        return Statement(name, BOTH, tau, None, None, None)
+    return Statement(name, BOTH, tau, _at_least(0.88), Printed(0.5, "about"), _at_most(-0.5))
 
 
 def _at_least(value: float) -> Printed:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from command_list import COMMANDS
 
 from gpas_cli.cli.schemas import DOCUMENTS
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.packaged import packaged
 
-OVERVIEW = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text()
+ROOT = Path(__file__).parents[2]
+OVERVIEW = (ROOT / "docs/reference/commands.md").read_text()
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+SHIPPED = load(packaged("experiments.yaml"))
+CELL = re.compile(r"(?<![\w./-])([a-z][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*[a-z0-9])(?![\w/-]|\.\w)")
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
@@ -25,3 +33,11 @@ def test_command_is_documented(path: str, command: object) -> None:
 def test_a_command_takes_json_exactly_if_it_has_a_schema(path: str, command: object) -> None:
     options = {option for parameter in command.params for option in parameter.opts}
     assert ("--json" in options) == (path.removeprefix("gpas ") in DOCUMENTS)
+
+
+def test_cells_of_shipped_grids_in_examples_exist() -> None:
+    texts = [command.help for _, command in COMMANDS] + [page.read_text() for page in PAGES]
+    named = {match.groups() for text in texts for match in CELL.finditer(text) if match[1] in SHIPPED.grids}
+    assert named
+    declared = {entry.id for entry in expand(SHIPPED, list({grid for grid, _ in named}))}
+    assert {"/".join(cell) for cell in named} - declared == set()

@@ -48,3 +48,10 @@ def test_without_a_residual_connection_the_gap_does_not_shrink_unless_layers_are
     aligned = simulate(NO_RESIDUAL, 1.0, layers=32, dimension=40, samples=10)
     assert power(apart.gaps, 8) > -0.2
     assert power(aligned.gaps, 8) < -0.8
+
+
+def test_exponents_of_figure_3_are_printed_for_mixtures_of_both_matrices_only() -> None:
+    """The paper states them for tau in (0, 1); at 0 its own Lemma 4.3 gives sqrt(L) for the norm."""
+    printed = {one.name: (one.norm, one.psi, one.gap) for one in statements() if one.name.startswith("Figure 3")}
+    assert printed["Figure 3, tau 0"] == printed["Figure 3, tau 1"] == (None, None, None)
+    assert [str(one) for one in printed["Figure 3, tau 0.5"]] == ["≥ 0.88", "about 0.5", "≤ -0.5"]

@@ -139,14 +139,14 @@ def test_a_key_prefix_of_two_cells_is_refused() -> None:
 
 
 def test_the_conditions_and_the_command_of_some_cells() -> None:
-    declared = expand(load(packaged("experiments.yaml")), ["table2", "readme-350m"])
+    declared = expand(load(packaged("experiments.yaml")), ["table2", "gpas-readme"])
     own = [one for one in declared if one.grid == "table2"]
     wanted = [one for one in own if one.axes["size"] in ("71m", "1b") and one.axes["norm"] == "lns"]
     assert conditions(wanted, own) == ["norm=lns", "size=71m,1b"]
     assert select(own, conditions(wanted, own)) == wanted
     assert run_command(wanted, declared) == "gpas run grid table2 --where norm=lns --where size=71m,1b"
     assert run_command(own, declared) == "gpas run grid table2"
-    assert run_command(declared, declared) == "gpas run grid table2 readme-350m"
+    assert run_command(declared, declared) == "gpas run grid table2 gpas-readme"
     assert run_command([], declared) == ""
 
 
