@@ -3,6 +3,7 @@ says, or its name in acts.json. Its perplexity is that of its name in numbers.js
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
 killed (by a SIGKILL, once it has begun), progressing (the same after a checkpoint, until the third attempt),
+hungry (runs out of memory with more than two rows at once, at first eight), greedy (with any),
 wait (until the file `go` lies in the working directory), stubborn (waits and ignores SIGTERM).
 """
 
@@ -16,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpas_cli.events import Checkpoint, Outcome, Started, Step
+from gpas_cli.events import Checkpoint, Outcome, Phase, Started, Step
 from gpas_cli.store.journal import Journal
 
 asked: list[int] = []
@@ -48,6 +49,11 @@ def leave(outcome: str, code: int, cause: str = "") -> None:
     sys.exit(code)
 
 
+if act in ("hungry", "greedy"):
+    rows = attempt["resources"]["micro_batch"] or 8
+    journal.append(Phase(name="training", micro_batch=rows))
+    if rows > 2 or act == "greedy":
+        leave("failed", 1, f"out of memory: {rows} rows at once do not fit the device")
 if act == "progressing":
     journal.append(Checkpoint(step=attempt["number"]))
 if act == "killed" or (act == "progressing" and attempt["number"] < 3):

@@ -18,11 +18,26 @@ from safetensors.numpy import load_file
 LONG = 60
 
 
-def toy_of_two(folder: Path, **values: Any) -> Toy:
+# Imported by every process that finds it: the second of a job has memory for two rows at once.
+SMALL_DEVICE = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    from gpas_cli.train import loop
+    healthy = loop.summed_loss
+    def limited(network, rows, *more):
+        if len(rows.inputs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return healthy(network, rows, *more)
+    loop.summed_loss = limited
+"""
+
+
+def toy_of_two(folder: Path, more: str = "", **values: Any) -> Toy:
     toy = Toy(folder, **values)
     path = folder / "experiments.yaml"
     one_cell = path.read_text().replace("gate: [none, gpas]", "gate: [gpas]").replace(", against: {gate: none}", "")
-    path.write_text(one_cell.replace("    cadence:", "    resources: {ranks: 2, cpus: 2}\n    cadence:"))
+    path.write_text(one_cell.replace("    cadence:", f"    resources: {{ranks: 2, cpus: 2{more}}}\n    cadence:"))
     return toy
 
 
@@ -110,3 +125,27 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
     toy.gpas("cancel", "pre-gpas-s1")
     assert running.wait(60) == 3
     assert set(toy.states().values()) == {"cancelled"}
+
+
+@pytest.mark.long
+def test_a_sharded_job_out_of_memory_is_started_again_with_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process waits for a layer meanwhile, so that the job cannot go on with fewer rows by itself."""
+    losses = []
+    for name, code in (("small", SMALL_DEVICE), ("large", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(code)
+        toy = toy_of_two(tmp_path / name / "toy", ", strategy: fsdp", steps=6)
+        recipe = toy.folder / "experiments.yaml"
+        recipe.write_text(recipe.read_text().replace("batch: 4", "batch: 8"))
+        environment = toy.environment()
+        path = os.pathsep.join((str(tmp_path / name), environment["PYTHONPATH"]))
+        monkeypatch.setattr(toy, "environment", lambda now={**environment, "PYTHONPATH": path}: now)
+        said = toy.gpas("run", "grid").stdout
+        assert ("ran out of memory; it starts again with 2 rows at a time" in said) is (name == "small")
+        losses.append([event["loss"] for event in events(toy, "step")])
+        trained = [event for event in events(toy, "phase") if event["name"] == "training"]
+        assert {event["strategy"] for event in trained} == {"fsdp"}
+        assert [event["micro_batch"] for event in trained] == ([4, 2] if name == "small" else [4])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -130,21 +130,22 @@ class Loop:
 
     def _gradients(self, batch: Batch, observe: bool, active: ActiveLayers | None) -> tuple[Tensor, int, list[Tensor]]:
         """Accumulate gradients and sum them over processes, halving the micro-batch and starting over while it does not
-        fit the device of each."""
+        fit the device of each.
+
+        Raises GpasError if a single row does not fit, or, under fsdp, if the micro-batch does not.
+        """
         while True:
             self.network.zero_grad(set_to_none=True)
             gradients = self.layout.gradient_sum(self.network, active)
             try:
                 result = self._accumulate(batch, observe, active, gradients)
             except torch.OutOfMemoryError as error:
-                if self.layout.strategy == "fsdp":  # the other processes are waiting inside a layer
-                    lower = f"set resources.micro_batch to {max(1, self.micro_batch // 2)}"
-                    raise GpasError(
-                        f"out of memory: {self.micro_batch} rows at once do not fit the device; {lower}"
-                    ) from error
                 if self.micro_batch == 1:
                     more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"
                     raise GpasError(f"not even one row fits the device's memory; {more}") from error
+                if self.layout.strategy == "fsdp":
+                    # The other processes are waiting inside a layer. The scheduler starts the job again.
+                    raise GpasError(f"out of memory: {self.micro_batch} rows at once do not fit the device") from error
                 result = None
                 self.network.zero_grad(set_to_none=True)
             gradients.finish()

@@ -61,7 +61,7 @@ class DeviceRows:
         time = targets.shape[1]
         if starts is not None:
             inputs, targets = (array.reshape(1, -1) for array in (inputs, targets))
-            documents = _packing(_documents(starts), time, device)
+            documents = _packing(_documents(starts), time, device, causal=True)
             return cls(_move(inputs, device), _move(targets, device), documents)
         needed = lengths_needed(targets, prefix)
         visible = None if prefix is None else _visible(targets, prefix, device)
@@ -70,8 +70,8 @@ class DeviceRows:
             needed[0] = max(1, needed[0])  # in a batch without any target, indexing still needs one position
             held = (np.arange(time) < needed[:, None]).ravel()
             inputs, targets = (a.reshape(1, -1)[:, held] for a in (inputs, targets))
-            packing = _packing(held, time, device)
-        targeted = None if prefix is None else _packing(_targeted(targets), targets.shape[1], device)
+            packing = _packing(held, time, device, causal=visible is None)
+        targeted = None if prefix is None else _packing(_targeted(targets), targets.shape[1], device, causal=False)
         return cls(_move(inputs, device), _move(targets, device), packing, visible, targeted)
 
     @classmethod
@@ -107,12 +107,13 @@ def _targeted(targets: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
-def _packing(held: NDArray[np.bool_], time: int, device: torch.device) -> Packing:
-    """Return the packing of the tokens that are `held` of flattened rows of length `time`."""
+def _packing(held: NDArray[np.bool_], time: int, device: torch.device, *, causal: bool) -> Packing:
+    """Return the packing of the tokens that are `held` of flattened rows of length `time`, with bounds if it is for
+    `causal` attention: no other attention reads them."""
     (index,) = np.nonzero(held)
     token = np.maximum(np.cumsum(held) - 1, 0)
     bounds = None
-    if has_ragged(device):
+    if causal and has_ragged(device):
         lengths = held.reshape(-1, time).sum(1)
         bounds = _move(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
     return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time, bounds)

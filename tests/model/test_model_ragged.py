@@ -89,6 +89,17 @@ def test_the_kernel_has_the_shapes_that_attention_expects() -> None:
         assert (y.shape, y.dtype) == ((20, 2, 8), torch.bfloat16)
 
 
+def test_only_causal_attention_has_bounds(on_gpu: None) -> None:
+    lengths = np.array([9, 5, 4, 2])
+    targets = np.where(np.arange(9) < lengths[:, None], TOKENS, IGNORED)
+    masked = DeviceRows.of(TOKENS, targets, CPU, prefix=lengths)
+    assert masked.packing is not None
+    assert masked.targeted is not None
+    assert masked.packing.bounds is None
+    assert masked.targeted.bounds is None
+    assert rows(*lengths).packing.bounds.tolist() == [0, 9, 14, 18, 20]  # type: ignore[union-attr]
+
+
 def test_a_kernel_is_used_only_for_what_it_takes() -> None:
     assert not has_ragged(CPU)
     assert rows(9, 5, 4, 2).packing.bounds is None  # type: ignore[union-attr]

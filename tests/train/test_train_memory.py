@@ -14,7 +14,7 @@ from together import limited, run, text
 from gpas_cli.errors import GpasError
 from gpas_cli.model import narrow
 from gpas_cli.model.llama import build
-from gpas_cli.schedule.slurm.retry import is_memory
+from gpas_cli.schedule.out_of_memory import is_memory
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.memory import activation_bytes, update_bytes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -109,20 +109,21 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"), [("none", "not even one row"), ("fsdp", "set resources.micro_batch to 2")]
+    ("strategy", "rows", "words"),
+    [("none", 4, "not even one row"), ("fsdp", 1, "not even one row"), ("fsdp", 4, "4 rows at once do not fit")],
 )
-def test_a_network_that_never_fits_is_refused_with_a_remedy(
-    strategy: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_network_that_does_not_fit_ends_the_job(
+    strategy: str, rows: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(loop.Loop, "_accumulate", none)
     network = build(parse_model({"size": SIZE}))
-    what = Loop(network, None, None, None, FP32, 4, layout=ParallelLayout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
+    what = Loop(network, None, None, None, FP32, rows, layout=ParallelLayout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
     with pytest.raises(GpasError, match=words) as refusal:
         what._gradients(None, False, None)  # type: ignore[arg-type]
-    assert is_memory(str(refusal.value)) is (strategy == "fsdp"), "is tried again with fewer rows where that can help"
+    assert is_memory(str(refusal.value)) is ("4 rows" in words), "is tried again with fewer rows where that can help"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

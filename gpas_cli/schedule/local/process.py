@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.slots import Lease
+from gpas_cli.schedule.out_of_memory import adjusted_to_last_attempt
 from gpas_cli.schedule.process import JOB, job_environment, record_exit, token
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt_of
-from gpas_cli.store.rundir import AttemptDir, create_attempt, write_record
+from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
 GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after its first one was killed
@@ -80,12 +81,16 @@ class Spawner:
     submitter: Submitter
     command: Sequence[str] = JOB
 
-    def start(self, job: StageJob, lease: Lease) -> Process:
+    def start(self, job: StageJob, lease: Lease, *, reduce: bool = False) -> Process:
         """Create the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
+
+        `reduce`: the last attempt ran out of memory, and this one gets half its micro-batch.
 
         Raises OSError if that fails; if the attempt had already been created, it is recorded as failed.
         """
-        attempt = create_attempt(self.project.runs, self._record(job, lease))
+        runs = self.project.runs
+        record = adjusted_to_last_attempt(self._record(job, lease), attempts(runs, job.key), reduce=reduce)
+        attempt = create_attempt(runs, record)
         alive = locks.hold(alive_path(attempt))
         try:
             child = self._popen(attempt, lease, alive)

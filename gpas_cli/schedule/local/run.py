@@ -22,6 +22,7 @@ from gpas_cli.schedule import process
 from gpas_cli.schedule.extras import require_libraries
 from gpas_cli.schedule.local.process import Process, Spawner
 from gpas_cli.schedule.local.slots import Slots
+from gpas_cli.schedule.out_of_memory import halved_micro_batch, is_memory
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
@@ -30,7 +31,7 @@ from gpas_cli.state.claim_set import CLAIMABLE, ClaimSet
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import attempts
+from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.store.snapshot import snapshot
 from gpas_cli.worker.ranks import LOST_PEER
 
@@ -158,25 +159,31 @@ class LocalRun:
         for task in ended:
             assert task.process is not None
             status = conclude_or_unknown(task.process.attempt)
-            if _was_killed(status) and not (task.exit_requested or self._stops):
-                self._start_again(task, status)
-            else:
+            if task.exit_requested or self._stops or not self._start_again(task, task.process.attempt, status):
                 self._end(task, status)
         if ended:
             self._refresh()
 
-    def _start_again(self, task: StageRun, status: StageStatus) -> None:
-        """Queue a killed job again, unless its last `retries` attempts in this run made no progress."""
-        in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
-        if in_vain >= task.job.resources.retries:
-            cause = f"{in_vain} attempts in a row made no progress; {status.cause or status.evidence}"
-            self._end(task, replace(status, cause=cause))
-            return
+    def _start_again(self, task: StageRun, attempt: AttemptDir, status: StageStatus) -> bool:
+        """Queue a job again that was killed, or that ran out of memory with more than one row at once. Return whether
+        it ended so."""
+        if _ran_out_of_memory(status) and (rows := halved_micro_batch(attempt)):
+            why = f"ran out of memory; it starts again with {rows} rows at a time"
+        elif _was_killed(status):
+            in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
+            if in_vain >= task.job.resources.retries:
+                cause = f"{in_vain} attempts in a row made no progress; {status.cause or status.evidence}"
+                self._end(task, replace(status, cause=cause))
+                return True
+            how = f"signal {status.signal}" if status.signal else status.cause
+            why = f"was killed ({how}); it starts again"
+        else:
+            return False
         task.phase = "waiting"
         task.status = status
         task.process = None
-        how = f"signal {status.signal}" if status.signal else status.cause
-        self._reporter.notice(f"{task.job.id}: attempt {status.attempt} was killed ({how}); it starts again")
+        self._reporter.notice(f"{task.job.id}: attempt {status.attempt} {why}")
+        return True
 
     def _end(self, task: StageRun, status: StageStatus, *, skipped: bool = False) -> None:
         task.phase = "ended"
@@ -241,7 +248,7 @@ class LocalRun:
                 if not mine:  # it was cancelled: `_watch_others` settles it
                     task.phase = "followed"
                     return False
-                task.process = self._spawner.start(task.job, lease)
+                task.process = self._spawner.start(task.job, lease, reduce=_ran_out_of_memory(task.status))
         except OSError as error:
             self._end(task, StageStatus(state="failed", evidence="this run", cause=f"could not be started: {error}"))
             return False
@@ -318,6 +325,10 @@ def _reason(task: StageRun) -> str:
         return why
     number = f" in attempt {status.attempt}" if status.attempt else ""
     return f"already {status.state}{number}{': ' if why else ''}{why}"
+
+
+def _ran_out_of_memory(status: StageStatus) -> bool:
+    return status.state == "failed" and is_memory(status.cause)
 
 
 def _was_killed(status: StageStatus) -> bool:

@@ -13,12 +13,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.schedule.out_of_memory import adjusted_to_last_attempt
 from gpas_cli.schedule.slurm import submission
-from gpas_cli.schedule.slurm.retry import breaker, halved_micro_batch
+from gpas_cli.schedule.slurm.retry import breaker
 from gpas_cli.schedule.slurm.submission import Submission
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import conclude_or_unknown
@@ -28,7 +28,7 @@ from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
 from gpas_cli.state.submitters import claims_lock
 from gpas_cli.store import rundir
-from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Retry, Roster, SlurmPlace, attempt_of
+from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Roster, SlurmPlace, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.rendezvous import PORTS
 
@@ -64,7 +64,9 @@ class ElementStart:
             if reason:
                 print(f"{job.grid}/{job.name} ({job.stage}): {reason}")
                 return None
-            made = rundir.create_attempt(self.runs, self._adjusted_to_last_attempt(job, self._initial_record(job)))
+            tries = attempts(self.runs, job.key)
+            record = adjusted_to_last_attempt(self._initial_record(job), tries, reduce=job.reduce, again=job.again)
+            made = rundir.create_attempt(self.runs, record)
             print(f"{job.grid}/{job.name} ({job.stage}): attempt {made.number} in {made.path}")
             return made
 
@@ -98,26 +100,6 @@ class ElementStart:
         # After a crash a controller may start a job again as if for the first time; srun's port distinguishes the two.
         step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
         return self.submission.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
-
-    def _adjusted_to_last_attempt(self, job: ElementRecord, first: AttemptRecord) -> AttemptRecord:
-        """Return the record `first`, adjusted to how the last attempt ended.
-
-        The micro-batch stays reduced if it was, and is halved if memory ran out. The record also says why this job runs
-        the stage again.
-        """
-        tries = attempts(self.runs, job.key)
-        if not tries:
-            return first
-        before = tries[-1].read_attempt()
-        reduced = before.retry is not None and before.retry.reduced
-        record = replace(_with_rows(first, before.resources.micro_batch), retry=before.retry) if reduced else first
-        if job.reduce and (rows := halved_micro_batch(tries[-1])):
-            evidence = f" ({job.reduce})" if isinstance(job.reduce, str) else ""
-            why = f"out of memory{evidence}; now {rows} rows at a time"
-            return replace(_with_rows(record, rows), retry=Retry(of=tries[-1].number, why=why, reduced=True))
-        if job.again:
-            return replace(record, retry=Retry(of=tries[-1].number, why=job.again, reduced=reduced))
-        return record
 
     def _reason_to_skip(self, job: ElementRecord) -> str:
         """Return why a stage is not to be run, "" if it is. Call it with the claims' lock held."""
@@ -165,10 +147,6 @@ class ElementStart:
             threads=job.threads,
             unread=job.unread,
         )
-
-
-def _with_rows(asked: AttemptRecord, rows: int) -> AttemptRecord:
-    return replace(asked, resources=replace(asked.resources, micro_batch=rows))
 
 
 def free_port() -> int:

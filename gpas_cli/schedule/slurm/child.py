@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gpas_cli.schedule.out_of_memory import is_memory
 from gpas_cli.schedule.process import record_exit
-from gpas_cli.schedule.slurm.retry import is_memory
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.job_exit import JobExit
 from gpas_cli.store.records import ElementRecord, RankExit

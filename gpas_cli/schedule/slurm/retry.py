@@ -1,6 +1,6 @@
 """Classes of failure, and the response to each.
 
-out of memory   the next attempt has half the micro-batch; the global batch, and so the result, stays the same
+out of memory   the next attempt has half the micro-batch (`schedule.out_of_memory`)
 faulty node     GPUs that the job should have are missing: the job is run again on another node
 killed          (SIGKILL, without evidence that memory ran out) the job is run again unchanged
 interrupted     the job is run again, until `retries` attempts in a row have made no progress
@@ -18,45 +18,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Phase
 from gpas_cli.state.logs import last_line
-from gpas_cli.store.journal import read
 from gpas_cli.store.records import AvoidedNode, BreakerRecord, ElementFailure
-from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
+from gpas_cli.store.rundir import attempts, read_record, write_record
 
 AVOID_NODE_SECONDS = 86400.0  # for which new submissions of a stage exclude a node that could not run it
 SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
-OUT_OF_MEMORY = re.compile(
-    r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
-)
 # Lines that srun and slurmstepd print when a step ends, whatever the reason.
 ENDING = re.compile(
     r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
     r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
 )
-BEGINNING_BYTES = 4 << 20  # bytes of a journal within which training begins, however long tokenisation took
-
-
-def is_memory(text: str) -> bool:
-    """Return whether a cause, or the end of a log, says that memory ran out on the host or a GPU."""
-    return OUT_OF_MEMORY.search(text) is not None
 
 
 def last_log_line(log: Path) -> str:
     """Return the last line of a job's log, without the lines of srun and slurmstepd about the end of the step."""
     return last_line(log, ENDING)
-
-
-def halved_micro_batch(attempt: AttemptDir) -> int:
-    """Return half the micro-batch of an attempt, which its journal records, or else its resources.
-
-    0 if it was a single row or is unknown: if memory ran out before training began, the rows did not use it.
-    """
-    lines, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
-    events = (line.event for line in reversed(lines))
-    began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
-    used = began.micro_batch if began else None
-    return (attempt.read_attempt().resources.micro_batch if used is None else used) // 2
 
 
 def count_failure(submission: Path, index: int, cause: str) -> str:

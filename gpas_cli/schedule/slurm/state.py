@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.schedule.out_of_memory import is_memory
 from gpas_cli.schedule.slurm import job_states, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.queue import Queue
-from gpas_cli.schedule.slurm.retry import is_memory, last_log_line
+from gpas_cli.schedule.slurm.retry import last_log_line
 from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import attempts_without_progress

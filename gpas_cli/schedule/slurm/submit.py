@@ -17,11 +17,12 @@ from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
 from gpas_cli.schedule.extras import require_libraries
+from gpas_cli.schedule.out_of_memory import is_memory
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.slurm import client, job_states, queue, script, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.retry import faulty_nodes, is_memory
+from gpas_cli.schedule.slurm.retry import faulty_nodes
 from gpas_cli.schedule.slurm.submission import Submission
 from gpas_cli.schedule.summary import JobBatch, Submitted
 from gpas_cli.spec.parse import plain

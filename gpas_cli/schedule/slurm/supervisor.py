@@ -23,13 +23,14 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import THREAD_VARIABLES
+from gpas_cli.schedule.out_of_memory import halved_micro_batch, is_memory
 from gpas_cli.schedule.process import JOB
 from gpas_cli.schedule.slurm import client, job_states, parsers
 from gpas_cli.schedule.slurm.allocation import ElementStart
 from gpas_cli.schedule.slurm.child import Child
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.memory import MemoryWatch
-from gpas_cli.schedule.slurm.retry import SAME_CAUSE_CELLS, avoided, count_failure, halved_micro_batch, is_memory
+from gpas_cli.schedule.slurm.retry import SAME_CAUSE_CELLS, avoided, count_failure
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
 from gpas_cli.state.cancellation import request, request_path, requested

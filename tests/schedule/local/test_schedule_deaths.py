@@ -34,6 +34,7 @@ from gpas_cli.schedule.summary import exit_code
 from gpas_cli.state import locks, submitters
 from gpas_cli.state.observe import observe
 from gpas_cli.state.submitters import SILENCE_SECONDS
+from gpas_cli.store.rundir import attempts
 
 
 def test_a_killed_job_is_started_again_by_the_same_run(project: Project) -> None:
@@ -58,6 +59,30 @@ def test_a_job_killed_repeatedly_is_interrupted(project: Project) -> None:
     assert summary.interrupted[0].status.signal == 9
     assert exit_code(summary) == 3
     assert [line for line in ran(project) if "killed" in line] == ["killed-1 1", "killed-1 2"]
+
+
+def test_a_job_out_of_memory_is_started_again_with_half_the_rows(project: Project) -> None:
+    cell = entry("hungry", 1)
+    notices = Notices()
+    assert states(run(project, cell, reporter=notices)) == {"done": ["hungry-1"]}
+    tried = [attempt.read_attempt() for attempt in attempts(project.runs, key(cell))]
+    assert [record.resources.micro_batch for record in tried] == [0, 4, 2]
+    assert [record.retry.why for record in tried[1:] if record.retry] == [
+        f"out of memory; now {rows} rows at a time" for rows in (4, 2)
+    ]
+    assert notices.heard == [
+        f"g/hungry-1: attempt {number} ran out of memory; it starts again with {rows} rows at a time"
+        for number, rows in ((1, 4), (2, 2))
+    ]
+
+
+def test_a_job_out_of_memory_with_one_row_has_failed(project: Project) -> None:
+    cell = entry("hungry", 1)
+    cell = replace(cell, resources=replace(cell.resources, micro_batch=1, retries=9), axes={"act": "greedy"})
+    summary = run(project, cell)
+    assert [(item.status.attempt, item.reason) for item in summary.failed] == [
+        (1, "out of memory: 1 rows at once do not fit the device")
+    ]
 
 
 def test_a_job_killed_after_each_checkpoint_finishes(project: Project) -> None:

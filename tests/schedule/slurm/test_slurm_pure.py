@@ -13,7 +13,7 @@ import pytest
 from attempts import make_attempt, submission_facts
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Outcome, Phase
+from gpas_cli.events import Outcome
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, job_states, parsers, queue, retry
@@ -270,26 +270,6 @@ def test_an_unreachable_scheduler_changes_no_state(tmp_path: Path) -> None:
     assert judged(tmp_path, MISSING, None).state == "missing"
     status = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
     assert (status.state, "since then: down" in status.evidence) == ("running", True)
-
-
-def test_out_of_memory_is_distinguished_from_other_failures() -> None:
-    for cause in ("OutOfMemoryError: CUDA out of memory", "slurmstepd: error: Detected 1 oom_kill event",
-                  "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
-        assert retry.is_memory(cause)
-    assert not retry.is_memory("DataError: no such file: memory.txt")
-
-
-@pytest.mark.parametrize(
-    ("asked", "took", "wanted"), [(0, 6, 3), (8, 8, 4), (0, 1, 0), (1, None, 0), (4, None, 2), (0, None, 0)]
-)
-def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
-    made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
-    journal = Journal(made.journal_path)
-    journal.append(Phase(name="tokenising"))
-    if took is not None:
-        journal.append(Phase(name="training", micro_batch=took))
-    journal.close()
-    assert retry.halved_micro_batch(made) == wanted
 
 
 def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
