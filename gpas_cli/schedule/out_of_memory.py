@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import AttemptRecord, Retry
@@ -40,12 +41,13 @@ def adjusted_to_last_attempt(
     """Return the record `first` of the next attempt at a stage, adjusted to how the last of its `tries` ended.
 
     The micro-batch stays reduced if it was, and is halved if memory ran out: `reduce`, which may be the evidence.
-    `again`: why the stage is run again as it was. The record says either.
+    `again`: why the stage is run again as it was. The record has the reason.
     """
-    if not tries:
+    try:
+        last = tries[-1]
+        before = last.read_attempt()
+    except (IndexError, OSError, GpasError):  # the first attempt, or nothing is known about the last one
         return first
-    last = tries[-1]
-    before = last.read_attempt()
     reduced = before.retry is not None and before.retry.reduced
     record = replace(_with_rows(first, before.resources.micro_batch), retry=before.retry) if reduced else first
     if reduce and (rows := halved_micro_batch(last)):

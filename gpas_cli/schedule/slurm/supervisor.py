@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +124,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _continues(self) -> bool:
         return any(child.alive for child in self.children) or self._retry_jobs()
 
-    def _start_attempts(self, jobs: Sequence[ElementRecord]) -> None:
+    def _start_attempts(self, jobs: Iterable[ElementRecord]) -> None:
         """Create and start an attempt at each job. If the disk refuses that, the other jobs continue."""
         first = len(self.children)
         try:
@@ -182,7 +182,10 @@ class RankZeroSupervisor(TaskSupervisor):
             self.children.remove(child)
             child.record()
         if retried:
-            self._start_attempts([_changed(child.job, change) for child, change in retried])
+            self._start_attempts(
+                replace(child.job, reduce=change.get("reduce", False), again=change.get("again", ""))
+                for child, change in retried
+            )
         return any(child.alive for child in self.children)
 
     def _how_to_retry(self, child: Child) -> dict[str, str]:
@@ -325,10 +328,6 @@ class PeerSupervisor(TaskSupervisor):
             )
             with suppress(OSError):
                 write_record(report, ended)
-
-
-def _changed(job: ElementRecord, change: Mapping[str, str]) -> ElementRecord:
-    return replace(job, reduce=change.get("reduce", False), again=change.get("again", ""))
 
 
 def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
