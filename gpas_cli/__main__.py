@@ -15,28 +15,28 @@ EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
 
 def main() -> None:
     """Run the console script."""
-    # Cells make many objects and no cycles: to look for those as usual takes 15 % of a command on 10,000 cells.
+    # Cells are many objects without cycles: the default thresholds cost 15 % of a command on 10,000 cells.
     gc.set_threshold(1_000_000, 50, 50)
     try:
         from gpas_cli.cli.app import make_app
 
         make_app(sys.argv[1] if len(sys.argv) > 1 else "")()
-    except KeyboardInterrupt:  # during the imports; later Ctrl-C is the commands' own affair
+    except KeyboardInterrupt:  # during the imports; later each command handles Ctrl-C
         print("Aborted.", file=sys.stderr)
         sys.exit(EXIT_SIGINT)
     except GpasError as error:
         print(printable(f"gpas: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader (`head`, a pager) has gone: not an error, but the interpreter must not try to flush again.
+        # The reader (`head`, a pager) closed the pipe. That is no error, but the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(Exit.DONE)
     except OSError as error:
-        # A full disk, a folder without permission: facts of the machine, not errors of the program.
+        # A full disk or a folder without permission is a problem of the machine, not a bug.
         print(printable(f"gpas: {advise(error)}"), file=sys.stderr)
         sys.exit(Exit.USAGE)
     finally:
-        # Else the interpreter looks for cycles once more as it exits, among all objects: 2 s after 100,000 cells.
+        # Otherwise the interpreter runs a last collection over all objects at exit: 2 s after 100,000 cells.
         gc.freeze()
 
 

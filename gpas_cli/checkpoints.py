@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 KEPT_CHECKPOINTS = 2
-SUPERSEDED, FINISHED, FAILED = RULES = ("superseded", "finished", "failed")  # of `gpas gc`: `state.pruning`
+SUPERSEDED, FINISHED, FAILED = RULES = ("superseded", "finished", "failed")  # of `gpas gc`, see `state.pruning`
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
 
@@ -36,7 +36,7 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
 
 
 def short_name(checkpoint: Path) -> str:
-    """Return the path of a checkpoint from the folder of its stage on: it names it on any machine and holds no home."""
+    """Return a checkpoint's path from its stage's folder on, which is the same on every machine and names no user."""
     return "/".join(checkpoint.parts[-5:])
 
 

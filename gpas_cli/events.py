@@ -55,7 +55,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """The job turned to something else. The fields after `detail` say how a training computes; others have none.
+    """The job entered a new phase. The fields after `detail` say how a training computes, and are None in other phases.
 
     `gemm` is the float32 matrix product; `gemm_origin` is what chose it.
     """
@@ -106,10 +106,10 @@ class Verified(Event):
 
 @dataclass(frozen=True)
 class Step(Event):
-    """The newest update or, of a job that does not train, its progress: `step` of `steps`.
+    """The newest update, or the progress of a job that does not train: `step` of `steps`.
 
-    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `split`: what a job that
-    tokenises counts.
+    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `split`: the split that
+    a tokenising job is reading.
     """
 
     step: int
@@ -169,9 +169,9 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class Removal(Event):
-    """A measurement of layer importance: the network without layer `layer` = 1, 2, ..., or all of it if that is 0.
+    """A measurement of layer importance: the network without layer `layer`, or the whole network if that is 0.
 
-    loss: nats per token. distances: of the whole network the series of angular distances and norms; without a layer,
+    loss: nats per token. distances: for the whole network, the series of angular distances and norms; without a layer,
     the change of the output. checkpoint, text: what was measured on which text; measurements with others cannot be
     compared. rows: rows computed at once.
     """
@@ -186,7 +186,7 @@ class Removal(Event):
 
 @dataclass(frozen=True)
 class RemovalScore(Event):
-    """The accuracy at a task of the network without layer `layer`, or of all of it if that is 0.
+    """The accuracy at a task of the network without layer `layer`, or of the whole network if it is 0.
 
     value: a fraction, of `examples` questions. stderr: its standard error. harness: what scored it. checkpoint: as in
     `Removal`.
@@ -204,7 +204,7 @@ class RemovalScore(Event):
 
 @dataclass(frozen=True)
 class Scoring(Event):
-    """How far a stage that scores tasks is: `done` of `total` requests of task number `place`, from 1, of `tasks`."""
+    """The progress of a stage that scores tasks: `done` of `total` requests of task `place` (from 1) of `tasks`."""
 
     task: str
     place: int
@@ -285,7 +285,7 @@ class Unknown(Event):
 
 @dataclass(frozen=True)
 class Malformed(Event):
-    """An event that is not what its kind requires. `problem` says why; its fields are in `unread`."""
+    """An event without the fields that its kind requires. `problem` says what is wrong; its fields are in `unread`."""
 
     name: str
     problem: str

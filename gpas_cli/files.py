@@ -1,4 +1,4 @@
-"""Replace files atomically, and open them where others may have put something else. Standard library only."""
+"""Replace files atomically, and open files safely where the path may be a FIFO or a device. Standard library only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replace_file(
 
 
 def fsync(path: Path) -> None:
-    """Fsync a file that is written already, or a folder whose entries have changed. Raises OSError."""
+    """Fsync a file that has been written, or a folder whose entries have changed. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -44,8 +44,7 @@ def user_name(number: int) -> str:
 
 
 def _obstacle(path: Path) -> Path:
-    """Return the first folder above `path` that may not be entered; otherwise `path`, or its folder if the permission
-    missing is the folder's."""
+    """Return what denies access: the first folder above `path` that may not be entered, else `path` or its folder."""
     for folder in reversed(path.parents):
         if not _may(folder, os.X_OK):
             return folder

@@ -94,7 +94,7 @@ def from_mapping(cls: type[R], values: Mapping[str, Any], where: Path | str, *, 
 
 
 def to_mapping(record: Record) -> dict[str, Any]:
-    """Return a record as JSON-ready mappings and lists, with what its file had beyond it."""
+    """Return a record as JSON-ready mappings and lists, with the unread fields of its file."""
     return _merged(_plain(record), record.unread)
 
 
@@ -203,7 +203,7 @@ def _converter(hint: Any) -> Convert:
 
 
 def _kept(hint: Any) -> frozenset[type]:
-    """Return the types whose values `_converter(hint)` returns unchanged, for a fast decision about most of them."""
+    """Return the types whose values `_converter(hint)` returns unchanged; most values need no more than this check."""
     if hint == Number:
         return frozenset({float})
     if typing.get_origin(hint) in (types.UnionType, typing.Union):

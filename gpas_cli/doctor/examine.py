@@ -148,7 +148,7 @@ def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
 
 
 def _shortcuts(cells: list[Entry]) -> Iterator[Finding]:
-    """Yield a note about each way in which embeddings start other than the names of their settings suggest."""
+    """Yield a note for each kind of embedding whose initial scale is not what the names of its settings suggest."""
     by_remark: dict[str, list[str]] = {}
     for entry in cells:
         if text := remark(entry.cell.model):

@@ -24,7 +24,7 @@ class JobMemory:
     memory: DeviceMemory
 
     def warning(self) -> str:
-        """Return that it does not fit, "" if it does."""
+        """Return a warning that the training does not fit the GPUs, "" if it does."""
         if self.memory.fits:
             return ""
         needs = f"{byte_size(self.memory.total)} on each of {count(self.devices, 'GPU')}"
@@ -37,7 +37,7 @@ class JobMemory:
 def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine) -> list[JobMemory]:
     """Return the memory of the pretrainings among `jobs` on the GPUs of `machine`; nothing if their kind is unknown.
 
-    Of cells of one size that are distributed alike, it is that of the one that needs most.
+    For cells of one size and distribution it is the largest.
     """
     kind = machine.gpu_kind()
     if kind is None:

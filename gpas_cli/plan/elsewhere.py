@@ -16,7 +16,7 @@ from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.flops import peak_flops
 
 GPUS = ("A100", "H100", "H200", "B200")
-NODE_GPUS = 8  # the jobs share so many GPUs, or as many as the largest requests
+NODE_GPUS = 8  # the number of GPUs that the jobs share, unless the largest job requests more
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def estimate(
 
 
 def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
-    """Return the tokens that the job has still to train on, plus a third of those it evaluates (no backward pass)."""
+    """Return the tokens that the job still has to train on, plus a third of those it evaluates (no backward pass)."""
     (kind,) = (stage.declared for stage in job.cell.stages if stage.kind == job.kind)
     return kind.cost(job.cell, job.cadence, resumed)
 
@@ -116,7 +116,7 @@ def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
 def _works(
     jobs: Iterable[StageJob], machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resume: Mapping[str, int]
 ) -> list[Work]:
-    """Return the cost of each job. Jobs that differ in the seed alone are equally expensive."""
+    """Return the cost of each job. Jobs that differ only in the seed are equally expensive."""
     known: dict[Hashable, Work] = {}
     works = []
     for job in jobs:

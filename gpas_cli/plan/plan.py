@@ -225,11 +225,11 @@ def _row(
 
 
 class _Capacity:
-    """What a machine answers about jobs. It is asked once for all jobs of a kind with the same resources."""
+    """Whether a machine can run jobs. It is queried once for all jobs of a kind with the same resources."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        # By identity, as the cells of a grid share their resources; kept here, so that no other object gets it.
+        # Keyed by identity, as the cells of a grid share their resources; the reference keeps the id from being reused.
         self._answers: dict[tuple[int, str], tuple[Resources, str]] = {}
 
     def refusal(self, resources: Resources, kind: str) -> str:

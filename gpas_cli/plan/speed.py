@@ -17,8 +17,8 @@ Shape = tuple[Any, ...]
 class MeasuredSpeed:
     """The tokens per second of a job, including padding.
 
-    `processes`: of so many, one was measured and the others are assumed to be as fast, without communication; 1 if the
-    whole job was measured.
+    `processes`: 1 if the whole job was measured. Otherwise one of so many processes was measured; the others are
+    assumed to be as fast, and their communication to be free.
     """
 
     tokens_per_second: float

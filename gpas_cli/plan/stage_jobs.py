@@ -85,7 +85,7 @@ def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
 
 
 def stage_keys(entries: Iterable[Entry]) -> set[str]:
-    """Return the keys of `stage_jobs`, without making the jobs."""
+    """Return the keys of `stage_jobs` without building the jobs."""
     return {key for entry in entries for key in chain_keys(entry.cell)}
 
 

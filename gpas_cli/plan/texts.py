@@ -60,7 +60,7 @@ class Texts:
         return [*absences, *self._absent_tasks(cells), *self._absent_texts(cells), *self._foreseen(cells)]
 
     def _absent_tasks(self, cells: Iterable[Cell]) -> Iterator[str]:
-        """Yield the files of questions that the cells' tasks need and that are not there: the jobs leave them out."""
+        """Yield the missing files of questions of the cells' tasks: jobs skip these tasks."""
         sections = [section for cell in cells if (section := cell.parameters("downstream"))]
         names = dict.fromkeys(name for section in sections for name in section.tasks if is_local(name))
         for name in names if self._project else ():
@@ -70,7 +70,7 @@ class Texts:
                 yield f"{local_file(name)} is missing, and the task is not scored without it; {remedy}"
 
     def _absent_texts(self, cells: Iterable[Cell]) -> Iterator[str]:
-        """Yield the local texts that the cells' networks are scored on and that are not there."""
+        """Yield the missing local texts that the cells' networks are scored on."""
         sections = [section for cell in cells if (section := cell.parameters("texts"))]
         paths = dict.fromkeys(path for section in sections for text in section.texts if (path := local_path(text)))
         for path in paths if self._project else ():

@@ -110,7 +110,7 @@ class UsageMeter:
 
 
 def _used(attempt: AttemptDir, *, running: bool) -> tuple[Usage, AttemptRecord | None]:
-    """Return the usage of an attempt and its attempt.json; of a damaged attempt, whose usage is unknown, None."""
+    """Return the usage of an attempt and its attempt.json; None for a damaged attempt, whose usage is unknown."""
     try:
         asked = attempt.read_attempt()
         seconds = max(0.0, (time.time() if running else end_of(attempt)) - asked.created)

@@ -9,7 +9,7 @@
     results.table("table2")                        one row for each cell of the table: mean, interval, published numbers
     results.claims()                               one row for each part of a claim: effect, interval, verdict
 
-    project = results.open("~/experiments/gpas")   the same of another project than that of the current folder
+    project = results.open("~/experiments/gpas")   the same functions for another project
 
 `of` selects cells: the name of a grid (by default, the default grid), the name of a cell, a list of names, or a frame
 whose columns `grid` and `cell` name them, such as a part of `results.cells()`. `where` narrows it like --where:

@@ -22,7 +22,7 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
-# Parts that keys are older than: the key leaves them out while they have these values.
+# Parts that were added after keys were published: the key omits them while they have these values.
 USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth()}
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
 
@@ -53,7 +53,7 @@ class LaterStage:
 class Cell:
     """Everything that can change a result: network, text, objective, recipe, depth, precision, seed, and later stages.
 
-    later: those stages in the order in which they are run, trainings first.
+    later: the stages after pretraining in the order in which they run, trainings first.
     """
 
     model: Model
@@ -90,7 +90,7 @@ class Cell:
 
     @cached_property
     def seedless(self) -> Hashable:
-        """Everything but the seed, for caches: cells of which it is equal differ in the seed alone, if at all."""
+        """Everything but the seed, as a cache key: two cells with the same value differ at most in their seed."""
         return self._text_around_seed, tuple((stage.kind.name, stage.parameters) for stage in self.later)
 
     @property
@@ -135,7 +135,7 @@ class Cell:
         return replace(self, later=tuple(stage for stage in earlier if stage.kind.trains))
 
     def teacher(self) -> Cell | None:
-        """Return the cell with whose trained gates this one starts, if any: it has the same seed, text and recipe."""
+        """Return the cell from whose trained gates this one starts: same seed, text and recipe. None without one."""
         gate = self.model.gate
         if gate is None or not gate.from_trained:
             return None
@@ -168,7 +168,7 @@ LATER_STAGES = tuple(name for name, kind in STAGE_KINDS.items() if kind.paramete
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells without those that differ from an earlier one in the seed alone."""
+    """Return the cells without those that differ from an earlier one only in the seed."""
     found: dict[Hashable, Cell] = {}
     for cell in cells:
         found.setdefault(cell.seedless, cell)

@@ -24,7 +24,7 @@ GPT2_IDS = 50_257
 
 
 def canonical_model(model: Model) -> Model:
-    """Return the canonical spelling of a network: fields without effect have their default, equal sites one name."""
+    """Return the canonical spelling of a network: fields without effect get their default, equal sites get one name."""
     gate = _canonical_gate(model) if model.gate else None
     embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
     if embed.multiplier == math.sqrt(model.size.hidden):
@@ -61,7 +61,7 @@ def canonical_optim(optim: Optim, model: Model, last_stage: int | None = None) -
         optim = replace(optim, stop=0)
     if optim.schedule_settings is not None:
         schedule = optim.schedule_settings.canonical(optim.warmup, optim.steps, last_stage)
-        # `constant` is older than this rule: its keys have min_ratio.
+        # `constant` was published before this rule, so its keys contain min_ratio.
         min_ratio = optim.min_ratio if schedule.reads_min_ratio else Optim.min_ratio
         optim = replace(optim, schedule_settings=schedule, min_ratio=min_ratio)
     unread = unread_settings(optim.kind)
@@ -85,7 +85,7 @@ def _canonical_gate(model: Model) -> Gate:
 
 
 def check_wiring(model: Model, recorded: str | None = None) -> Iterator[Problem]:
-    """Yield what is wrong with the wiring of a scheme from elsewhere. `recorded` is the digest that it must have."""
+    """Yield what is wrong with the wiring of a plugin scheme. `recorded` is the digest that it must have."""
     if model.norm.origin is None:
         return
     depth = model.size.layers
@@ -235,7 +235,7 @@ def _check_objective(model: Model, data: Data, objective: Objective) -> Iterator
     if objective.reserved and model.init.zero_last_row:
         yield Problem(
             ("init", "zero_last_row"),
-            f"keeps the last id at zero, which is objective {objective.kind}'s own; remove the setting or write false",
+            f"keeps the last id at zero, which objective {objective.kind} uses; remove the setting or write false",
         )
     if isinstance(objective, Masked) and objective.mask_token and data.tokenizer == "bpe":
         yield Problem(
@@ -247,9 +247,9 @@ def _check_objective(model: Model, data: Data, objective: Objective) -> Iterator
 
 
 def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
-    """Yield what is wrong with the text. `own`: the ids that the objective keeps for itself."""
+    """Yield what is wrong with the text. `own`: the number of ids that the objective reserves."""
     vocab = model.size.vocab - own
-    beside = f", without the {own} that the objective has for itself," if own else ""
+    beside = f", without the {own} that the objective reserves," if own else ""
     if data.source in ("files", "hf") and not data.path:
         yield Problem(("data", "path"), f"is required with source: {data.source}")
     if data.source in ("stdlib", "c4") and data.path:

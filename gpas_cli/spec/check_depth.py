@@ -1,4 +1,4 @@
-"""What is wrong with a section `depth`, or with it in a cell: the settings, the stages, the network, the recipe."""
+"""The checks of a section `depth`: its settings and stages by themselves, and against the network and the recipe."""
 
 from __future__ import annotations
 

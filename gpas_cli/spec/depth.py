@@ -37,7 +37,8 @@ class Depth:
     a list of relative lengths. average: the average number of layers over the training. With stages it replaces
     `lengths` as RaPTr, appendix C, does: of equal and proportional stages it takes those whose average is closer, and
     removes the same number of updates from every stage but the last, which gets them. With `layerdrop` it replaces
-    `keep`. full_steps: the whole network trains in the first so many updates, which the last stage has less (`raptr`).
+    `keep`. full_steps: in this many updates at the start the whole network trains; the last stage is shorter by them
+    (`raptr`).
 
     fixed: layers that are on every path, "first,last" or numbers such as "1,2,12", or `none`. scale: s. `sqrt` is the
     square root of the distance to the next layer on the path (RaPTr, h_sqr: squares add up to the number of layers),
@@ -52,9 +53,9 @@ class Depth:
     its first layer on (progressive stacking, Gong et al. 2019). For twice as many layers both are the same. moments:
     the optimizer state of a copied layer is `copied` too, or `fresh`; RaPTr does not state which.
 
-    work_of: stages such as "6-8-10-12", with `full` only: the whole network trains for as many updates as have the same
-    layers' work as those stages over `optim.steps`, with `lengths` or `average`. The cell is that of a plain training
-    of so many updates.
+    work_of: stages such as "6-8-10-12", with `full` only: the whole network trains for the number of updates that costs
+    as much layer work as these stages over `optim.steps`, with `lengths` or `average`. The cell is the same as that of
+    a plain training with this number of updates.
     """
 
     kind: str = setting(FULL, choices=tuple(READS))
@@ -94,7 +95,7 @@ class Depth:
         return frozenset(() if self.fixed == "none" else _numbers(self.fixed, ","))
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
-        """Return the settings that the kind reads as JSON-ready data; with `for_key`, only those that are not usual."""
+        """Return the settings that the kind reads as JSON-ready data; with `for_key`, without defaults."""
         read = {name: plain(getattr(self, name)) for name in READS[self.kind]}
         usual = DEPTHS[self.kind]
         if for_key:
@@ -196,8 +197,8 @@ def limit_of(depth: Depth, layers: int, steps: int) -> float:
 class ResolvedDepth:
     """The canonical spelling of a section, without `average` and `work_of`, and what it decides about the recipe.
 
-    steps: the number of updates, with `work_of` that of equal work. last_stage: those of the last stage, None without
-    stages; with `work_of` the last stage has the same share of the updates as in the stages that it names.
+    steps: the number of updates; with `work_of`, that of equal work. last_stage: the updates of the last stage, None
+    without stages; with `work_of`, its share of the updates is that in the stages that `work_of` names.
     """
 
     depth: Depth

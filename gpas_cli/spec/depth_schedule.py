@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from gpas_cli.spec.depth import Depth, copies, mean_progress, stage_boundaries
 
-_WORD_BYTES = 8  # of a random number
+_WORD_BYTES = 8  # per random number
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class LayerSchedule:
         return ActiveLayers(active, factors_of(scale, active, self.layers, kept))
 
     def evaluated(self, update: int) -> ActiveLayers:
-        """Return the layers of the network that an evaluation after an update sees: all that there are then."""
+        """Return the layers that an evaluation after an update uses: all that the network has at that time."""
         there = self.size(max(1, update)) if self.depth.kind == "stacking" else self.layers
         return ActiveLayers(tuple(range(1, there + 1)), (1.0,) * there)
 

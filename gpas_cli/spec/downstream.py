@@ -16,7 +16,7 @@ from gpas_cli.spec.parse import setting
 
 DIGEST_DIGITS = 12
 LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
-LOCAL_QUESTIONS = 2000  # assumed to be in a file, to cost it before it is read
+LOCAL_QUESTIONS = 2000  # assumed for a local file, to estimate the cost before the file is read
 LOCAL_TOKENS = 150  # assumed for a question and all its choices
 EMBEDDED_QUESTIONS = 1200
 
@@ -73,8 +73,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "embedded": tuple(name for name, task in KNOWN_TASKS.items() if task.embedded),
 }
 AVERAGES = {"average_paper": PAPER, "average_poster": POSTER}
-AVERAGE = "average"  # of any other list of tasks
-OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # of tasks that are only in files
+AVERAGE = "average"  # the average over any other list of tasks
+OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # titles of tasks that are always local files
 AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", AVERAGE: "average"}
 
 
@@ -167,7 +167,7 @@ class Downstream:
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
 
 
-# The metrics of a cell's tables that are reported for each task -> the score that each of them is.
+# Metrics that are reported for each task -> the names of the scores that they show.
 ACCURACY = "accuracy"
 BY_TASK = {ACCURACY: ("acc",), "accuracy_norm": ("acc_norm",), "task_perplexity": ("perplexity", "word_perplexity")}
 
@@ -188,9 +188,9 @@ def headline(tasks: Sequence[str], metric: str) -> str:
 
 
 def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) -> dict[str, float]:
-    """Return the metrics that the scores of tasks are: (task, measure) -> value becomes METRIC/TASK -> value.
+    """Convert the scores of tasks to metrics: (task, measure) -> value becomes METRIC/TASK -> value.
 
-    Accuracies become percent. An average is there once all its tasks have a score.
+    Accuracies become percent. An average is included once all its tasks have a score.
     """
     found: dict[str, float] = {}
     for task in tasks:

@@ -25,8 +25,8 @@ class Family:
 
     input_norm: the norm N once more on the input of the first layer, after embedding, positions and token types.
     token_types: rows of a learned table of token types (segments), 0 for none. Text here has one segment, so that all
-    tokens have the first type: the same vector is added to all of them. head_transform: between the final norm and the
-    head stands N(gelu(W x)), the transform of BERT's head.
+    tokens have the first type: the same vector is added to all of them. head_transform: N(gelu(W x)) between the final
+    norm and the head, the transform of BERT's head.
 
     `bert` is the network of Devlin et al. 2018; the place of its norms is that of the scheme (`norm: post` in the
     paper, `pre` in Megatron-LM). As with all schemes, a final norm follows the last layer. Its head has no bias, and

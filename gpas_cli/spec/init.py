@@ -20,8 +20,8 @@ class Init:
     shortcut, `small` too. The vanilla of Spike No More needs a tied head, as `gpt` has, or `embed_std: sqrt(2/(5d))`.
     `everywhere`: Xavier for embedding, head and learned positions as well, as in Spike No More. `zero_last_row`: keep
     vocabulary row V-1 at zero without gradient, like the reference, whose padding index is -1. With a head tied to the
-    embedding, `embed_std` defaults to the std of the matrices, and `zero_last_row` to false. Learned positions start as
-    do the matrices, with `std` in xavier and deepnorm; biases are 0.
+    embedding, `embed_std` defaults to the std of the matrices, and `zero_last_row` to false. Learned positions start
+    like the matrices, with `std` in xavier and deepnorm; biases start at 0.
     """
 
     preset: str = setting("normal", choices=PRESETS)

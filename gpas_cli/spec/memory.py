@@ -18,16 +18,16 @@ from gpas_cli.spec.optimizers import MATRIX, TABLE
 from gpas_cli.spec.run import Resources
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
-_PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # of a number that a matrix is multiplied with
+_PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # per element of the factors of a matrix product
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
 STATE_FRACTION = 0.4
 USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
 # Logits that exist at once on a GPU, which needs larger products than a CPU: 2,097 tokens of 32,000 logits, 128 MB of
 # bfloat16 or 256 MB of float32.
 GPU_LOGITS = 2**26
-# Fewer tokens at once leave a GPU poorly used, and under fsdp its connection to the others too much.
+# With fewer tokens at once a GPU is poorly used, and under fsdp communication takes too much of the time.
 EFFICIENT_TOKENS = 4096
-_MESSAGES_BYTES = 3 * 2**25  # gradients on their way under ddp, besides those of a table
+_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides those of a table
 
 
 @dataclass(frozen=True)

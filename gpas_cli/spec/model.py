@@ -48,7 +48,7 @@ class Model:
     def _mapping(self, *, for_key: bool) -> dict[str, Any]:
         parts = {name: parse.plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
         family = parse.plain(self.family, for_key=for_key)
-        # Keys are older than families: they omit LLaMA's, all of whose fields have their defaults.
+        # Keys were published before families existed: they omit LLaMA's, whose fields all have their defaults.
         rest = {"family": family} if family or not for_key else {}
         return {**parts, "norm": self._norm(for_key), **rest}
 

@@ -35,7 +35,7 @@ class Norm:
 class Wiring:
     """The slots of one layer's two sub-layers. An absent norm is the identity.
 
-    `home` is the slot in which the GPAS paper has the gate for this kind of sub-layer. `bottom`: the layer's input,
+    `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's input,
     ungated, is added to the sum of its last sub-layer.
     """
 

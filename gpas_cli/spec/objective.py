@@ -118,7 +118,7 @@ class Masked(Objective):
 
     def problems(self) -> Iterator[Problem]:
         if self.mask + self.random > 1 + 1e-9:
-            yield Problem(("random",), f"mask {self.mask:g} and random {self.random:g} are more than 1 together")
+            yield Problem(("random",), f"mask {self.mask:g} and random {self.random:g} add up to more than 1")
 
     def describe(self, vocab: int) -> str:
         kept = max(0.0, 1 - self.mask - self.random)

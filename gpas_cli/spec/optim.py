@@ -82,7 +82,7 @@ class Optim:
         return self.mean_rows or self.batch
 
     def rows_of_mean(self, processes: int) -> int:
-        """Return the rows of a mean that one of the processes has: all of them if each process can have whole means."""
+        """Return how many rows of a mean one process computes: all of them if every process can compute whole means."""
         means = self.batch // self.rows_per_mean
         return self.rows_per_mean if means % processes == 0 else self.rows_per_mean // processes
 

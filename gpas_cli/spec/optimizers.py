@@ -150,5 +150,5 @@ def optimizer_settings() -> dict[str, type]:
 
 
 def unread_settings(kind: OptimizerKind) -> set[str]:
-    """Return the settings of recipes that only other optimizers read."""
+    """Return the settings of a recipe that only other optimizers read."""
     return {name for other in OPTIMIZERS.values() for name in other.settings} - set(kind.settings)

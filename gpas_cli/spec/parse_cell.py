@@ -1,4 +1,4 @@
-"""The reading of a cell from plain data: named parts, sections that extend them, and every problem at once."""
+"""Read a cell from plain data: named parts, sections that extend them, and every problem at once."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _parse_later(
         own = _optional(kind.parameters, kind.name, values.get(kind.name), problems) if kind.parameters else None
         if own is not None:
             found.append(LaterStage(kind, own))
-            wrong = own.problems() if hasattr(own, "problems") else ()  # those of several settings together
+            wrong = own.problems() if hasattr(own, "problems") else ()  # problems of several settings together
             problems.extend(problem.under(kind.name) for problem in wrong)
     return tuple(found)
 

@@ -22,10 +22,10 @@ from gpas_cli.spec.texts import Texts, tokens_of
 
 PRETRAIN = "pretrain"
 PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
-# What a cell has for it besides its network.
+# The fields of a cell that pretraining reads besides the network.
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "precision", "seed")
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
-# Columns of a table that are no axis of its grid: one for each task, or text, of a later stage.
+# Columns of a table that are not an axis of its grid: one for each task, or text, of a later stage.
 MEASURED_COLUMNS = ("task", "text")
 EXTERNAL = "external"  # no stage of a cell either: the scores of a network that was not trained here
 
@@ -161,7 +161,7 @@ def scoring_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
 
 
 def text_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of all texts; without a limit, which is in documents."""
+    """Return a third of the tokens of all texts. The limit is ignored, because it counts documents."""
     return tokens_of(cell.parameters("texts").texts) / EVALUATED_PER_TRAINED
 
 
@@ -281,7 +281,7 @@ STAGE_KINDS: dict[str, StageKind] = {
 def main_result(metrics: Mapping[str, float]) -> tuple[Metric, float] | None:
     """Return the number that stands for the result of a stage: a main metric of its kind, and its value.
 
-    Of a metric by task, the last value: an average, if there is one. None if no kind's main metric is reported.
+    For a metric by task it is the last value: an average, if there is one. None if no main metric is reported.
     """
     for kind in STAGE_KINDS.values():
         for main in (kind.metrics[0], *(metric for metric in kind.metrics if metric.main)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.parse import setting
 
-LOCAL_TOKENS = 250_000  # assumed to be in a local text, to cost it before it is read
+LOCAL_TOKENS = 250_000  # assumed for a local text, to estimate the cost before the text is read
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 
 

@@ -51,7 +51,7 @@ def conclude(attempt: AttemptDir) -> StageStatus:
 def _complete(
     attempt: AttemptDir, asked: AttemptRecord | None, found: StageStatus, lines: Sequence[Line]
 ) -> StageStatus:
-    """Return the status `found` with what the last lines of the journal add and, without a result, the submission."""
+    """Return the status `found`, completed from the end of the journal and, without a result, from the submission."""
     made = asked.slurm if asked and found.state not in RESULTS else None
     return replace(
         found, progress=progress(lines), age=_age(lines, found.age), attempt=attempt.number, folder=str(attempt.path),
@@ -140,7 +140,7 @@ def _from_exit(attempt: AttemptDir, asked: AttemptRecord, seen: ExitRecord) -> S
 
 
 def _said(attempt: AttemptDir, seen: ExitRecord) -> str:
-    """Return why a process ended: the error in exit.json, or else the last line of its log."""
+    """Return why a process ended: the error in exit.json, else the last line of its log."""
     return seen.error or last_line(attempt.log_path)
 
 

@@ -14,10 +14,11 @@ from gpas_cli.store.rundir import attempts, read_json
 
 
 def facts_of(view: SchedulerView, key: str) -> dict[str, Any]:
-    """Return the stage's facts as attempt.json has them ({stage, grid, name, cell, ...}), {} if they are unknown."""
+    """Return the stage's facts as in attempt.json ({stage, grid, name, cell, ...}), {} if they are unknown."""
     with suppress(OSError, GpasError):
         if tries := attempts(view.runs, key):
-            # Not as a record: another version may have written it, and callers read only the fields that they know.
+            # A mapping rather than a record: another version may have written it, and callers read only fields that
+            # they know.
             return read_json(tries[-1].attempt_path)
         if claim := read_claim(view.runs, key):
             return dict(view.scheduler(claim.scheduler).describe(claim, key))

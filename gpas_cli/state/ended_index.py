@@ -2,19 +2,19 @@
 
 XX.json          the status that the attempts at a stage show
 XX-hours.json    what its attempts have used
-XX-results.json  its state, and what a database that has read its journals says of its result (`report.recorded`)
+XX-results.json  its state, and its result as a database that has read its journals has it (`report.recorded`)
 
-An entry has what `stat` returned, before they were read, for the stage's folder and the files that decide what it says.
-It is used only if `stat` returns the same inodes, sizes, modification times and change times again, and the same files
-are missing. No program can set a change time, so it also changes when a file is restored from a backup with its old
-modification time. The files that decide
+An entry contains what `stat` returned for the stage's folder and for the files that decide the entry, before they were
+read. It is used only if `stat` returns the same inodes, sizes, modification times and change times again, and the same
+files are missing. No program can set a change time, so it also changes when a file is restored from a backup with its
+old modification time. The files that decide
 
 - the status: the journals of the attempts from the newest to the one with the result (of a stage without a result, of
   all) and, without a result, the other files of the newest attempt;
 - the hours: the attempt.json and the exit.json of each attempt, and the journal if the exit.json has no time;
 - the result: all journals, because scores and spikes of every attempt count.
 
-Besides,
+Further rules:
 
 - only what an outcome or an exit.json has decided is indexed; locks, claims and requests to cancel are examined again;
 - a stage with a request to run it again is not indexed, because the request may be edited in place;
@@ -57,7 +57,7 @@ FORMAT = [3, gpas_cli.__version__]  # another version may word the evidence diff
 OPENED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs"})  # network file systems with an index
 
 ENDED = ("outcome", "exit")  # the evidence of a state that is indexed
-NEWEST = ("attempt.json", "exit.json", "log.txt", cancellation.FILE)  # decide an attempt without a result, too
+NEWEST = ("attempt.json", "exit.json", "log.txt", cancellation.FILE)  # these also decide an attempt without a result
 
 STATES, HOURS, RESULTS_OF = "", "-hours", "-results"  # at the end of the names of the files
 
@@ -102,7 +102,7 @@ class EndedIndex:
         return None
 
     def find_usage(self, key: str) -> Usage | None:
-        """Return what the attempts at a stage have used, None if it is not indexed or has changed."""
+        """Return the usage of the attempts at a stage, None if it is not indexed or has changed."""
         entry = self._entry(key, HOURS)
         if entry is None:
             return None
@@ -117,7 +117,7 @@ class EndedIndex:
     def find_result(self, key: str) -> Sequence[Any] | None:
         """Return what `keep_result` was given for a stage, None if it is not indexed or has changed.
 
-        The journals alone decide it, so that it says nothing of locks, claims and requests to cancel.
+        Only the journals decide it: locks, claims and requests to cancel are not part of it.
         """
         entry = self._entry(key, RESULTS_OF)
         if entry is None:
@@ -216,7 +216,7 @@ class EndedIndex:
 
     @cached_property
     def _stat(self) -> Callable[[str], os.stat_result] | None:
-        """The function that proves that a file has not changed, None on a file system where none does."""
+        """Return the function that detects changes of a file, None on a file system where none does."""
         kind = file_systems.type_of(self.runs)
         return os.stat if kind in file_systems.LOCAL else _stat_opened if kind in OPENED else None
 
@@ -252,14 +252,14 @@ def _used_names(attempt: AttemptDir) -> Iterator[str]:
 
 
 def forget_results(runs: Path) -> None:
-    """Delete what databases have said of results, because they may say something else now."""
+    """Delete the indexed results, because the database may have other ones now."""
     for path in (runs / FOLDER).glob(f"*{RESULTS_OF}.json"):
         with suppress(OSError):
             path.unlink()
 
 
 def _plain(status: StageStatus, files: Iterable[str]) -> tuple[Any, ...]:
-    """Return what `_known` turns into the status: its fields, with the time of the evidence instead of its age."""
+    """Return the fields of a status for `_known`, with the time of the evidence instead of its age."""
     said = {name: own for name in _SAID if (own := getattr(status, name)) != getattr(_MISSING, name)}
     progress = [getattr(status.progress, name) for name in _PROGRESS] if status.progress else None
     return status.attempt, time.time() - (status.age or 0.0), said, progress, sorted(files)

@@ -29,14 +29,14 @@ from gpas_cli.store.snapshot import copy_snapshot
 
 RECORD = "imported.json"
 CHECKPOINTS = "checkpoints"
-# Of a process that ran elsewhere, or of a stage that is no longer the same.
+# Files that concern a process that ran elsewhere, or a stage that is no longer the same.
 LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", RECORD})
-NOT_COMPARED = ("second", "memory", "mfu")  # in names of metrics that differ between equal trainings
+NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that differ between equal trainings
 
 
 @dataclass(frozen=True)
 class MergedStage:
-    """What became of one stage of the other project.
+    """What the merge did with one stage of the other project.
 
     what: "copied", "kept" (it has a result here), "known" (it was copied before), "busy" (it is queued or running here)
     or "unreadable". attempts: how many there are. differs: the name and both values, here and there, of a metric that
@@ -72,7 +72,7 @@ class Merge:
             return ""
 
     def stages(self) -> Iterator[MergedStage]:
-        """Copy stage by stage and yield what became of each. Stages without a result there are left out.
+        """Copy stage by stage and yield what was done with each. Stages without a result there are left out.
 
         Raises GpasError if both folders are the same, OSError if a copy cannot be written.
         """
@@ -140,7 +140,7 @@ def run_directories(path: Path) -> Path:
 
 
 def _files(folder: Path, checkpoints: bool) -> Iterable[Path]:
-    """Yield the regular files of an attempt that travel. Links are left out: they may lead out of the project."""
+    """Yield the regular files of an attempt that are copied. Links are left out: they may lead out of the project."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or path.name in LEFT or path.name.startswith("."):
             continue

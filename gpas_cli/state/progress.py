@@ -31,11 +31,11 @@ class Progress:
     spikes: int = 0
     memory: float | None = None  # bytes
     saved: int | None = None  # the update of the newest checkpoint
-    share: float | None = None  # the completed fraction of a stage that scores tasks; None of others
+    share: float | None = None  # the completed fraction of a stage that scores tasks; None for other stages
 
     @property
     def counted(self) -> str:
-        """What is done: "340/600"; of a stage that scores tasks, the task and its share: "piqa (3 of 7) 45 %"."""
+        """The progress as text: "340/600", or for a stage that scores tasks "piqa (3 of 7) 45 %"."""
         if self.share is None:
             return f"{self.step}/{self.steps}"
         return f"{self.phase} {math.floor(100 * (self.step or 0) / (self.steps or 1))} %"

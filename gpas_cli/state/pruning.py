@@ -54,7 +54,7 @@ class StageUse:
 def stage_use(
     runs: Path, key: str, state: str, *, needed: Collection[str], rules: Collection[str], before: float
 ) -> StageUse:
-    """Return what the stage, which is in this state, occupies. `needed`: stages whose last checkpoint others build on.
+    """Return what a stage in this state occupies. `needed`: stages whose last checkpoint others build on.
 
     Only checkpoints from before the unix time `before` are selected.
     """
@@ -103,7 +103,7 @@ def size_of(path: Path) -> int:
 
 
 def cutoff(days: float | None) -> float:
-    """Return the unix time `days` ago, without days the present."""
+    """Return the unix time `days` ago, or now if `days` is None."""
     return time.time() - (days or 0) * 86400
 
 

@@ -1,4 +1,4 @@
-"""The hours that a stage has used, by what came of them.
+"""The hours that a stage has used, divided into useful and repeated or useless work.
 
 A result may consist of several attempts, each of which resumes from a checkpoint of an earlier one. What the earlier
 one computed after that checkpoint was computed again.
@@ -100,14 +100,14 @@ def _split(segments: Sequence[_Segment]) -> Spent:
 
 
 def _without_update(segment: _Segment) -> Spent:
-    """Return the usage of a segment from whose checkpoints nothing in the result was resumed."""
+    """Return the usage of a segment if no attempt in the result resumed from its checkpoints."""
     if segment.measured or segment.running:
         return Spent(trained=segment.whole)
     return Spent(superseded=segment.whole) if segment.outcome in RESULTS else Spent(failed=segment.whole)
 
 
 def _last_in_result(segments: Sequence[_Segment]) -> int | None:
-    """Return the place of the segment that ended with the result, or else of the running one; None without either."""
+    """Return the index of the segment that ended with the result, else of the running one; None without either."""
     for holds in (lambda one: one.outcome in RESULTS, lambda one: one.running):
         places = [place for place, segment in enumerate(segments) if holds(segment)]
         if places:

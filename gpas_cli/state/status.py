@@ -103,7 +103,7 @@ class StageStatus:
 
     @property
     def directory(self) -> Path | None:
-        """The folder as a path, made when it is asked for: there may be many thousands of statuses."""
+        """The folder as a path. Created on access, because there may be many thousands of statuses."""
         return Path(self.folder) if self.folder else None
 
     @property

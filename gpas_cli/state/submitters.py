@@ -76,7 +76,7 @@ def sweep(runs: Path) -> None:
 
 
 def is_of_this_host(lock: Path, host: str) -> bool:
-    """Return whether the free lock of a submitter of `host` proves its death: this process would see a held one."""
+    """Return whether a free lock proves that a submitter of `host` is dead: this process would see it held."""
     if host == socket.gethostname():
         return True
     try:

@@ -31,7 +31,7 @@ class ClaimScheduler(Protocol):
         """Return the job that runs, or will run, the claimed stage; None if there is none or it is unknown."""
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
-        """Return the facts of a stage without an attempt as attempt.json will have them, {} if they are unknown."""
+        """Return the facts of a stage without an attempt as they will be in attempt.json, {} if they are unknown."""
 
     def log_of(self, claim: Claim) -> Path | None:
         """Return the file with the output of the job outside its attempts, None if there is none."""

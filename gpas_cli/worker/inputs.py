@@ -1,4 +1,4 @@
-"""Cleaning up after the earlier attempts at a training stage."""
+"""Clean up after the earlier attempts at a training stage."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class AttemptProcess:
         self._journal = Journal(directory.journal_path) if here.rank == 0 else None
 
     def parent_died(self) -> None:
-        """Save and exit. A process that is still waiting for its peers exits at once, since they may never arrive."""
+        """Save and exit, because the parent has died. A process that still waits for its peers exits at once."""
         if not self.joined:
             os._exit(JobExit.INTERRUPTED)
         self.flag.raise_alone()
@@ -199,7 +199,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage meanwhile, and none among what exists at the end: it takes a fifth of the time of imports."""
+    """Disable garbage collection, which takes a fifth of the time of imports, and exempt what they create from it."""
     gc.disable()
     try:
         yield

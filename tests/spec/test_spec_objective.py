@@ -63,7 +63,7 @@ def test_the_mask_token_is_an_id_that_the_tokenizer_does_not_have() -> None:
 def test_the_row_of_the_mask_token_is_trained() -> None:
     assert cell().model.init.zero_last_row
     assert not cell(objective="mlm").model.init.zero_last_row
-    assert "objective mlm's own" in fault(objective="mlm", init={"zero_last_row": True})
+    assert "which objective mlm uses" in fault(objective="mlm", init={"zero_last_row": True})
     assert cell(objective="mlm", init="xavier").model.init.preset == "xavier"
 
 
@@ -74,7 +74,7 @@ def test_the_row_of_the_mask_token_is_trained() -> None:
         ({"objective": {"kind": "bert"}}, "objective.kind: unknown objective 'bert'"),
         ({"objective": 3}, "unknown objective 3"),
         ({"objective": {"like": "mlm", "rate": 0}}, "objective.rate: 0.0 is too small"),
-        ({"objective": {"like": "mlm", "mask": 0.95}}, "mask 0.95 and random 0.1 are more than 1 together"),
+        ({"objective": {"like": "mlm", "mask": 0.95}}, "mask 0.95 and random 0.1 add up to more than 1"),
         ({"objective": {"like": "mlm", "rat": 0.1}}, "unknown key 'rat'; did you mean 'rate'?"),
         ({"objective": {"like": "causal", "rate": 0.1}}, "unknown key 'rate'"),
         ({"objective": "mlm", "size": {"like": "quickstart", "vocab": 260}}, "259, without the 1 that the objective"),

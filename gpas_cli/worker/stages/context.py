@@ -53,7 +53,7 @@ class StageContext:
 
     @property
     def cache(self) -> Path:
-        """The folder with the tokenised texts."""
+        """The folder of the tokenised texts."""
         return Path(self.attempt.cache)
 
     @property
