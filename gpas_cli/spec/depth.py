@@ -47,7 +47,7 @@ class Depth:
     so that momentum and weight decay act on it (`zero`). The paper does not state which.
 
     keep, gamma: with `layerdrop`, layer l of L is kept in update t of T with the probability 1 - (l / L)(1 - theta),
-    theta = (1 - keep) exp(-gamma t / T) + keep.
+    theta = (1 - keep) exp(-gamma t / T) + keep (Zhang and He 2020, whose code counts layers from 0).
 
     copied: what stacking puts on top of n layers: the `last` ones again (gradual stacking), or the `whole` network from
     its first layer on (progressive stacking, Gong et al. 2019). For twice as many layers both are the same. moments:

@@ -98,6 +98,12 @@ def test_layer_drop_keeps_fewer_layers_the_later_and_the_deeper(average: float) 
     assert active.factors == tuple(1 / kept[layer - 1] for layer in active.layers)
 
 
+def test_layer_drop_keeps_a_layer_with_the_probability_of_zhang_and_he() -> None:
+    """After a hundredth of the updates theta is 0.5 exp(-1) + 0.5 = 0.684; layer l has 1 - (l / 12)(1 - theta)."""
+    kept = schedule({"like": "layerdrop", "keep": 0.5, "gamma": 100}, 12, 1000).kept(10)
+    assert [kept[layer - 1] for layer in (1, 6, 12)] == pytest.approx([0.97366, 0.84197, 0.68394], abs=1e-5)
+
+
 DRAWN = [
     ({"like": "raptr", "stages": "6-8-10-12"}, {1, 12}),
     ({"like": "raptr", "stages": "6-8-10-12", "fixed": "none"}, set()),
