@@ -9,7 +9,8 @@
 Keys of a figure in YAML: `title`; `grid` and `where`, the paper's grid and the labels that select its cells; `toy`, the
 grid at quickstart size; `cells`, the labels of the drawn cells in any grid; `methods`, titled groups of cells;
 `panels`; `each`, the axes with a panel for each of their labels; `against`, the labels of the cells that others are
-divided by; `planned`, the number of updates that `at` refers to; `y`, the title of the y axis. Keys of a panel:
+divided by; `planned`, the number of updates that `at` refers to; `size`, the size that the title names in the paper's
+grid; `y`, the title of the y axis. Keys of a panel:
 `title`, `cells`, `what` (one quantity or several), `otherwise` (the quantity to draw of cells that have not recorded
 `what`), `at`, `layers`, `every`, `from`, `log`, as of `Selection`; `growth`, to draw the law by which values grow over
 layers.
@@ -47,6 +48,7 @@ SOURCES = ("gpas", "curse_of_depth", "spike_no_more", "raptr")
 BOUND = "bound"  # a quantity that is computed, not recorded
 BOUND_AXIS = "upper bound of the Jacobian's norm"
 TOY_SIZES = ("quickstart",)
+METHOD_AXES = ("norm", "gate", "embed", "init", "family")  # whose labels the title of a method replaces
 SHOWN = 6  # missing cells that a message names
 
 Bounds = Callable[["Entry"], Sequence[float]]
@@ -68,17 +70,13 @@ class FigureSpec:
     each: str | tuple[str, ...] = ()
     against: Mapping[str, Label] | None = None
     planned: int = 0
+    size: str = ""
     y: str = ""
 
     @property
     def number(self) -> str:
         """The number in the paper: "3a"."""
         return self.name.rpartition("-")[2]
-
-    @property
-    def heading(self) -> str:
-        """The figure's number and title: "GPAS, Figure 3a: Learned gate values"."""
-        return f"{self.paper}, Figure {self.number}: {self.title}"
 
     def draws(self, entry: Entry) -> bool:
         """Return whether a cell belongs to the figure, if it belongs to the grid."""
@@ -201,7 +199,8 @@ def _variants(spec: FigureSpec, entries: Sequence[Entry]) -> set[str]:
 def make(request: Request, known: Recorded, bounds: Bounds | None = None) -> PaperFigure:
     """Return the figure as far as it is recorded. `bounds` computes equation (15) for each layer of a cell."""
     spec = request.spec
-    blank = PaperFigure(spec.name, spec.paper, spec.number, spec.title, request.grid, (), request.note)
+    title = f"{spec.title} at {spec.size}" if spec.size and request.grid == spec.grid else spec.title
+    blank = PaperFigure(spec.name, spec.paper, spec.number, title, request.grid, (), request.note)
     if request.problem:
         return replace(blank, problem=request.problem)
     if spec.panels[0]["what"] == BOUND:
@@ -292,9 +291,19 @@ def _selection(name: str, panel: Mapping[str, Any], spec: FigureSpec) -> Selecti
 
 
 def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:
-    """Return the curve with the title of its method, if the figure names methods."""
-    titles = [method["title"] for method in spec.methods if has_labels(run.entry, method["cells"])]
-    return replace(run, method=titles[0]) if titles else run
+    """Return the curve with the title of its method, if the figure names methods.
+
+    A method with the cell's labels in its grid comes before one with those that papers use, by which every schedule of
+    random paths is `depth: raptr`.
+    """
+    titles = [
+        method["title"]
+        for named in (True, False)
+        for method in spec.methods
+        if has_labels(run.entry, method["cells"], named=named)
+    ]
+    axes = dict.fromkeys((*METHOD_AXES, *(axis for method in spec.methods for axis in method["cells"])))
+    return replace(run, method=titles[0], method_axes=tuple(axes)) if titles else run
 
 
 def _axis(axis: str) -> str:

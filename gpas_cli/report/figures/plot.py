@@ -157,4 +157,4 @@ def _scale(axes: Sequence[Any], panels: Sequence[Figure]) -> None:
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    return textwrap.wrap(text, int(TITLE_CHARACTERS * width))
+    return textwrap.wrap(text, int(TITLE_CHARACTERS * width), break_on_hyphens=False)

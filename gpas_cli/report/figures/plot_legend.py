@@ -46,7 +46,9 @@ def legends_below(canvas: Any, drawn: Sequence[Labelled], widths: tuple[float, f
     if len(set(looks.values())) == len(looks):
         entries = {title: handle for one in drawn for title, handle in one.handles}
         return _below(canvas, entries, panels, width)
-    return rows * max(_below(one.part, dict(one.handles), [one.panel], panel_width) for one in drawn)
+    alike = len({tuple(_explained(panel)) for panel in panels}) == 1
+    needed = max(_below(one.part, dict(one.handles), [] if alike else [one.panel], panel_width) for one in drawn)
+    return rows * needed + (_below(canvas, {}, panels, width) if alike else 0.0)
 
 
 def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
@@ -99,7 +101,7 @@ def _wrapped(entries: Mapping[str, Any]) -> list[str]:
 
 
 def _longest(titles: Sequence[str]) -> int:
-    return max(len(line) for title in titles for line in title.split("\n"))
+    return max((len(line) for title in titles for line in title.split("\n")), default=0)
 
 
 def _lines(titles: Sequence[str]) -> int:

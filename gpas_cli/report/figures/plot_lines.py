@@ -17,7 +17,7 @@ from gpas_cli.report.figures.ticks import is_log
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
 SHADES = "viridis"  # for colours that represent numbers
 BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
 FEW = 40  # points; longer curves have markers at some of them
@@ -31,7 +31,7 @@ def draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
     draw = _draw_bars if figure.has_bars else _draw_series
     handles = [(series.title, draw(axes, figure, series)) for series in figure.series]
-    drawn = [(line, _draw_line(axes, line)) for line in figure.lines]
+    drawn = [(line, _draw_line(axes, line, figure)) for line in figure.lines]
     _draw_final_norm(axes, figure)
     if figure.level is not None:
         axes.axhline(figure.level, color="0.4", linewidth=0.6, zorder=0)
@@ -112,7 +112,7 @@ def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
     )
 
 
-def _draw_line(axes: Any, line: Line) -> Any:
+def _draw_line(axes: Any, line: Line, figure: Figure) -> Any:
     """Draw one line and return the artist that represents it in the legend."""
     from matplotlib.lines import Line2D
 
@@ -125,7 +125,8 @@ def _draw_line(axes: Any, line: Line) -> Any:
     drawn = {**own, "marker": ""} if line.form == "line" else own
     axes.plot(*zip(*line.points, strict=True), **drawn)
     # A line through points that are drawn by themselves has their marker in the legend.
-    return Line2D([], [], **{**own, "markevery": None})
+    has_points = any(one.form == "points" and one.colour == line.colour for one in figure.lines)
+    return Line2D([], [], **{**(own if has_points else drawn), "markevery": None})
 
 
 def _draw_final_norm(axes: Any, figure: Figure) -> None:

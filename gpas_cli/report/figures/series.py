@@ -27,7 +27,6 @@ Points = tuple[tuple[float, float], ...]
 STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
 METHOD = ("norm", "gate")  # axes that form the first part of a title
 NAMED_METHOD = "method"  # the label of curves whose method has a title of its own
-METHOD_AXES = ("norm", "gate", "embed", "init", "family")  # which this title replaces
 PART = "part"  # the label of curves of a part of the network: W_q
 
 
@@ -37,8 +36,8 @@ class CellCurve:
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
     matrix: the rows of a heat map, from the lowest. columns: the x of its columns, by default 1, 2, ...
-    method: the title of the cell's method, "" to derive it from the cell's labels. variant: labels that distinguish
-    several curves of one cell: (("layer", 3),).
+    method: the title of the cell's method, "" to derive it from the cell's labels; method_axes: the axes whose labels
+    this title replaces. variant: labels that distinguish several curves of one cell: (("layer", 3),).
     """
 
     entry: Entry
@@ -50,12 +49,13 @@ class CellCurve:
     matrix: tuple[tuple[float, ...], ...] = ()
     columns: tuple[float, ...] = ()
     method: str = ""
+    method_axes: tuple[str, ...] = ()
     variant: tuple[tuple[str, Label], ...] = ()
 
     @property
     def labels(self) -> dict[str, Label]:
         """The labels that distinguish this curve's method from others."""
-        left_out = (self.over, *(METHOD_AXES if self.method else ()))
+        left_out = (self.over, *self.method_axes)
         own = {axis: label for axis, label in self.entry.axes.items() if axis not in left_out}
         return {**own, **({NAMED_METHOD: self.method} if self.method else {}), **dict(self.variant)}
 

@@ -9,7 +9,8 @@ from typing import Any
 from gpas_cli.report.figures.figure import Figure
 
 TICKS = 4  # the least number of ticks on a logarithmic axis
-STEPS = ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)))  # multiples of powers of ten, the coarsest first
+# Multiples of powers of ten, the coarsest first.
+STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
 ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
 CLOSEST = 0.08  # of a logarithmic axis between two ticks
 MOST_LAYERS = 12  # with a number in a plot of usual width

@@ -11,9 +11,9 @@ from report_cells import entry
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.curves import Selection
-from gpas_cli.report.figures.figure import Figure, make_figure
+from gpas_cli.report.figures.figure import Figure, Line, make_figure
 from gpas_cli.report.figures.plot import STYLE, Sheet, draw, save
-from gpas_cli.report.figures.plot_lines import COLOURS
+from gpas_cli.report.figures.plot_lines import COLOURS, MARKERS
 from gpas_cli.report.figures.quantities import QUANTITIES
 from gpas_cli.report.figures.series import CellCurve, make_series
 from gpas_cli.report.figures.ticks import log_ticks, readable
@@ -56,6 +56,22 @@ def test_the_legend_names_methods_and_says_what_the_bands_are(tmp_path: Path) ->
     assert "demo-" not in text
     for colour in COLOURS[:6]:
         assert text.count(colour.lower()) >= 4  # line, band and legend of a scheme with and without the gate
+
+
+def test_panels_with_legends_of_their_own_have_one_explanation(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    points = ((1.0, 1.0), (2.0, 2.0))
+    panels = [
+        Figure(f"({n})", "layer", "variance", lines=(Line(f"law {n}", points, style=1),), note="dashed: a law")
+        for n in (1, 2)
+    ]
+    save(Sheet(tuple(panels), "Title"), [tmp_path / "x.svg"])
+    text = (tmp_path / "x.svg").read_text()
+    assert [text.count(f">{words}<") for words in ("dashed: a law", "law 1", "law 2")] == [1, 1, 1]
+
+
+def test_triangles_mark_spikes_alone() -> None:
+    assert not set(MARKERS) & set("^v<>")
 
 
 def test_runs_are_drawn_separately_on_request(tmp_path: Path) -> None:
@@ -185,7 +201,7 @@ def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pyt
     [
         (0.3, 250, [1, 10, 100]),
         (0.25, 250, [0.3, 1, 3, 10, 30, 100]),
-        (0.9, 9.5, [1, 2, 5]),
+        (0.9, 9.5, [1, 1.5, 2, 3, 5, 7]),
         (2.5, 9.5, [3, 4, 5, 6, 7, 8, 9]),
         (1.00, 1.04, [1.0, 1.01, 1.02, 1.03, 1.04]),
     ],

@@ -107,12 +107,22 @@ def test_panels_and_methods_are_the_papers(database: object) -> None:
     toy = [panel.title for panel in drawn("spike-3", database, "quickstart-spike").panels]
     assert toy == ["(a) quickstart, lr 0.002", "(b) quickstart, lr 0.008", "(c) quickstart, lr 0.032"]
     assert titles(drawn("spike-3", database)) == 2 * [["Vanilla", "Embed Detach", "Embed LN", "Scaled Embed"]]
+    scalings = ["square root", "linear", "1/p"]
+    assert [titles(drawn("raptr-1a", database, grid)) for grid in ("", "quickstart-raptr-scale")] == 2 * [[scalings]]
+    fixed = ["first and last", "none", "first", "1, 2, 11, 12"]
+    assert [titles(drawn("raptr-1b", database, grid)) for grid in ("", "quickstart-raptr-fixed")] == 2 * [[fixed]]
     assert [panel.title for panel in drawn("spike-5", database).panels] == ["(a) lr 0.0003", "(b) lr 0.0001"]
     assert [panel.title for panel in drawn("curse-5", database, "quickstart-curse").panels] == [
         "(a) update 60",
         "(b) update 180",
         "(c) update 360",
     ]
+
+
+def test_a_title_names_the_papers_size_only_for_cells_of_that_size(database: object) -> None:
+    loss = "GPAS, Figure 8: Loss of Pre-LN with and without GPAS"
+    assert drawn("gpas-8", database).heading == f"{loss} at 7B"
+    assert drawn("gpas-8", database, "quickstart").heading == f"{loss} (toy size: quickstart, grid quickstart)"
 
 
 def test_gates_of_earlier_versions_are_drawn_as_recorded(database: object, monkeypatch: pytest.MonkeyPatch) -> None:
