@@ -1,7 +1,7 @@
 """The `gpas` command and its sub-commands.
 
-Each sub-command is the function, or the Typer application `app`, in the module of its name. To import all of them takes
-longer than most commands, so `make_app` imports only the one that is asked for.
+Each sub-command is the function, or the Typer application `app`, in the module of its name. Importing all of them takes
+longer than most commands, so `make_app` imports only the one that is run.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ COMMANDS = {
 
 
 def make_app(asked: str = "") -> typer.Typer:
-    """Return the application with the sub-command `asked` alone, or with all of them if there is none of that name."""
+    """Return the application with only the sub-command `asked`, or with all of them if there is none of that name."""
     app = typer.Typer(
         name="gpas",
         cls=ConfigAnywhere,

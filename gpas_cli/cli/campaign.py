@@ -71,7 +71,9 @@ class Campaign:
     failed: bool = False
 
     def look(self, declared: Experiments | None = None) -> list[ClaimEvidence]:
-        """Return the evidence on each claim by what is recorded of the cells of `declared`, by default of the file."""
+        """Return the evidence on each claim from the recorded results of the cells of `declared`, by default of the
+        file.
+        """
         from gpas_cli.report.claims.evaluate import evaluate
         from gpas_cli.report.claims.sequential import assess
 
@@ -85,7 +87,9 @@ class Campaign:
         return expand(declared, list(dict.fromkeys(grid for claim in self.claims for grid in claim.grids)))
 
     def next_round(self, state: Sequence[ClaimEvidence], scheduler: Scheduler) -> Round:
-        """Return what decides most for its cost: nothing if each claim is decided or no part may have more seeds."""
+        """Return the most decisive runs for their cost: nothing if each claim is decided or no part may have more
+        seeds.
+        """
         from gpas_cli.report.claims.rounds import chosen
 
         every = self.planned(self.candidates(state, self.rules.step), scheduler)
@@ -152,7 +156,7 @@ class Campaign:
                 known.extend(sorted(seeds - set(known)))
 
     def note_stuck(self, done: Round, before: Sequence[ClaimEvidence], state: Sequence[ClaimEvidence]) -> None:
-        """Leave out parts that a round brought no further: their runs failed, or were skipped."""
+        """Exclude parts for which a round gave no new number: their runs failed or were skipped."""
         for one in done:
             claim, part = one.part.at
             if state[claim].parts[part].seeds == before[claim].parts[part].seeds:

@@ -129,7 +129,7 @@ def seeds_text(verdict: Verdict) -> str:
 
 
 def next_text(verdict: Verdict) -> str:
-    """Return what an undecided claim waits for: runs that are missing, or further seeds."""
+    """Return what is missing to decide a claim: runs, or further seeds."""
     if verdict.verdict != UNDECIDED:
         return ""
     if verdict.missing:
@@ -156,7 +156,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
-    """Yield each claim with its parts, the numbers of each seed, and the command that brings it on."""
+    """Yield each claim with its parts, the numbers of each seed, and the next command to run."""
     for place, verdict in enumerate(verdicts):
         if place:
             yield ""
@@ -267,7 +267,7 @@ def _value(value: float | None, state: str) -> str:
 
 
 def _notes(verdict: Verdict) -> Iterator[str]:
-    """Yield what a reader must know of the numbers, one sentence each."""
+    """Yield what a reader must know about the numbers, one sentence each."""
     values = list(dict.fromkeys(f"{part.comparison.value.title}, {_compared(part)}" for part in verdict.parts))
     yield from (f"Compared: {value}." for value in values)
     reasons: dict[str, list[str]] = {}

@@ -20,8 +20,8 @@ from gpas_cli.report.tables.column_layout import Spacing, fit
 
 Cell = str | tuple[str, str]  # text; or text and its style
 GAPS = (2, 1)  # blanks between two columns: usually, and on a narrow terminal
-LEAST_FIRST = 12  # characters; the first column is not wrapped narrower
-LEAST_LAST = 24  # characters; nor is the last one
+LEAST_FIRST = 12  # characters; the least width to which the first column is wrapped
+LEAST_LAST = 24  # characters; the least width to which the last column is wrapped
 GOOD_LAST = 40  # columns are dropped until the last is this wide
 BOLD = Style(bold=True)
 PLAIN = Style()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpas_cli.evaluate.export import ExportOptions, ExportReport
     from gpas_cli.grid.entry import Entry
 
-NAMED = 10  # names that could not be removed, in the output
+NAMED = 10  # the most names in the output that could not be removed
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -120,7 +120,7 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool
     if anonymous:
         console().print("  README.md inside says what was removed; read experiments.yaml before you publish it")
     else:
-        console().print("  README.md inside says what it holds: paths, host names and job ids are among it")
+        console().print("  README.md inside lists the content, which includes paths, host names and job ids")
 
 
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:

@@ -14,7 +14,7 @@ NAMED = 5
 
 
 def merge_lines(stages: Sequence[MergedStage], dry_run: bool) -> Iterator[str]:
-    """Yield a line for each thing that happened to stages."""
+    """Yield a line for each kind of result of the merge."""
     if not stages:
         yield "There is no result to copy."
     groups: dict[str, list[MergedStage]] = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpas_cli.report.tables.missing import Hole
     from gpas_cli.report.tables.table import Table
 
-NAMED = 3  # failed cells in one command
+NAMED = 3  # the most failed cells in one command
 
 
 @dataclass(frozen=True)

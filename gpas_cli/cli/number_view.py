@@ -70,7 +70,7 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 
 
 def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
-    """Yield the commands that make the number again, and how to run them with the code that made it."""
+    """Yield the commands that make the number again, and how to run them with the recorded code."""
     also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
     yield "make again", f"{origin.command_line}   # in an empty project{also}"
     if any(seed.result for seed in origin.seeds):

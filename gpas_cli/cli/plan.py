@@ -197,7 +197,7 @@ def _memory(planned: Plan) -> list[RenderableType]:
 
 
 def _elsewhere(planned: Plan) -> list[RenderableType]:
-    """Return the cost of the jobs that need more GPUs than there are, on others."""
+    """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
     from rich.text import Text
 
     from gpas_cli.cli import plan_tables as tables
@@ -276,7 +276,7 @@ def headline(planned: Plan) -> str:
 
 
 def _wall_time(planned: Plan) -> str:
-    """Return how long the jobs take, as far as it can be known."""
+    """Return how long the jobs take, as far as that is known."""
     from gpas_cli.cli.plan_tables import rounded_hours
     from gpas_cli.plan.gpus import NamedGpus
 

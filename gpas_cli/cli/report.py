@@ -61,7 +61,7 @@ class PageSource:
     where: Sequence[str] | None
     _shown: dict[str, Entry] = field(default_factory=dict)
     _meter: UsageMeter | None = None
-    _last: tuple[object, Content] | None = None  # what the last content was collected from, and the content
+    _last: tuple[object, Content] | None = None  # what `_read_from` returned, and the content
 
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
@@ -117,7 +117,7 @@ class PageSource:
 
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
-    """Return what content is collected from, equal as long as nothing has changed; None while hours are being used."""
+    """Return what content is collected from, equal as long as nothing has changed; None while jobs are running."""
     from gpas_cli.report.query import ingested
     from gpas_cli.state.status import ALIVE
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.project import Project
 
-MOST_CELLS = 200  # a larger table does not fit a screen, and takes longer to make
+MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute
 
 
 def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType | None:
-    """Return the table of the entries' grid as it is now, None if it cannot be made.
+    """Return the current table of the entries' grid, None if it cannot be computed.
 
     None also for several grids, for more than MOST_CELLS cells, and for a grid that is no longer declared. The caller
     runs jobs: a database that is locked or full for a moment must not end them.

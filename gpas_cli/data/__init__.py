@@ -2,7 +2,7 @@
 
 1. corpora     `data.source` names a `Source`: records in a fixed order, which its parser turns into documents (id,
                text), in two disjoint splits (stdlib.py, files.py and hub.py implement the four sources)
-2. survey      the source's fingerprint: identifies the text, independent of where it is stored and who reads it
+2. survey      the source's fingerprint: identifies the text, independently of where it is stored and who reads it
 3. tokenizer   text -> ids below the model's vocabulary size; trained here (`bpe`) or downloaded (`t5`, `gpt2`), or a
                tokenizer.json
 4. encode      groups of records -> ids, in this process or in several (workers.py, prefetch.py); order is preserved

@@ -105,7 +105,7 @@ class Source(ABC):
         return None
 
     def known(self, cache: Path) -> Survey | None:
-        """Return the survey of the present text that is in `cache`, or None. Reads and downloads no text.
+        """Return the cached survey of the present text, or None. Reads and downloads no text.
 
         Raises SurveyUnknown if that is impossible without reading the text, DataError if there is no text.
         """
@@ -116,7 +116,7 @@ class Source(ABC):
 
 
 def side(identity: str) -> str:
-    """Return the split of a document, from its id alone: about 8 % are validation text."""
+    """Return the split of a document, which its id alone decides: about 8 % are validation text."""
     number = int.from_bytes(hashlib.sha256((SALT + identity).encode()).digest())
     return "validation" if number % 100 < VALIDATION_PERCENT else "train"
 

@@ -16,7 +16,7 @@ from gpas_cli.errors import DataError
 from gpas_cli.files import replace_file
 
 TEMPORARY_PREFIX = ".tmp-"
-STALE_SECONDS = 86_400  # age from which a temporary file is leftover
+STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
 POLL_SECONDS = 1.0  # between two calls of `until` while waiting for a lock
 
 
@@ -63,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-    """Wait for the folder's lock and hold it in the block. The kernel releases it however the holder dies.
+    """Wait for the folder's lock and hold it in the block. The kernel releases it when the holder dies.
 
     `until` is called while waiting; once it returns true, waiting ends without the lock. Yields whether the lock is
     held. The lock avoids duplicate work; correctness does not depend on it, as every writer writes the same bytes.

@@ -16,7 +16,7 @@ from gpas_cli.errors import DataError
 # A .txt file is divided if it has more bytes than this, or if it is the only file of its corpus, than the second.
 DIVIDED_BYTES = 2**20
 DIVIDED_BYTES_ALONE = 2**15
-# A small file gives about so many pieces, about ten of them validation text; a large file gives longer pieces.
+# A small file is cut into about this many pieces, about ten of them validation text; a large file into longer pieces.
 PIECES = 128
 SHORTEST_CHARACTERS = 512
 LONGEST_CHARACTERS = 16_384

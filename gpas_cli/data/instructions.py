@@ -154,7 +154,7 @@ class Instructions:
         return disk.digest({"text": self.train.examples.fingerprint, "tokenizer": self.tokenizer.identity})
 
     def warnings(self) -> list[str]:
-        """Return what the user may not expect, as sentences."""
+        """Return warnings for the user, one sentence each."""
         cut = self.train.cut_examples
         if not cut:
             return []
@@ -226,7 +226,7 @@ def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenize
 
 
 def _common(head: Sequence[int], whole: Sequence[int]) -> int:
-    """Return how many ids both begin with."""
+    """Return the length of the common prefix of both."""
     differing = (place for place, (own, other) in enumerate(zip(head, whole, strict=False)) if own != other)
     return next(differing, min(len(head), len(whole)))
 

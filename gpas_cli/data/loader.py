@@ -90,8 +90,8 @@ class RowReader(Protocol):
 class CausalReader:
     """Every token predicts the next: inputs without the last token, targets without the first, padding IGNORED.
 
-    `end_id`: the token that ends a document, to tell the documents of a row apart. The last token of a document still
-    predicts the first of the next, so that the number of targets is the same.
+    `end_id`: the token that ends a document, if the documents of a row are separated. The last token of a document
+    still predicts the first of the next, so that the number of targets is the same.
     """
 
     def __init__(self, end_id: int | None = None):

@@ -24,13 +24,13 @@ def absent_reason(token: MaskToken, root: Path) -> str:
         pieces = {piece if isinstance(piece, str) else piece[0] for piece in model}
         names = pieces | {added["content"] for added in definition.get("added_tokens", ())}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return ""  # whatever reads the tokenizer says what is wrong with it
+        return ""  # loading the tokenizer reports what is wrong with it
     if token.name in names:
         return ""
     return no_such_token(token.tokenizer, f"'{token.name}'")
 
 
 def no_such_token(tokenizer: str, token: str) -> str:
-    """Return the message that a tokenizer does not have the token of `objective.mask_token`."""
+    """Return the error message for a tokenizer without the token of `objective.mask_token`."""
     remedy = "leave the setting out to use the last id of size.vocab"
     return f"objective.mask_token: {tokenizer} has no token {token}; {remedy}"

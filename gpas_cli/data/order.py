@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-MAX_ROWS_IN_MEMORY = 2**20  # a permutation of so many takes 8 MB
+MAX_ROWS_IN_MEMORY = 2**20  # a permutation of this many takes 8 MB
 _ROUNDS = 8
 
 

@@ -12,7 +12,7 @@ from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
-# How long `close` waits for the thread. One in the middle of a download is left behind: it is a daemon and ends with
+# How long `close` waits for the thread. A thread in the middle of a download is abandoned: it is a daemon and ends with
 # the process.
 JOIN_SECONDS = 5.0
 # How often a producer whose queue is full checks whether it has been closed.

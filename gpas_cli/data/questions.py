@@ -61,7 +61,9 @@ def questions(document_text: str, kind: str) -> Iterator[Question]:
 
 
 def _names(before: Sequence[str], line: str) -> Iterator[Question]:
-    """Yield a question about the first name of `line` that occurs in the lines before it, beside three others."""
+    """Yield a question about the first name of `line` that occurs in the lines before it, with three other names as
+    choices.
+    """
     seen = list(dict.fromkeys(name for earlier in before for name in _identifiers(earlier)))
     for found in _NAME.finditer(line):
         name = found.group()

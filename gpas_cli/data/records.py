@@ -30,7 +30,7 @@ COMMONSENSE_URL = (
 )
 TIMEOUT_SECONDS = 60
 HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
-EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; another one when the questions change
+EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; change it when the questions change
 FIELDS = ("instruction", "input", "output")
 # The prompts of LLM-Adapters (finetune.py). There every line but the first is indented by 16 blanks, by accident: T5's
 # tokenizer drops these blanks, and a byte-level BPE would have to predict them.
@@ -267,7 +267,7 @@ def embedded(split: str) -> list[FinetuneRecord]:
     """Return questions about source files of the standard library with their right choices, all kinds in turn."""
     documents = [document.text for document in Stdlib().documents(split) if document.id.startswith("lib/")]
     share = (EMBEDDED_EXAMPLES if split == "train" else HELD_OUT_EXAMPLES) // len(KINDS)
-    # Each kind asks about other documents.
+    # Each kind takes its questions from different documents.
     texts = [documents[number :: len(KINDS)] for number in range(len(KINDS))]
     by_kind = [_spread([_asked(text, kind) for text in own], share) for kind, own in zip(KINDS, texts, strict=True)]
     return [record for group in zip(*by_kind, strict=False) for record in group]

@@ -27,7 +27,7 @@ from gpas_cli.errors import DataError
 
 Ints = NDArray[np.int64]
 
-# The start of every so many documents is kept in memory: 6 MB for 51 million documents.
+# The start of every 64th document is kept in memory: 6 MB for 51 million documents.
 _STRIDE = 64
 # Open files of each kind: a process may often open only 1024, and C4 for the 1B has 780 shards.
 _MAX_OPEN_FILES = 128

@@ -22,8 +22,8 @@ from gpas_cli.spec.texts import KNOWN_TEXTS, KnownText, local_path
 SPLIT = "test"
 DIGEST_DIGITS = 12
 _NUMBER = re.compile(r" @([-,.])@ ")
-_BEFORE = re.compile(r" +([,.;:!?%)\]}])")  # no blank before these
-_AFTER = re.compile(r"([(\[{]) +")  # no blank after these
+_BEFORE = re.compile(r" +([,.;:!?%)\]}])")  # a blank before these is removed
+_AFTER = re.compile(r"([(\[{]) +")  # a blank after these is removed
 _QUOTED = re.compile(r'" *([^"\n]*?) *"')
 _ENDING = re.compile(r" ('(?:s|re|ve|ll|d|m)|n't)\b")
 _HEADING = re.compile(r"(?<==) (?==)")

@@ -44,7 +44,7 @@ class TextUsage:
         return self.data.eval_tokens
 
     def warnings(self) -> list[str]:
-        """Return what the user may not expect, as sentences. The cut of C4 is expected, as in the papers."""
+        """Return warnings for the user, one sentence each. C4 is cut as in the papers, without a warning."""
         about = "about " if self.estimated else ""
         found = []
         if self.epochs > EXPECTED_EPOCHS:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 _OTHER_EOS = ("<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
 SMALLEST_BPE = 259  # 256 bytes and three special tokens
-# Merges are learnt from at most so much of the training text; more changes them little and takes longer.
+# Merges are learned from at most this many bytes of the training text; more changes them little and takes longer.
 TRAINING_BYTES = 64_000_000
 # Tokenizers of the Hugging Face hub, by the name of the setting: the repository that has their definition.
 HUB_REPOSITORIES = {"t5": "google-t5/t5-base", "gpt2": "openai-community/gpt2"}

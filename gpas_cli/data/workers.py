@@ -23,7 +23,7 @@ from gpas_cli.errors import DataError
 
 # Groups per worker that may be encoded before the one that is next in order: bounds the memory.
 BACKLOG_GROUPS = 4
-# A group is given up when so many workers died while encoding it.
+# An error is raised when this many workers died while encoding the same group.
 MAX_DEATHS = 3
 _SPAWN = get_context("spawn")
 

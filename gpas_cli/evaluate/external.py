@@ -1,4 +1,4 @@
-"""Networks that `transformers` loads, from a folder or the Hugging Face hub, as `likelihood.Scorer` needs them."""
+"""Load networks with `transformers`, from a folder or the Hugging Face hub, for `likelihood.Scorer`."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel
         loaded = AutoModelForCausalLM.from_pretrained(model.folder, **options)
         words = AutoTokenizer.from_pretrained(model.folder, **options)
     except Exception as error:
-        # The code of a network may raise anything.
+        # The code of a network may raise any exception.
         raise GpasError(
             f"transformers cannot load {model.source}: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -170,7 +170,7 @@ def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:
 class TransformersNetwork(nn.Module):
     """A causal language model of transformers with the call signature of `model.llama.Llama`.
 
-    The input of the head is caught on its way, so that logits are computed only where they are read.
+    A hook captures the input of the head, so that logits are computed only where they are read.
     """
 
     def __init__(self, inner: Any, source: str):

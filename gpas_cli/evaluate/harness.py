@@ -88,7 +88,7 @@ def score_official(
 ) -> list[TaskScore]:
     """Return the metrics of the harness's own task of that name.
 
-    Of a group with a score of its own (mmlu) they are the group's, of another one (ai2_arc) those of each task.
+    For a group with a score of its own (mmlu) they are the group's, for another group (ai2_arc) those of each task.
 
     `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
     documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
@@ -176,7 +176,7 @@ class _Documents:
         return {split: Dataset.from_list(documents) for split, documents in splits.items()}
 
     def _of_part(self, documents: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
-        """Return the documents of one subject of MMLU; of other tasks all."""
+        """Return the documents of one subject of MMLU; for other tasks, all documents."""
         if self.task != "mmlu":
             return documents
         chosen = [document for document in documents if document.get("subject") == part]
@@ -204,7 +204,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _scores(task: str, shots: int, found: Any) -> list[TaskScore]:
-    """Return the metrics of `task`; of a tag, which has no results of its own, those of its tasks."""
+    """Return the metrics of `task`; for a tag, which has no results of its own, those of its tasks."""
     results = {**found["results"], **found.get("groups", {})}
     counts = {name: int(count["effective"]) for name, count in found["n-samples"].items()}
     return [
@@ -244,7 +244,7 @@ def _number(value: object) -> float | None:
 
 @contextmanager
 def _quiet() -> Iterator[Callable[[Callable[[int, int], None]], Callable[[int, int], None]]]:
-    """Discard what the harness prints and logs; the value of the context makes a function print all the same."""
+    """Discard what the harness prints and logs; functions wrapped by the context's value still print."""
     shown = (sys.stdout, sys.stderr)
     loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]

@@ -1,4 +1,4 @@
-"""The model class that lm-evaluation-harness asks for likelihoods. Importing this module needs lm_eval."""
+"""The model class through which lm-evaluation-harness computes likelihoods. Importing this module needs lm_eval."""
 
 from __future__ import annotations
 

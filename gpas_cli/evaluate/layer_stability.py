@@ -23,7 +23,7 @@ from gpas_cli.train.parallel import ALONE, World
 
 STABILITY = "stability"
 NORMS = "stream_norm"
-TOKENS = 4096  # of each process, whose outputs are kept; further ones are left out
+TOKENS = 4096  # the most tokens of each process whose outputs are compared
 
 
 class LayerStability:

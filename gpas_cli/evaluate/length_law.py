@@ -20,7 +20,7 @@ from gpas_cli.evaluate.theory import initial_network
 from gpas_cli.spec.cell import Cell
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-ELEMENTS = 2_000_000  # of the inputs of one length: rows x length x d
+ELEMENTS = 2_000_000  # elements of the inputs of one length: rows x length x d
 MOST_ROWS = 64
 
 
@@ -42,7 +42,9 @@ class LengthLaw:
 
 
 def length_law(cell: Cell, lengths: Sequence[int] = LENGTHS) -> LengthLaw:
-    """Return equation (48) beside what the first layer's attention does. Raises GpasError if memory is too small."""
+    """Return equation (48) and the measured values of the first layer's attention. Raises GpasError if memory is too
+    small.
+    """
     network, device = initial_network(cell)
     size = cell.model.size
     attention, _ = network.model.blocks()[0].sublayers(network.model.positions(torch.zeros(1, 1, size.hidden)))

@@ -127,7 +127,7 @@ class RemovalLosses:
         whole = self.removals[WHOLE]
         removed = [self.removals[layer] for layer in sorted(self.removals) if layer != WHOLE]
         distances = {name: list(values) for name, values in whole.distances.items()}
-        if all(STABILITY in one.distances for one in removed):  # older attempts have not measured it
+        if all(STABILITY in one.distances for one in removed):  # attempts of older versions have not measured it
             distances[STABILITY] = [one.distances[STABILITY][0] for one in removed]
         return {"importance": [one.loss - whole.loss for one in removed], **distances}
 

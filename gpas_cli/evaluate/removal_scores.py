@@ -67,7 +67,7 @@ class RemovalScores:
         return len(self.section.tasks) * (len(self.network.model.layers) + 1)
 
     def missing(self) -> list[tuple[int, str]]:
-        """Return layer and task of each score that is missing and can be had, WHOLE first."""
+        """Return layer and task of each missing score whose task is available, WHOLE first."""
         newest = {task: score for (_, task), score in self.scores.items()}
         return [
             (layer, task)
@@ -77,7 +77,7 @@ class RemovalScores:
         ]
 
     def _known(self, layer: int, newest: RemovalScore | None, task: str) -> bool:
-        """Return whether the score without `layer` is there, from the version of the task that was scored last."""
+        """Return whether there is a score without `layer`, of the version of the task that was scored last."""
         mine = self.scores.get((layer, task))
         return mine is not None and newest is not None and _version(mine) == _version(newest)
 

@@ -59,7 +59,7 @@ NO_NORM = Kind("no norm", residual=True, norm=False)
 
 @dataclass(frozen=True)
 class Printed:
-    """An exponent that the paper prints: its value, and whether it is a bound from below or above, or about right."""
+    """An exponent that the paper prints: its value, and whether it is a lower bound, an upper bound or approximate."""
 
     value: float
     relation: str  # at least, at most, about
@@ -73,9 +73,9 @@ class Printed:
 class Law:
     """One quantity of a simulation: the fitted exponent beside the printed one.
 
-    norm: the exponent of L. psi: the exponent of L / l at the last depth. Of networks without a norm, which grow by a
-    factor with each layer, both are exponents of 2 for each layer, psi that of its least value over L - 1. gap: the
-    exponent of L.
+    norm: the exponent of L. psi: the exponent of L / l at the last depth. For networks without a norm, which grow by a
+    factor with each layer, both are exponents of 2 per layer, psi that of its least value over L - 1. gap: the exponent
+    of L.
     """
 
     quantity: str

@@ -1,4 +1,4 @@
-"""The score of a network at a downstream task or on a text, and the reasons why there is none."""
+"""The score of a network at a downstream task or on a text, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ TAKES = (
 LAYER_GROUPS = ("all", "first", "later", "shallower", "deeper", "pre", "post")
 UPDATES = ("last", "all")
 
-Layer = tuple[SettingPath, dict[str, Node]]  # settings of a comparison, and where they stand
+Layer = tuple[SettingPath, dict[str, Node]]  # settings of a comparison, and their positions in the file
 
 
 @dataclass(frozen=True)
 class _Context:
-    """What names are checked against: the names of the file's grids, None for the claims of papers, and valid grids."""
+    """The valid names: those of the file's grids (None for the claims of papers), and the valid grids."""
 
     names: Collection[str] | None
     grids: Mapping[str, Grid]

@@ -24,9 +24,9 @@ class Draft:
 
     @cached_property
     def sections(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The identities of its settings but the seed, which no longer change: overrides have been applied.
+        """The identities of its settings except the seed, cached: read it after overrides have been applied.
 
-        Drafts with equal ones are the same but for the seed.
+        Drafts with equal identities differ only in the seed.
         """
         rest = {name: node for name, node in children(self.settings).items() if name != "seed"}
         return tuple(rest), tuple(map(id, rest.values()))

@@ -44,7 +44,7 @@ class Entry:
     """One cell of one grid.
 
     axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
-    resources: those of a training. kind_resources: those of other kinds of job, as far as they are declared.
+    resources: those of a training. kind_resources: the declared ones of other kinds of job.
     notes: the reasons of the overrides that changed this cell, one sentence each.
     declared: the declaration; None for a recorded cell that no grid declares.
     """

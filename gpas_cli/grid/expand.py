@@ -71,7 +71,7 @@ class Expansion:
     expanded: dict[str, list[Entry]] = field(default_factory=dict)
     reported: set[tuple[str, str]] = field(default_factory=set)
     made_resources: dict[tuple[str, str, str], Resources] = field(default_factory=dict)  # by grid, size and kind of job
-    # By `Draft.sections`, the first draft and what it became: in most grids, most cells differ in the seed alone.
+    # By `Draft.sections`, the first draft and its cell: in most grids, most cells differ only in the seed.
     cells: dict[object, tuple[Draft, Cell]] = field(default_factory=dict)
     entries: dict[object, Entry] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ class Expansion:
             return self.cells[sections][1].with_seed(seed.value)
         cell = self.checked_cell(grid, draft)
         if cell is not None and not cell.reads_seed:
-            self.cells[sections] = (draft, cell)  # with the draft, because the identities are those of its settings
+            self.cells[sections] = (draft, cell)  # kept with the draft, because the identities are ids of its settings
         return cell
 
     def checked_cell(self, grid: Grid, draft: Draft) -> Cell | None:
@@ -275,7 +275,7 @@ class Expansion:
     def overlaid(
         self, key: tuple[str, str, str], base: Resources, layers: Iterable[tuple[SettingPath, Node]]
     ) -> Resources:
-        """Return `base` with each of `layers` over it; made once for each `key` (grid, size, kind of job)."""
+        """Return `base` with each of `layers` over it, cached by `key` (grid, size, kind of job)."""
         if key not in self.made_resources:
             problems: list[Problem] = []
             for path, node in layers:

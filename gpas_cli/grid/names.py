@@ -22,7 +22,7 @@ def cell_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:
 
 @lru_cache(maxsize=65536, typed=True)  # 1, 1.0 and True are equal, and have different names
 def _part(axis: str, label: Label) -> str:
-    """Return the part of a name that a label has, "" for `none`."""
+    """Return the part of a cell's name for a label, "" for `none`."""
     part = short(axis, label)
     return "" if part == "none" else safe(part)
 

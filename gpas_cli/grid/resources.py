@@ -1,4 +1,4 @@
-"""The resources of jobs as declared: by size, by grid and by kind of job, one laid over the other."""
+"""The declared resources of jobs: by size, by grid and by kind of job, each overriding the one before."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ FIELDS = tuple(own.name for own in fields(Resources))
 
 @dataclass(frozen=True)
 class ResourceSettings:
-    """Settings of jobs that a part of the file changes: `own` those of all jobs, `by_kind` those of one kind of job, a
-    stage after pretraining or `tokenise`, which override `own`."""
+    """Settings of jobs in one part of the file. `own`: for all jobs. `by_kind`: for one kind of job, a stage after
+    pretraining or `tokenise`; they override `own`.
+    """
 
     own: Node | None = None
     by_kind: Mapping[str, Node] = field(default_factory=dict)

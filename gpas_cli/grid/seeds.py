@@ -83,7 +83,7 @@ def with_seeds(experiments: Experiments, seeds: NewSeeds) -> Experiments:
 def add_seeds(config: Path, seeds: NewSeeds) -> bool:
     """Add seeds by grid and cell to the file that belongs to `config`. Return whether any was new.
 
-    Writers take turns by a lock of the caller. Raises InvalidExperiments if the file is not valid, and OSError if it
+    The caller holds a lock against other writers. Raises InvalidExperiments if the file is not valid, and OSError if it
     cannot be written.
     """
     path = seeds_path(config)
@@ -107,7 +107,7 @@ def add_seeds(config: Path, seeds: NewSeeds) -> bool:
 
 
 def _grids(path: Path) -> Collection[str]:
-    """Return the grids that the file names: a writer does not judge them."""
+    """Return the grids that the file names, without checking that they are declared."""
     parts = read_mapping(read_document(path), (), []) if path.is_file() else {}
     return read_mapping(parts.get("seeds"), ("seeds",), [])
 

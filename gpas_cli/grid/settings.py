@@ -126,7 +126,7 @@ def _label_of_mapping(entries: dict[str, Node], section: str) -> str:
 def short(axis: str, value: Label) -> str:
     """Return a value in its short form for names: `s1` for seed 1, `lr0.001`, `no-stop-gradient`; words unchanged.
 
-    A training with the work of 6-8-10-12 is `as-6-8-10-12`, so that its name is not that of those stages.
+    A training with the work of 6-8-10-12 is `as-6-8-10-12`, to distinguish its name from that of these stages.
     """
     leaf = axis.rpartition(".")[2].replace("_", "-")
     if isinstance(value, bool):

@@ -26,7 +26,7 @@ ROWS = 4  # in a batch
 TOKENS = 16  # in a row
 EVAL_TOKENS = 256
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
-VOCABULARY = 300  # of the tokenizer; an objective may have further ids for itself
+VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
 EMBEDDED = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
 CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
@@ -62,7 +62,7 @@ def shrink(entries: Sequence[Entry], text: TinyText, catalogue: Catalogue) -> li
 
 
 def one_seed(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the first of the entries that differ in the seed alone."""
+    """Return the first of the entries that differ only in the seed."""
     families: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
         axes = tuple((axis, label) for axis, label in entry.axes.items() if axis != "seed")
@@ -71,7 +71,7 @@ def one_seed(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
-    """Return the settings in which shrunk cells differ from those that they were made of, in the order of a cell."""
+    """Return the settings in which shrunk cells differ from the original ones, in the order of a cell."""
     pairs: dict[str, list[tuple[Any, Any]]] = {}
     for old, new in zip(before, after, strict=True):
         small = flat(new.cell.to_mapping())

@@ -37,7 +37,7 @@ from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.depth_schedule import ActiveLayers
 
-# A number on the host, or the symbol of one that stays on its device.
+# A number on the host, or a symbol for a number that stays on its device.
 Scalar = float | Symbol
 Reduce = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
@@ -61,8 +61,9 @@ class GateGradients:
         self._put_in_graph(False)
 
     def prepare(self, active: ActiveLayers | None) -> None:
-        """Prepare for forward passes that apply only the `active` layers, None for all: where their factors make the
-        weights' gradients insufficient, autograd computes those of the gates."""
+        """Prepare for forward passes that apply only the `active` layers, None for all: if the layers' factors make the
+        weights' gradients insufficient, autograd computes the gates' gradients.
+        """
         self._select(active)
         try:
             self._require_determined()

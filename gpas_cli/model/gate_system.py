@@ -1,6 +1,6 @@
 """The recursion of `gate_gradient` as one triangular system of equations, for GPUs.
 
-There, the numbers of the recursion are not known to the host, and every operation on one of them would be a kernel.
+On a GPU the host does not know the numbers of the recursion, and every operation on one of them would be a kernel.
 `gate_totals` is therefore applied once, to symbols in place of numbers. A product of a sum with a gate's factor becomes
 an unknown u_i; everything else is a sum of dot products p_k and of unknowns found before:
 

@@ -51,7 +51,7 @@ class _GatedDown(torch.autograd.Function):
         opened = F.silu(gate)
         rows = d_y.flatten(0, -2)
         product = (opened * up).flatten(0, -2)
-        # Autocast is off in here, so a float32 weight is cast to bfloat16 explicitly.
+        # Autocast is off inside autograd functions, so a float32 weight is cast to bfloat16 explicitly.
         d_product = d_y @ weight.to(d_y.dtype)
         d_gate = _silu_backward(d_product * up, gate)
         d_bias = rows.sum(0).to(weight.dtype) if ctx.needs_input_grad[3] else None

@@ -39,7 +39,7 @@ def suits_ragged(x: Tensor, head_dim: int) -> bool:
 
 @functools.cache
 def has_ragged(device: torch.device) -> bool:
-    """Return whether `device` is a GPU whose kernel computes what attention on separate rows does, gradients included.
+    """Return whether `device` is a GPU whose kernel equals attention on separate rows, gradients included.
 
     With deterministic algorithms, its backward pass is deterministic as well. Warns if torch has the kernel and it does
     not work here.
@@ -51,7 +51,7 @@ def has_ragged(device: torch.device) -> bool:
     except Exception as error:  # its class depends on what is missing
         warnings.warn(f"packed rows are spread for attention, which is slower: {first_line(error)}", stacklevel=2)
         return False
-    if not worst <= TOLERANCE:  # not a number, too
+    if not worst <= TOLERANCE:  # true for NaN, too
         warnings.warn(f"packed rows are spread for attention: the kernel's result is off by {worst:.2g}", stacklevel=2)
         return False
     return True

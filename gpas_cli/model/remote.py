@@ -26,7 +26,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.spec.size import Size
 
-ROPE_STEP = 256  # positions by which the rotary tables grow during generation
+ROPE_STEP = 256  # number of positions by which the rotary tables grow during generation
 
 
 @dataclass(frozen=True)

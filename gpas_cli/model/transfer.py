@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on `device`, without waiting for a GPU to do what it was given before."""
+    """Return a host tensor on `device`, without waiting for a GPU to finish earlier work."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpas_cli.model.transfer import to_device
 
-PROGRAMS = 64  # that share a pair; the partial sums of each are added in a fixed order
+PROGRAMS = 64  # programs that share a pair; their partial sums are added in a fixed order
 BLOCK = 2048  # elements that a program reads at once
 DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 

@@ -97,13 +97,12 @@ class Scheduler(ClaimScheduler, Protocol):
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A scheduler that `gpas doctor` examines. A scheduler need not be one."""
+    """A scheduler that `gpas doctor` can examine. Optional."""
 
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
 
-        `resources` has those of each stage of the declared cells by its name, nothing if the experiments file is
-        invalid.
+        `resources`: name -> the resources of each stage of a declared cell; empty if the experiments file is invalid.
         """
 
 
@@ -117,7 +116,7 @@ class Choice:
 
 @runtime_checkable
 class Selectable(Protocol):
-    """A scheduler whose class knows whether it can be used from here. A scheduler need not be one."""
+    """A scheduler whose class can check whether it is usable from this machine. Optional."""
 
     @staticmethod
     def require(environ: Mapping[str, str]) -> None:
@@ -125,7 +124,9 @@ class Selectable(Protocol):
 
     @staticmethod
     def automatic(environ: Mapping[str, str]) -> Choice | None:
-        """Return what `auto` chooses: this scheduler, another one with a note why, or None to let others decide."""
+        """Return the choice of `auto`: this scheduler, another one with a note why, or None to let the next scheduler
+        decide.
+        """
 
 
 def scheduler_named(name: str, runs: Path) -> Scheduler:
@@ -139,9 +140,10 @@ def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
 
 
 def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
-    """Return the scheduler for `word`: auto, or a scheduler's name. Raises GpasError if it is unknown or unusable here.
+    """Return the scheduler for the option's value `word`: auto, or a scheduler's name. Raises GpasError if it is
+    unknown or unusable here.
 
-    auto is the first registered scheduler that chooses itself, such as SLURM where its controller answers, else this
+    auto is the first registered scheduler that chooses itself (SLURM does if its controller answers), else this
     machine.
     """
     names = (AUTO, *scheduler_names())

@@ -36,7 +36,7 @@ class RunSummary:
     skipped: list[Item] = field(default_factory=list)
 
     def add(self, item: Item, *, skipped: bool = False) -> None:
-        """Add an entry to the list of its state, or to `skipped` if requested or if the state is not an ending."""
+        """Add an entry to the list of its state, or to `skipped` if requested or if the state is not a final one."""
         state = item.status.state
         into: list[Item] = self.skipped if skipped or state not in OUTCOMES else getattr(self, state)
         into.append(item)
@@ -74,7 +74,7 @@ class JobBatch:
     """Jobs that a scheduler accepted together.
 
     `name` is the batch's name here, `job` the scheduler's id ("" if unknown). `keys` has the stage keys of each job,
-    and `text` is a description for the user.
+    and `text` describes the batch to the user.
     """
 
     name: str

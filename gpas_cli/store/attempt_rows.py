@@ -1,4 +1,4 @@
-"""Store the rows of one attempt in the caller's transaction: what its attempt.json and its journal say.
+"""Store the rows of one attempt, from its attempt.json and its journal, in the caller's transaction.
 
 The journal is read from the offset in the row, STRETCH_BYTES at a time, and the offset after them is stored with the
 rows, so that memory does not depend on the length of the journal. If the journal has changed before the offset, the
@@ -59,12 +59,12 @@ def store_attempt(connection: Connection, attempt: AttemptDir, limit: int | None
     except StatementError as error:
         if isinstance(error, DBAPIError) and not isinstance(error, DataError):
             raise
-        raise Unreadable(f"{attempt.path}: the database refuses what it holds: {error.orig}") from error
+        raise Unreadable(f"{attempt.path}: the database refuses its content: {error.orig}") from error
 
 
 def _store(connection: Connection, attempt: AttemptDir, limit: int | None) -> Stored:
     row = _row(connection, attempt)
-    mtime = journal_stat(attempt)[1]  # of before reading: what is written meanwhile is news
+    mtime = journal_stat(attempt)[1]  # before reading: what is written after this counts as new
     if row is not None and not _still_holds(attempt, row):
         forget_attempt(connection, row["id"])
         row = None
@@ -133,7 +133,7 @@ def tail_of(attempt: AttemptDir, offset: int) -> int:
 def _seal(connection: Connection, attempt: AttemptDir, row: Mapping[str, Any], mtime: int | None) -> None:
     """Record the state of the journal when it was read, and that its directory exists.
 
-    `mtime`: None for a journal that was not read to its end, which is then always news.
+    `mtime`: None for a journal that was not read to its end, which then always counts as changed.
     """
     seal = {"journal_mtime": mtime, "journal_tail": tail_of(attempt, row["journal_offset"]), "gone": None}
     if any(row[name] != value for name, value in seal.items()):

@@ -48,7 +48,7 @@ def name_of(url: URL) -> str:
 
 
 def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
-    """Return the StoreError for a driver's error, None if it is not a fact of the machine but a bug."""
+    """Return the StoreError for a driver's error, None if the error is a bug rather than a problem of the machine."""
     text = str(error)
     if isinstance(error, sqlite3.Error):
         meanings = [meaning for symptom, meaning in _SQLITE.items() if symptom in text.lower()]

@@ -46,7 +46,7 @@ EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and leas
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
 _KIND = re.compile(rb'[0-9a-f]{8} \{"n":\d+,"t":[^,]+,"kind":"(\w+)"')
-# Rare; fsync shows them on other hosts at once.
+# Rare events, which are fsynced so that other hosts see them at once.
 SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
 
 
@@ -140,7 +140,7 @@ class Journal:
             raise self._lost
 
     def _keep(self, event: Event) -> None:
-        """Add an event to those that are to be written."""
+        """Queue an event for writing."""
         fields = fields_of(event)
         if not ENVELOPE.isdisjoint(fields):
             raise TypeError(f"{', '.join(sorted(ENVELOPE & set(fields)))}: written by the journal itself")

@@ -24,7 +24,7 @@ from gpas_cli.store.ingest import Ingested, counted, sync
 from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC, SCORE
 from gpas_cli.store.schema import HEAD, Base
 
-STALE_SECONDS = 600.0  # a running rebuild writes its file more often than this
+STALE_SECONDS = 600.0  # a running rebuild writes to its file more often than this
 
 
 def upgrade(url: str) -> Path | None:
@@ -196,7 +196,7 @@ def _overwrite(path: Path, new: Path) -> None:
         if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
             raise sqlite3.OperationalError("database is locked")
 
-    # `backup` itself retries for ever, and a timeout of the connection would be added to ours.
+    # `backup` itself retries forever, and the connection's timeout would be added to ours.
     with closing(_raw(new)) as source, closing(_raw(path, patience=0.0)) as target:
         source.backup(target, progress=give_up, sleep=0.05)
 
@@ -225,7 +225,7 @@ def _single_file(path: Path) -> None:
 def _refuse_other_project(url: str, runs: Path) -> None:
     try:
         engine = session.connect(url, create=False)
-    except StoreError:  # absent, damaged or of another version, which is what a rebuild is for
+    except StoreError:  # absent, damaged or of another version: the rebuild replaces it
         return
     try:
         owner.refuse_other(engine, runs)

@@ -17,7 +17,7 @@ from gpas_cli.store import owner
 from gpas_cli.store.schema import HEAD, Base
 
 BATCH_ROWS = 50_000
-BOOKKEEPING = frozenset({"journal_offset", "journal_events", "journal_mtime", "journal_tail"})  # of no use to a reader
+BOOKKEEPING = frozenset({"journal_offset", "journal_events", "journal_mtime", "journal_tail"})  # for ingest only
 TABLES = ("stage", "attempt", "metric", "score", "curve", "layer_curve")
 
 

@@ -1,4 +1,4 @@
-"""Ask an SQLite database which stages it knows, without SQLAlchemy, whose import takes longer than most tables."""
+"""Look up the stages in an SQLite database without SQLAlchemy, whose import takes longer than printing most tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUSY_SECONDS = 1.0
 def known_stages(database: str, keys: Collection[str]) -> set[str] | None:
     """Return those of `keys` that have attempts in the SQLite file at the path `database`.
 
-    None if it cannot be said so: a database on a server, a file that is missing, locked, damaged or not ours.
+    None if this cannot be determined: the database is on a server, or the file is missing, locked, damaged or not ours.
     """
     if not database.startswith("/"):
         return None

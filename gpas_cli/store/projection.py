@@ -120,7 +120,7 @@ def _started(event: events.Started, t: float, changes: Changes) -> None:
 
 
 def _phase(event: events.Phase, t: float, changes: Changes) -> None:
-    if event.resumed_from is not None:  # in the phase in which training begins
+    if event.resumed_from is not None:  # set in the phase in which training begins
         changes.columns["resumed_from"] = integer(event.resumed_from)
 
 

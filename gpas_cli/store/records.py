@@ -42,7 +42,7 @@ class StageRecord(Record):
 
     `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
     what this one reads, "" if no such job is needed; `demand` is what such a job prepares.
-    `plugin` is behind the cell's scheme and `stage_plugins` behind its stages; `title` is that of a plugin's stage.
+    `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is that of a plugin's stage.
     """
 
     plugin: PluginOrigin | None = field(default=None, metadata=ABSENT)
@@ -141,7 +141,7 @@ class SlurmPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord(StageRecord):
-    """attempt.json: what was asked for, by which process, and with which devices.
+    """attempt.json: what to run, which process started it, and with which devices.
 
     `code` is the version of the code snapshot, `root` the folder that relative data paths start from. The number is
     set as the attempt is created.
@@ -163,17 +163,17 @@ class AttemptRecord(StageRecord):
 
 
 def attempt_of(stage: StageRecord, **made: Any) -> AttemptRecord:
-    """Return the record of an attempt at a stage; `made` are the other fields of `AttemptRecord`."""
+    """Return the record of an attempt at a stage; `made`: the other fields of `AttemptRecord`."""
     return AttemptRecord(**_own(stage), **made)
 
 
 def bench_request(stage: StageRecord, **asked: Any) -> BenchRequest:
-    """Return the request to measure a stage; `asked` are the other fields of `BenchRequest`."""
+    """Return the request to measure a stage; `asked`: the other fields of `BenchRequest`."""
     return BenchRequest(**_own(stage), **asked)
 
 
 def element_of(stage: StageRecord, threads: int, *, reduce: bool = False) -> ElementRecord:
-    """Return the line of a stage in a submission, or of an attempt in the one that made it."""
+    """Return the element for a stage of a submission, or for an attempt of an earlier one."""
     return ElementRecord(**_own(stage), threads=threads, reduce=reduce)
 
 

@@ -1,4 +1,4 @@
-"""The one place where launching meets the database, which may be down, locked or full without costing a run."""
+"""Keep the database up to date while cells run. A database that is down, locked or full costs no run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpas_cli.words import listed
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-# A scheduler waits while this runs, and what is not read in now is read in next time.
+# Short, because a scheduler waits for it; what is not ingested now is ingested next time.
 BUSY_SECONDS = 3.0
 NAMED = 3  # run directories that cannot be read, in one message
 
@@ -46,7 +46,7 @@ def results_of(project: Project, keys: Collection[str] | None = None) -> Iterato
 
     With `keys`, only these stages are brought up to date.
 
-    A user who may only read the database gets it as its owner left it; one who may not even make it gets one in memory.
+    A user who may only read the database gets it as it is; one who may not create it gets a database in memory.
     Raises StoreError when the database cannot be read, or is another project's.
     """
     from gpas_cli.store import owner, session

@@ -170,7 +170,7 @@ def alembic_config(connection: Connection) -> Config:
 
 
 def for_writing(engine: Engine) -> Engine:
-    """Return the same engine with transactions that write: those of SQLite take the write lock when they begin."""
+    """Return the engine for writing: transactions of SQLite take the write lock when they begin."""
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="READ COMMITTED")
     return engine.execution_options(gpas_begin="BEGIN IMMEDIATE")

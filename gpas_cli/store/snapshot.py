@@ -1,4 +1,4 @@
-"""An immutable copy of the package for jobs to run: what is edited after a run began does not reach its queued jobs.
+"""An immutable copy of the package for jobs to run: later edits do not reach queued jobs.
 
 runs/.code/<hash>/gpas_cli/...   the hash is that of every file's path and content: the recorded code version
 """
@@ -33,7 +33,7 @@ class Snapshot:
 def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
     """Copy the running package into `runs`, once for each content.
 
-    Raises GpasError when a copy of that content is there but has been changed.
+    Raises GpasError if the copy exists and has been changed.
     """
     package = package or Path(gpas_cli.__file__).parent
     files = read_files(package)
@@ -42,7 +42,7 @@ def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
     if not target.is_dir():
         _create(target, files)
     if digest(read_files(target / PACKAGE)) != code:
-        raise GpasError(f"{target} has been changed, so jobs would not run the code it is named after; delete it")
+        raise GpasError(f"{target} has been changed, so jobs would run code other than its name says; delete it")
     return Snapshot(code, target, git_facts(package))
 
 
@@ -58,7 +58,7 @@ def snapshot_files(runs: Path, code: str) -> dict[str, bytes] | None:
 
 
 def copy_snapshot(source: Path, runs: Path, code: str) -> None:
-    """Copy the copy with the version `code` from the run directories `source` into `runs`, if it is only there."""
+    """Copy the version `code` of the package from the run directories `source` into `runs`, unless `runs` has it."""
     target = snapshot_path(runs, code)
     files = None if target.is_dir() else snapshot_files(source, code)
     if files is not None:
@@ -71,13 +71,13 @@ def current_code(package: Path | None = None) -> str:
 
 
 def read_files(package: Path) -> dict[str, bytes]:
-    """Relative path -> content of every file of a package, byte code apart."""
+    """Return the content of every file of a package by relative path, without byte code."""
     roots = {"": package} | {f"packaged/{name}/": packaged_in(package, name) for name in TRAVELLING}
     return {prefix + name: path.read_bytes() for prefix, root in roots.items() for name, path in _walk(root)}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """16 hexadecimal digits that name this content."""
+    """Return 16 hexadecimal digits that identify this content."""
     total = hashlib.sha256()
     for name in sorted(files):
         total.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
@@ -85,7 +85,7 @@ def digest(files: Mapping[str, bytes]) -> str:
 
 
 def git_facts(package: Path) -> dict[str, str | bool]:
-    """{commit, dirty} of the checkout that tracks `package`; {} where git, or such a checkout, is absent."""
+    """Return {commit, dirty} of the checkout that tracks `package`; {} without git or such a checkout."""
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     commit = _git(package, "rev-parse", "HEAD") if tracked is not None else None
     if not commit:
@@ -109,7 +109,9 @@ def _walk(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _create(target: Path, files: Mapping[str, bytes]) -> None:
-    """Write the copy aside and rename it, so that it is either whole or not there; a rival's copy is as good."""
+    """Write the copy to a temporary folder and rename it, so that it is complete or absent. Another process's copy is
+    equal.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:

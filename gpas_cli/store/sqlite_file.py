@@ -1,4 +1,4 @@
-"""An SQLite file and the files that SQLite keeps beside it: who may write them, and how they are only read."""
+"""An SQLite file and the files that SQLite keeps beside it: write permission, and opening for reading only."""
 
 from __future__ import annotations
 

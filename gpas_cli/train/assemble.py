@@ -30,7 +30,7 @@ Start = Callable[[Llama], None]
 
 
 def leave(network: Llama) -> None:
-    """Start from the initialised network."""
+    """Leave the initialised network unchanged: the default of `start`."""
 
 
 def assemble(
@@ -43,8 +43,8 @@ def assemble(
 ) -> Loop:
     """Return the cell's network, distributed over `world`, with its optimizer, at update 0. Collective.
 
-    `start` changes the initialised network before the optimizer is made, which takes the parameters that then require
-    gradients; what it raises is raised. `selection`: the layers that train in each update.
+    `start` changes the initialised network before the optimizer is built for the parameters that then require
+    gradients; its exceptions propagate. `selection`: the layers that train in each update.
     """
     precision = Precision(cell.precision, choose_device())
     compiled = _compiled(cell, resources, precision, world)

@@ -31,7 +31,7 @@ from gpas_cli.words import byte_size
 # About half of C4's documents fill a row of 256 under T5's tokenizer, and 76 % of all positions hold a token.
 FULL_ROWS_FRACTION = 0.5
 SHORTEST_TOKENS = 20
-# Not timed: compiled layers compile in the first update, and in the second for another number of tokens.
+# Not timed: layers compile in the first update, and again in the second for another number of tokens.
 WARMUP_UPDATES = 2
 
 

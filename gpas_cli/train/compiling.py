@@ -14,8 +14,8 @@ from gpas_cli.errors import first_line
 from gpas_cli.model.attention import Packing, Positions
 from gpas_cli.model.llama import Llama
 
-# From so many FLOPs compiling pays on a CPU: such trainings take hours, of which it saves 5 to 10 %, and it costs half
-# a minute at the start of each attempt.
+# From this many FLOPs on, compiling pays on a CPU: such trainings take hours, of which it saves 5 to 10 %, and it costs
+# half a minute at the start of each attempt.
 WORTHWHILE_FLOPS = 1e15
 # All layers share one code object, with a graph for each kind of layer, for full and for packed rows, for a single row,
 # for rows with a mask, with and without gradients. PyTorch's own limit is 8; one more graph is an error.

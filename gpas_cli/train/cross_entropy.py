@@ -37,8 +37,9 @@ def _shape(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, w
 
 
 def softmax_gradients_by_torch(logits: Tensor, targets: Tensor, scratch: Tensor, z_loss: float, wanted: bool) -> Tensor:
-    """Do what `softmax_gradients` does. scratch: like the logits, of dtype `exact`; the logits themselves if that is
-    theirs. Its content is overwritten."""
+    """Compute `softmax_gradients` with torch. scratch: a buffer like the logits, of dtype `exact`, which is
+    overwritten; the logits themselves if they have this dtype.
+    """
     place = targets.clamp_min(0)[:, None]
     # log Z is the difference of a logit and its log-probability
     own = logits.gather(1, place) if wanted and z_loss else None
@@ -59,5 +60,5 @@ def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:
     """Subtract 1 at column place[i, 0] of each row i."""
     if gradients.device.type == "cpu":
         gradients.scatter_add_(1, place, torch.full_like(place, -1, dtype=gradients.dtype))
-    else:  # there, scattering deterministically is a sort
+    else:  # on a GPU, deterministic scattering is a sort
         gradients.sub_(torch.arange(gradients.shape[1], device=gradients.device) == place)

@@ -29,7 +29,7 @@ class DepthTraining:
 
     @classmethod
     def of(cls, cell: Cell) -> DepthTraining | None:
-        """Return the cell's, None if all layers train in every update."""
+        """Return the depth training of a cell, None if all layers train in every update."""
         return None if cell.depth.is_full else cls(cell.layer_schedule, cell.seed)
 
     def active(self, update: int) -> ActiveLayers | None:
@@ -37,7 +37,7 @@ class DepthTraining:
         return self._or_none(self.schedule.at(self.seed, update))
 
     def evaluated(self, update: int) -> ActiveLayers | None:
-        """Return the layers of the network that an evaluation after an update sees, None for all of them."""
+        """Return the layers that an evaluation after an update applies, None for all of them."""
         return self._or_none(self.schedule.evaluated(update))
 
     def _or_none(self, active: ActiveLayers) -> ActiveLayers | None:

@@ -26,7 +26,7 @@ Watch = Callable[[DeviceRows], AbstractContextManager[object]]
 
 
 def unwatched(rows: DeviceRows) -> AbstractContextManager[object]:
-    """Read nothing: the `Watch` of an evaluation without observers."""
+    """The `Watch` that reads nothing."""
     return nullcontext()
 
 

@@ -82,7 +82,7 @@ def finetune(
         start=lambda network: start_from(cell.before(KIND), pretrained, network, world), selection=selection,
     )  # fmt: skip
     if selection is not None:
-        # The layers that train change: only whole networks can follow.
+        # The set of trained layers changes, which only unsharded networks support.
         resources = replace(resources, strategy="ddp")
     return run_training(inputs, paths, emit, cadence=cadence, stop=stop, resources=resources, world=world, watch=watch)
 

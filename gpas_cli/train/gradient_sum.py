@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 BUCKET_BYTES = 2**25  # of gradients in one message
-# Messages that are sent before the oldest is waited for. Each holds a copy of its gradients.
+# The most messages in flight before the oldest is waited for. Each holds a copy of its gradients.
 MOST_IN_FLIGHT = 4
 
 
@@ -66,7 +66,7 @@ class GradientSum:
 
 
 class _Message:
-    """The gradients of one bucket on their way."""
+    """The gradients of one bucket in flight."""
 
     def __init__(self, bucket: Sequence[nn.Parameter]):
         self._bucket = bucket

@@ -115,11 +115,13 @@ class Loop:
         return Update(step, loss, rate, norm, layers)
 
     def evaluated_layers(self) -> ActiveLayers | None:
-        """Return the layers of the network that an evaluation sees now, None for all."""
+        """Return the layers that an evaluation applies now, None for all."""
         return self.depth.evaluated(self.position.step) if self.depth else None
 
     def _start_layers(self, step: int) -> ActiveLayers | None:
-        """Return the layers that update `step` applies, None for all, after growing the network if it is to grow."""
+        """Return the layers that update `step` applies, None for all, after growing the network if this update adds
+        layers.
+        """
         if self.depth is None:
             return None
         self.depth.grow(self.network, self.optimizer, step)

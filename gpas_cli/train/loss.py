@@ -82,7 +82,7 @@ class DeviceRows:
 
 
 def _documents(starts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which places are held, (documents * time,), where each document has a row of length `time`.
+    """Return which positions hold a token, (documents * time,), if each document has a row of length `time`.
 
     `starts`: where documents begin in rows of that length; the first token of a row begins one.
     """

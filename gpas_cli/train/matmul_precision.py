@@ -67,7 +67,7 @@ def choose_matmul(size: Size, device: torch.device, before: str = "", record: Pa
 
 
 def _recorded(probe: _Probe, conditions: Mapping[str, object], folder: Path) -> MatmulChoice:
-    """Return the recorded choice, or that of the probe after recording it."""
+    """Return the recorded choice; without one, probe, record the result and return it."""
     path = folder / f"{disk.digest(conditions)}.json"
     try:
         if known := _read(path):
@@ -123,7 +123,7 @@ class _Probe:
         return cls(errors, dict(zip(PATHS, map(min, zip(*series, strict=True)), strict=True)))
 
     def fastest(self) -> str:
-        """Return the path to use if none was chosen before."""
+        """Return the fastest float32 path, or "highest" unless another one is clearly faster."""
         best = min(self._exact(), key=lambda path: self.times[path], default=PATHS[0])
         return best if self.times[PATHS[0]] >= MIN_SPEEDUP * self.times[best] else PATHS[0]
 

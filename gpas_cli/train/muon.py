@@ -35,7 +35,7 @@ def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
 
 
 class MuonAndAdam(torch.optim.Optimizer):
-    """Two optimizers with one state and one list of parameter groups. `step` is collective if a matrix is sharded."""
+    """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def memory(device: torch.device) -> int:
 
 
 def speed_meter(cell: Cell, device: torch.device, devices: int = 1) -> SpeedMeter:
-    """Return the meter of a training of `cell` on `devices` devices like `device`."""
+    """Return the meter for a training of `cell` on `devices` devices like `device`."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_flops(name, cell.precision, tf32=_tf32())
 

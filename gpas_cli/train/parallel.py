@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gpas_cli.errors import GpasError
 
-PEER_TIMEOUT = timedelta(minutes=30)  # one process may tokenise or write while the others wait
-_REQUESTS = (None, "interrupted", "cancelled")  # in rising priority
+PEER_TIMEOUT = timedelta(minutes=30)  # long, because one process may tokenise or write while the others wait
+_REQUESTS = (None, "interrupted", "cancelled")  # by rising priority
 
 T = TypeVar("T")
 

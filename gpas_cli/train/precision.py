@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Variables with which a user sets the GPU's allocator; torch still reads the two older names.
+# The environment variables by which users configure the GPU's allocator; torch still reads the two older names.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 

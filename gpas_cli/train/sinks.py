@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from gpas_cli.events import Emit, Evaluation, Event, Layers, Phase, Spike, Step, Warned, fields_of
 from gpas_cli.spec.run import Monitoring
 
-CLOSE_SECONDS = 30.0  # how long a sink may take to close
+CLOSE_SECONDS = 30.0  # time limit for closing a sink
 PREFIXES = {Step: "train", Evaluation: "eval"}  # of the names of an event's numbers
 
 
@@ -129,7 +129,7 @@ class Fanout:
             self._guard(name, partial(sink.emit, event))
 
     def open(self, name: str, make: Callable[[], Sink]) -> None:
-        """Add the sink that `make` returns, or record a warning if it raises."""
+        """Add the sink that `make` returns, or record a warning if `make` raises."""
         self._guard(name, lambda: self.sinks.update({name: make()}))
 
     def close(self) -> None:

@@ -147,7 +147,7 @@ class _Training:
     watch: Monitoring
     stop: Stop
     loop: Loop
-    _unsaved: str = ""  # why the newest checkpoint was not written
+    _unsaved: str = ""  # why the newest checkpoint could not be written
     _saved_at: float = 0.0  # the time of the last attempt to write one, or of the start
 
     def run(self) -> Outcome:
@@ -156,7 +156,7 @@ class _Training:
         if diverged is not None:
             return diverged
         metrics = self._final()
-        if self._unsaved:  # by now the disk may have room
+        if self._unsaved:  # the disk may have room again
             self._save()
         if self._unsaved:
             # A result without its weights would keep later stages from ever being run.

@@ -15,7 +15,7 @@ DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64:
 
 
 def launch(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool) -> Tensor:
-    """Do what `cross_entropy.softmax_gradients` does, in one kernel."""
+    """Compute `cross_entropy.softmax_gradients` in one kernel."""
     assert logits.is_contiguous()
     rows, vocab = logits.shape
     chosen = logits.new_empty(rows, 1, dtype=exact)

@@ -31,7 +31,7 @@ SeriesIndex = tuple[tuple[str, ...], int]  # the series that a number belongs to
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Numbers on the device, shape (n,), and the index of each in series by layer.
+    """Numbers on the device, shape (n,), and the series and index of each.
 
     Norms with the same index are combined as norms of the parts of one vector.
     """

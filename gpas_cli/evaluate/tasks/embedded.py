@@ -12,7 +12,7 @@ from gpas_cli.data.questions import Question, questions
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.spec.downstream import EMBEDDED_QUESTIONS, KNOWN_TASKS
 
-RECIPE = "1"  # grows when the same text gives other questions
+RECIPE = "1"  # increased when the same text gives other questions
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _measure(
     one = job.resources.single_process
     lease = slots.take(one)
     if lease is None:
-        raise GpasError("every slot of this machine is busy; a measurement beside running jobs would be of both")
+        raise GpasError("every slot of this machine is busy; beside running jobs a measurement would be too slow")
     # All measured rows form one micro-batch, whatever the micro-batch on a GPU would be.
     resources = replace(one, micro_batch=rows) if rows else one
     asked = bench_request(

@@ -23,7 +23,7 @@ from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
-GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after its first one was killed
+GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed
 
 
 NOT_STARTED = 127  # the shell's exit code for a command that could not be run
@@ -50,7 +50,7 @@ class Process:
         return True
 
     def _others_live(self) -> bool:
-        """Return whether processes that the job started still hold its lock. Kill them if they hold it for too long."""
+        """Return whether other processes of the job still hold its lock. Kill them if they hold it for too long."""
         if locks.probe(alive_path(self.attempt)) is not Lock.HELD:
             return False
         self._died = self._died or time.monotonic()

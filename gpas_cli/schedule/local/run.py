@@ -37,7 +37,7 @@ from gpas_cli.worker.ranks import LOST_PEER
 
 POLL_SECONDS = 0.1  # between two checks of this run's processes
 TICK_SECONDS = 1.0  # between two checks of other runs and of requests
-UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state: file systems fail briefly
+UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state, because file systems can fail briefly
 
 
 @dataclass
@@ -50,8 +50,8 @@ class StageRun:
     process: Process | None = None
     attempts: int = 0  # made by this run
     exit_requested: bool = False  # its process has been asked to exit
-    before: bool = False  # it was over when this run began
-    skipped: bool = False  # this run gave it up without starting it
+    before: bool = False  # it had ended before this run began
+    skipped: bool = False  # this run ended it without starting it
     unknown_since: float | None = None
 
     @property
@@ -203,7 +203,7 @@ class LocalRun:
             for task in self._in("waiting"):
                 self._end(task, replace(task.status, cause="stopped before it started"), skipped=True)
             for task in self._in("followed"):
-                cause = f"not waited for any longer: {task.status.evidence}"
+                cause = f"no longer waited for: {task.status.evidence}"
                 self._end(task, replace(task.status, cause=cause), skipped=True)
         for task in self._in("running"):
             assert task.process is not None
@@ -245,7 +245,7 @@ class LocalRun:
             return False
         try:
             with self.claims.confirmed(task.job.key) as mine:
-                if not mine:  # it was cancelled: `_watch_others` settles it
+                if not mine:  # it was cancelled: `_watch_others` will see its new state
                     task.phase = "followed"
                     return False
                 task.process = self._spawner.start(task.job, lease, reduce=_ran_out_of_memory(task.status))
@@ -263,7 +263,7 @@ class LocalRun:
         for task in self._in("waiting"):
             if requested(self.project.runs, task.job.key):
                 self.claims.release(task.job.key)
-                task.phase = "followed"  # `_watch_others` settles it
+                task.phase = "followed"  # `_watch_others` will see its new state
         for task in self._in("running"):
             assert task.process is not None
             directory = task.process.attempt.path
@@ -332,7 +332,7 @@ def _ran_out_of_memory(status: StageStatus) -> bool:
 
 
 def _was_killed(status: StageStatus) -> bool:
-    """Return whether a job was killed rather than exiting by itself, so that it may start again at once."""
+    """Return whether a job was killed instead of exiting by itself, in which case it may start again at once."""
     return status.state == "interrupted" and (status.signal is not None or status.cause == LOST_PEER)
 
 

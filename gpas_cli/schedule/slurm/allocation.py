@@ -1,4 +1,4 @@
-"""One start of an array element, described by SLURM's environment variables, and the attempts that it creates.
+"""One start of an array element, as SLURM's environment variables describe it, and the attempts that it creates.
 
 Rank 0 announces attempts to the other tasks of the start in rosters: numbered files, each with the attempts to start
 next; the last one says that there will be no more. A task of higher rank whose process fails records in the attempt's
@@ -76,7 +76,7 @@ class ElementStart:
         return claim is not None and (claim.submission, claim.index) == (self.submission.name, self.index)
 
     def release(self, key: str) -> None:
-        """Release the claim if it is still this element's: the run directory has the outcome."""
+        """Release the claim if this element still holds it, since the run directory has the outcome."""
         with suppress(OSError, GpasError):
             release_claim(self.runs, key, self.submission.name, self.index)
 

@@ -58,7 +58,7 @@ class Array:
 
 
 def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int) -> list[Array]:
-    """Return the arrays for `jobs`, none of which is a parent of another. `waiting` has the parents yet to run."""
+    """Return the arrays for `jobs`, none of which is a parent of another. `waiting`: parents that have yet to run."""
     made: list[Array] = []
     for same in _by_profile(jobs):
         made += _packed([job for job in same if not _parents(job, waiting)], largest)

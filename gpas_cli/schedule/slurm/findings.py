@@ -103,7 +103,7 @@ def _nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Fin
 
 
 def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
-    """Return one of each set of resources that select the same nodes and Python, named after the cells that have it."""
+    """Return one of each set of resources that select the same nodes and Python, by the names of the cells with it."""
     found: dict[str, list[str]] = {}
     for name, asked in resources.items():
         where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)

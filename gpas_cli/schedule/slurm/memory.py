@@ -26,7 +26,7 @@ class MemoryWatch:
         self.reset()
 
     def reset(self) -> None:
-        """Forget earlier measurements, since jobs are about to start."""
+        """Discard earlier measurements. Call it before jobs start."""
         self._used = 0
         self._kills = kernel_kills()
 

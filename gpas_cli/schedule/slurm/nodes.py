@@ -25,7 +25,7 @@ from gpas_cli.state.logs import end_of
 
 PATIENCE_SECONDS = 120.0  # for a node to become available
 POLL_SECONDS = 1.0
-LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files of other nodes appear late
+LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files written on other nodes appear late
 # Pending reasons that only an administrator, or another request, can resolve.
 PERMANENT_REASONS = (
     *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"),
@@ -42,7 +42,7 @@ class NodeProbe:
     log: Path
     answer: Mapping[str, Any] | None = None
     problem: str = ""
-    reason: str = ""  # why it is pending, as SLURM last reported
+    reason: str = ""  # why it is pending, by SLURM's last report
     ended: float = 0.0
 
     @property

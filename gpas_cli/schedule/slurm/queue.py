@@ -8,7 +8,7 @@ The sources, in this order:
               in line
  2. scontrol  the same controller's data in another form, if squeue is missing or refuses
  3. sacct     only for elements that the controller has forgotten, and only if they have ended: it lags by seconds,
-              shows a requeued job as ended, and shows jobs that a crashed controller has lost as pending for ever
+              shows a requeued job as ended, and shows jobs that a crashed controller has lost as pending forever
  4. none      the last answer is kept and ages, with the reason; run directories (locks, journals, exit files) still
               show what runs, and the time until the next query grows with each failure
 

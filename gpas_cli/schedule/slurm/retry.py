@@ -22,7 +22,7 @@ from gpas_cli.state.logs import last_line
 from gpas_cli.store.records import AvoidedNode, BreakerRecord, ElementFailure
 from gpas_cli.store.rundir import attempts, read_record, write_record
 
-AVOID_NODE_SECONDS = 86400.0  # for which new submissions of a stage exclude a node that could not run it
+AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
 SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
 # Lines that srun and slurmstepd print when a step ends, whatever the reason.
 ENDING = re.compile(

@@ -1,6 +1,6 @@
 """The state of a stage that a SLURM submission claims, from its run directory, its claim and the queue.
 
-The run directory takes precedence (`state.observe`). SLURM is asked only about a stage without a result, to find out
+The run directory takes precedence (`state.observe`). SLURM is queried only for a stage without a result, to find out
 whether its job is still queued or running. If SLURM does not answer, only the age of the evidence changes.
 """
 
@@ -97,7 +97,7 @@ def _unseen(view: SlurmView, last: StageStatus, claim: Claim, queue: Queue | Non
     if queue.error:
         return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
     if user := view.other_user(claim.submission):
-        evidence = f"{user} submitted it as {claim}; SLURM does not show you this job, which may be there all the same"
+        evidence = f"{user} submitted it as {claim}; SLURM does not show you this job, which may still exist"
         return replace(last, state="unknown", evidence=evidence, cause="", age=None, claim=claim)
     if last.state == "interrupted" and last.submission == claim.submission and last.source in ("outcome", "exit"):
         return last  # only the job itself knows why it exited
@@ -127,7 +127,9 @@ def _queued(last: StageStatus, claim: Claim, evidence: str, since: float, job: J
 
 
 def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
-    """Return `failed` for an interrupted stage whose last attempts made no progress: it would be resumed for ever."""
+    """Return `failed` for an interrupted stage whose last attempts made no progress: it would otherwise be resumed
+    forever.
+    """
     if last.state != "interrupted" or not last.attempt or attempts_without_progress(runs, key) < _retries(last):
         return last
     count = _retries(last)

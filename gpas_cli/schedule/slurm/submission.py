@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpas_cli.state.submitters import Submitter
     from gpas_cli.store.snapshot import Snapshot
 
-SETTLED_SECONDS = 3600.0  # after which a submission without claims is closed: a newer one may still be claiming
+SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def open_names(runs: Path) -> list[str]:
 
 
 def close_finished(runs: Path) -> None:
-    """Mark the submissions that no longer claim a stage, so that the scheduler is not asked about them again."""
+    """Mark the submissions that no longer claim a stage; the scheduler is not queried about them again."""
     for name in open_names(runs):
         made = find(runs, name)
         if (

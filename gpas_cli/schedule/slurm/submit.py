@@ -60,13 +60,13 @@ class ArraySubmitter:
     def submit(self, *, again: bool = False) -> Submitted:
         """Submit every unclaimed stage without a result, as far as the queue has room.
 
-        With `again`, the states of `request.retry` are ignored: their stages were already resubmitted once.
+        With `again`, `request.retry` is ignored: stages in these states were already resubmitted once.
         """
         runs = self.project.runs
         done = Submitted()
         for job in self.jobs.values():
             script.parameters(job.resources)  # raises before anything is claimed
-        if error := queue.current(runs, max_age=0.0).error:  # queried before the lock of the claims is taken
+        if error := queue.current(runs, max_age=0.0).error:  # queried before taking the lock of the claims
             raise GpasError(f"SLURM is not available: {error}; nothing was submitted")
         runs.mkdir(parents=True, exist_ok=True)
         with ClaimSet(runs, () if again else self.request.retry, SLURM) as claims:
@@ -146,7 +146,9 @@ class ArraySubmitter:
                 if job:
                     placed |= {stage.key: ArrayIndex(job, i) for i, e in enumerate(array.elements) for stage in e}
                 else:
-                    done.notes.append(f"{made.name}: the scheduler did not answer; whether it has the array will show")
+                    done.notes.append(
+                        f"{made.name}: the scheduler did not answer; `gpas status` shows whether it has the array"
+                    )
 
     def _already_placed(self, keys: Collection[str], done: Submitted) -> dict[str, ArrayIndex]:
         """Return where the queued and running stages among `keys` run, according to the queue.

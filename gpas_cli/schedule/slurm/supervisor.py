@@ -240,7 +240,7 @@ class RankZeroSupervisor(TaskSupervisor):
         if cause and not is_memory(cause):
             print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
             array = self.start.job.partition("_")[0]
-            with suppress(SlurmError):  # if it fails, elements see the open breaker when they start
+            with suppress(SlurmError):  # if this fails, elements find the open breaker when they start
                 client.run("scancel", "--state=PENDING", f"--name={submission.name}", array)
 
     def _requeue(self, interrupted: list[Child]) -> None:
@@ -341,7 +341,7 @@ def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process if its supervisor dies, since SLURM would not see a job left behind."""
+    """Make the kernel kill this process if its supervisor dies; SLURM would not notice a job left behind."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

@@ -1,4 +1,4 @@
-"""SLURM's report during one look: queried once, and again only if the answer is too old for a claim."""
+"""SLURM's report during one look at the run directories: queried once, and again only if it is too old for a claim."""
 
 from __future__ import annotations
 
