@@ -158,3 +158,9 @@ def test_what_no_setting_expresses_is_a_deviation_too() -> None:
     found = deviations(entry(axes={"size": "mine"}, **GPT_350M), published("spike_no_more", "table1_perplexity"))  # type: ignore[arg-type]
     assert Deviation("dropout", 0.1, None) in found
     assert {one.setting for one in found} == {"dropout", "precision", "data.tokenizer", "size.vocab"}
+
+
+def test_the_baseline_of_equal_work_is_expected_to_have_fewer_updates() -> None:
+    table = published("raptr", "table3_loss")
+    found = {one.axes["depth"]: deviations(one, table) for one in expand(EXPERIMENTS, ["raptr-ul2"])}
+    assert found["equal-flops"] == found["full"] == found["raptr"] == ()
