@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.plan.tokenisation import Awaited
     from gpas_cli.plan.usage import GridUsage, UsageMeter
+    from gpas_cli.state.ended_index import EndedIndex
     from gpas_cli.state.status import CellStatus
 
 REFRESH_SECONDS = 2.0
@@ -137,19 +138,25 @@ def _show_undeclared(view: View, as_json: bool) -> None:
 
 
 def observed(
-    names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
+    names: Sequence[str] | None,
+    where: Sequence[str] | None,
+    *,
+    jobs: bool = False,
+    started: bool = True,
+    index: EndedIndex | None = None,
 ) -> list[CellStatus]:
     """Return the states of the cells of the named grids.
 
     Without names, return those of all grids or, with `started`, of the default grid and the grids that have been
     started. `where` does not change which grids count as started; if none of their cells matches, all grids count.
+    `index` is as for `look`.
     """
     from gpas_cli.grid.select import select
     from gpas_cli.state.observe import look
 
     if names or not started:
-        return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs)
-    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs)
+        return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs, index=index)
+    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs, index=index)
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
     chosen = [state for state in only_started(everything) if id(state.entry) in matching]
     return chosen or [state for state in everything if id(state.entry) in matching]

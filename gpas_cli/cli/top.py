@@ -35,28 +35,30 @@ def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> No
 
     Example: [bold]gpas top table2[/bold]
     """
-    from gpas_cli.plan.usage import UsageMeter
-
-    meter = UsageMeter(project().runs)
     if as_json:
-        print_json(**as_mapping(meter.room(observed(names, where, jobs=True))))
+        print_json(**as_mapping(_activity(names, where)))
     elif console().is_terminal:
         _watch(names, where)
     else:
-        console().print(render(meter.room(observed(names, where, jobs=True)), 10**6))
+        console().print(render(_activity(names, where), 10**6))
+
+
+def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activity:
+    from gpas_cli.plan.usage import UsageMeter
+    from gpas_cli.state.ended_index import EndedIndex
+
+    runs = project().runs
+    index = EndedIndex(runs)
+    return UsageMeter(runs).room(observed(names, where, jobs=True, index=index), index)
 
 
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
     from rich.live import Live
 
-    from gpas_cli.plan.usage import UsageMeter
-
-    meter = UsageMeter(project().runs)
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
-                room = meter.room(observed(names, where, jobs=True))
-                live.update(render(room, console().height), refresh=True)
+                live.update(render(_activity(names, where), console().height), refresh=True)
                 time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from gpas_cli.plan.makespan import makespan
 from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
-from gpas_cli.state.usage import NOTHING, Usage, end_of, usage_of
+from gpas_cli.state.usage import NOTHING, Usage, end_of, sum_of, usage_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, look_in
 
@@ -59,11 +58,14 @@ class UsageMeter:
 
     runs: Path
 
-    def room(self, states: Sequence[CellStatus]) -> Activity:
-        """Return the running and queued cells and the usage by grid, for cells with these states."""
+    def room(self, states: Sequence[CellStatus], index: EndedIndex | None = None) -> Activity:
+        """Return the running and queued cells and the usage by grid, for cells with these states.
+
+        index: that of the look which found the states.
+        """
         living = {state.key: state.directory for state in states if state.state == "running"}
         keys = {stage.key for state in states for stage in state.entry.cell.stages}
-        index = EndedIndex(self.runs)
+        index = index or EndedIndex(self.runs)
         spent = {key: self._stage(key, living.get(key), index) for key in sorted(keys)}
         index.save()
         once = list(_once(states))
@@ -85,7 +87,7 @@ class UsageMeter:
         """Return the usage of the cell so far, over all stages and attempts."""
         living = state.directory if state.state == "running" else None
         index = EndedIndex(self.runs)
-        return sum((self._stage(stage.key, living, index) for stage in state.entry.cell.stages), NOTHING)
+        return sum_of(self._stage(stage.key, living, index) for stage in state.entry.cell.stages)
 
     def _stage(self, key: str, living: Path | None, index: EndedIndex) -> Usage:
         """Return the usage of the stage over all attempts; the one in the folder `living` is still running."""
@@ -96,7 +98,7 @@ class UsageMeter:
         tries, files = look_in(self.runs, key)
         used = index.used_files(tries)
         each = [_used(attempt, running=attempt.path == living) for attempt in tries]
-        total = sum((usage for usage, _ in each), NOTHING)
+        total = sum_of(usage for usage, _ in each)
         if living is None and tries and all(asked is not None for _, asked in each):
             index.keep_usage(key, total, files, proof, used)
         return total
@@ -121,7 +123,7 @@ def _used(attempt: AttemptDir, *, running: bool) -> tuple[Usage, AttemptRecord |
 
 def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
     """Return the usage of all stages of a cell."""
-    return sum((spent[stage.key] for stage in state.entry.cell.stages), NOTHING)
+    return sum_of(spent[stage.key] for stage in state.entry.cell.stages)
 
 
 def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
@@ -141,14 +143,16 @@ def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) ->
     return GridUsage(
         grid=grid,
         states=Counter(state.state for state in states),
-        spent=sum((spent[key] for key in {stage.key for s in states for stage in s.entry.cell.stages}), NOTHING),
-        to_go=sum(rates, NOTHING).times(sum(known) / len(rates)) if whole and rates else None,
+        spent=sum_of(spent[key] for key in {stage.key for s in states for stage in s.entry.cell.stages}),
+        to_go=sum_of(rates).times(sum(known) / len(rates)) if whole and rates else None,
         ends=makespan([(seconds / 3600, 1) for seconds in known], len(running)) * 3600 if whole else None,
     )
 
 
 def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tuple[str, object], float]:
     """Return (grid, size) -> the median seconds of its cells that are done or report their remaining time."""
+    import statistics  # here, because it takes longer than to count the cells of a grid that has ended
+
     found: dict[tuple[str, object], list[float]] = {}
     for state in states:
         eta = _eta(state)

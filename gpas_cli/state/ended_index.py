@@ -4,10 +4,10 @@ XX.json          the status that the attempts at a stage show
 XX-hours.json    what its attempts have used
 XX-results.json  its state, and its result as a database that has read its journals has it (`report.recorded`)
 
-An entry contains what `stat` returned for the stage's folder and for the files that decide the entry, before they were
-read. It is used only if `stat` returns the same inodes, sizes, modification times and change times again, and the same
-files are missing. No program can set a change time, so it also changes when a file is restored from a backup with its
-old modification time. The files that decide
+An entry contains the names of the files that decide it, and a hash of what `stat` returned for the stage's folder and
+for these files before they were read. It is used only if `stat` returns the same inodes, sizes, modification times and
+change times again, and the same files are missing. No program can set a change time, so it also changes when a file is
+restored from a backup with its old modification time. The files that decide
 
 - the status: the journals of the attempts from the newest to the one with the result (of a stage without a result, of
   all) and, without a result, the other files of the newest attempt;
@@ -53,7 +53,7 @@ from gpas_cli.store.rundir import JOURNAL, AttemptDir, is_number, look_in
 
 FOLDER = ".ended"
 SETTLED_SECONDS = 10.0
-FORMAT = [3, gpas_cli.__version__]  # another version may word the evidence differently
+FORMAT = [4, gpas_cli.__version__]  # another version may word the evidence differently
 OPENED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs"})  # network file systems with an index
 
 ENDED = ("outcome", "exit")  # the evidence of a state that is indexed
@@ -61,9 +61,10 @@ NEWEST = ("attempt.json", "exit.json", "log.txt", cancellation.FILE)  # these al
 
 STATES, HOURS, RESULTS_OF = "", "-hours", "-results"  # at the end of the names of the files
 
-Seen = list[int]  # inode, size, modification time and change time in nanoseconds
+Seen = tuple[int, int, int, int]  # inode, size, modification time and change time in nanoseconds
+NOT_THERE = (0, 0, 0, 0)
 Known = tuple[StageStatus, frozenset[str]]  # a status, and the files in the stage's folder that are not attempts
-Files = list[tuple[str, Seen | None]]  # by path in the stage's folder; None: not there
+Files = list[tuple[str, Seen]]  # by path in the stage's folder, without spaces
 
 
 @dataclass
@@ -71,18 +72,22 @@ class Proof:
     """What `stat` returned for a stage's folder and the files of its attempts, newest first, before they were read."""
 
     folder: Seen
-    journals: list[tuple[int, str, Seen | None]] = field(default_factory=list)  # with the number of the attempt
+    journals: list[tuple[int, str, Seen]] = field(default_factory=list)  # with the number of the attempt
     others: Files = field(default_factory=list)  # of the newest attempt
 
 
 class EndedIndex:
-    """The index of the stages under `runs`, for one look at them. Nothing is written before `save`."""
+    """The index of the stages under `runs`, for one look at them. Nothing is written before `save`.
+
+    The folder of a stage is examined by `find`, and not again by the next `find_usage` of the same look.
+    """
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
         self._now = time.time()
         self._shards: dict[str, dict[str, Any]] = {}  # by the name of the file
         self._changed: dict[str, dict[str, Any]] = {}  # likewise, the new entries by key; None removes one
+        self._folders: dict[str, Seen] = {}  # what `find` has seen of the stages' folders
 
     def find(self, key: str) -> Known | None:
         """Return the status that the attempts at a stage show, with the names of the files beside them.
@@ -94,7 +99,9 @@ class EndedIndex:
             return None
         folder = self._folder(key)
         try:
-            if self._holds(folder, entry[0], entry[1]):
+            seen = self._seen(folder)
+            if self._holds(folder, seen, entry[0], entry[1]):
+                self._folders[key] = seen
                 return _known(folder, *entry[2:])
         except UNREADABLE:
             pass  # an entry that another program has written
@@ -106,8 +113,10 @@ class EndedIndex:
         entry = self._entry(key, HOURS)
         if entry is None:
             return None
+        folder = self._folder(key)
         try:
-            if self._holds(self._folder(key), entry[0], entry[1]):
+            seen = self._folders.pop(key, None) or self._seen(folder)
+            if self._holds(folder, seen, entry[0], entry[1]):
                 return Usage(*entry[2:])
         except UNREADABLE:
             pass
@@ -122,9 +131,10 @@ class EndedIndex:
         entry = self._entry(key, RESULTS_OF)
         if entry is None:
             return None
+        folder = self._folder(key)
         try:
-            folder, journals, found = entry
-            if type(found) is list and self._holds(self._folder(key), folder, journals):
+            paths, proof, found = entry
+            if type(found) is list and self._holds(folder, self._seen(folder), paths, proof):
                 return found
         except UNREADABLE:
             pass
@@ -146,8 +156,8 @@ class EndedIndex:
 
     def proof(self, key: str) -> Proof | None:
         """Return the proof of a stage's folder, before it is listed; None without an index or a folder."""
-        seen = self._seen(self._folder(key)) if self._stat else None
-        return Proof(seen) if seen else None
+        seen = self._seen(self._folder(key)) if self._stat else NOT_THERE
+        return Proof(seen) if seen != NOT_THERE else None
 
     def look_at(self, proof: Proof | None, attempts: Sequence[AttemptDir]) -> None:
         """Add the files of a stage's attempts to its proof, before they are read."""
@@ -191,10 +201,11 @@ class EndedIndex:
             self._keep(key, RESULTS_OF, files, proof.folder, journals, found)
 
     def _keep(self, key: str, part: str, files: frozenset[str], folder: Seen, deciding: Files, *said: Any) -> None:
-        newest = max(seen[3] for seen in (folder, *(seen for _, seen in deciding if seen)))
-        settled = newest / 1e9 < self._now - SETTLED_SECONDS
+        numbers = [number for seen in (folder, *(seen for _, seen in deciding)) for number in seen]
+        settled = max(numbers[3::4]) / 1e9 < self._now - SETTLED_SECONDS
         if settled and rerun.FILE not in files and not any(map(is_number, files)):
-            self._changed.setdefault(key[:2] + part, {})[key] = [folder, deciding, *said]
+            paths = " ".join(path for path, _ in deciding)
+            self._changed.setdefault(key[:2] + part, {})[key] = [paths, hash(tuple(numbers)), *said]
 
     def save(self) -> None:
         """Write what is new. An index that cannot be written is left as it is."""
@@ -206,6 +217,7 @@ class EndedIndex:
                 body = json.dumps([FORMAT, {key: entry for key, entry in entries.items() if entry}]).encode()
                 replace_file(path, b"%08x %s" % (zlib.crc32(body), body), durable=False)
         self._changed = {}
+        self._shards = {}  # they are large
 
     def _path(self, name: str) -> Path:
         return self.runs / FOLDER / f"{name}.json"
@@ -220,24 +232,22 @@ class EndedIndex:
         kind = file_systems.type_of(self.runs)
         return os.stat if kind in file_systems.LOCAL else _stat_opened if kind in OPENED else None
 
-    def _seen(self, path: str) -> Seen | None:
-        """Return what `stat` returns, None for a file that is not there or that this user may not read."""
+    def _seen(self, path: str) -> Seen:
+        """Return what `stat` returns, NOT_THERE for a file that is not there or that this user may not read."""
         try:
             found = self._stat(path) if self._stat else None
         except OSError:
-            return None
+            return NOT_THERE
         if found is None or (found.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK)):
-            return None
-        return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+            return NOT_THERE
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
-    def _holds(self, folder: str, seen: Seen, files: Files) -> bool:
-        """Return whether `stat` returns the same for a folder and for the files in it."""
-        if self._seen(folder) != seen:
-            return False
-        for path, own in files:  # noqa: SIM110 (`all` of a generator takes a third longer)
-            if self._seen(f"{folder}/{path}") != own:
-                return False
-        return True
+    def _holds(self, folder: str, seen: Seen, paths: str, proof: int) -> bool:
+        """Return whether `stat` returns the same for a folder, `seen`, and for the files in it."""
+        numbers = list(seen)
+        for path in paths.split():
+            numbers += self._seen(f"{folder}/{path}")
+        return hash(tuple(numbers)) == proof
 
 
 def _used_names(attempt: AttemptDir) -> Iterator[str]:

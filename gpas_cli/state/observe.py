@@ -41,17 +41,22 @@ _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a req
 
 
 def look(
-    runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, StageStatus] | None = None
+    runs: Path,
+    entries: Iterable[Entry],
+    *,
+    jobs: bool = False,
+    seen: dict[str, StageStatus] | None = None,
+    index: EndedIndex | None = None,
 ) -> list[CellStatus]:
     """Return the status of each entry, in order.
 
     Each stage is read once, even if entries share it; stages in `seen` are not read again. With `jobs`, the status of a
     queued or running cell includes the scheduler's job and its position in the queue, even if the state does not depend
-    on them.
+    on them. `index`: that of this look, if other functions are given it too.
     """
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
-    index = EndedIndex(runs)
+    index = index or EndedIndex(runs)
     states = [_cell_state(runs, entry, seen, alive, index) for entry in entries]
     index.save()
     return [_with_job(runs, state, alive) for state in states] if jobs else states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpas_cli.store.journal import tail
@@ -44,6 +44,16 @@ class Usage:
 
 
 NOTHING = Usage()
+
+
+def sum_of(usages: Iterable[Usage]) -> Usage:
+    """Return the sum of usages, of which there may be many thousands."""
+    seconds = gpu_hours = core_hours = 0.0
+    for usage in usages:
+        seconds += usage.seconds
+        gpu_hours += usage.gpu_hours
+        core_hours += usage.core_hours
+    return Usage(seconds, gpu_hours, core_hours)
 
 
 def usage_of(seconds: float, devices: Sequence[str]) -> Usage:

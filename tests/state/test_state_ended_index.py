@@ -265,7 +265,7 @@ def foreign(path: Path) -> None:
 
 
 def of_another_version(path: Path) -> None:
-    body = path.read_bytes()[9:].replace(b"[[3,", b"[[0,")
+    body = path.read_bytes()[9:].replace(b"[[%d," % ended_index.FORMAT[0], b"[[0,")
     path.write_bytes(b"%08x %s" % (zlib.crc32(body), body))
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.run import LocalRun
-from gpas_cli.schedule.process_cancel import cancel_process
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
+
+if TYPE_CHECKING:
+    from gpas_cli.schedule.local.run import LocalRun
 
 
 class LocalScheduler(Scheduler):
@@ -39,6 +40,8 @@ class LocalScheduler(Scheduler):
         return None
 
     def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
+        from gpas_cli.schedule.process_cancel import cancel_process  # here, as below, because to look needs neither
+
         return cancel_process(self.look, status, claim)
 
     def machine(self) -> Machine:
@@ -48,6 +51,8 @@ class LocalScheduler(Scheduler):
         return tuple(jobs)
 
     def submit(self, request: RunRequest) -> LocalRun:
+        from gpas_cli.schedule.local.run import LocalRun
+
         run = LocalRun(request)
         run.submit()
         return run
