@@ -30,7 +30,8 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
 
     The number of rows, or of tokens in packed rows, is dynamic from the first batch on, and every other size is
     constant. So the graph of a batch does not depend on the batches before it, and a resumed run has the graphs of an
-    uninterrupted one. On a GPU Inductor may still choose a kernel by the size of the first batch of an attempt.
+    uninterrupted one. Inductor chooses kernels, and so the order of sums, by the sizes of the first batch that a graph
+    is compiled for: `Loop.compile_for_first_update` and `reuse_kernels_of` make these the same.
     Whatever wraps a module stays outside its graph: probes, gathering of shards, recomputation of activations.
     """
     import torch._dynamo  # takes a second to import
@@ -48,6 +49,16 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
     for module in (decoder.norm, network.head_transform):
         if not isinstance(module, nn.Identity):
             module.forward = _with_dynamic_sizes(compiled(module.forward))
+
+
+def reuse_kernels_of(training: str) -> None:
+    """Take kernels from PyTorch's cache only if the same `training` has compiled them.
+
+    The cache does not distinguish graphs by the batch that they were compiled for, if its sizes are dynamic.
+    """
+    import torch.compiler.config
+
+    torch.compiler.config.cache_key_tag = training
 
 
 def _layer_with_dynamic_sizes(forward: Forward) -> Forward:

@@ -114,6 +114,20 @@ class Loop:
         )  # fmt: skip
         return Update(step, loss, rate, norm, layers)
 
+    def compile_for_first_update(self) -> None:
+        """Compile the layers for the batch of the first update, as an uninterrupted run does. Collective.
+
+        Only a resumed run needs it. The gradients are discarded. Without it Inductor would choose kernels by the sizes
+        of another batch, and sums over tokens, as in the gradient of a norm, could have another order.
+        """
+        if not self.layout.compiled or self.selection is not None:
+            return
+        active = self.depth.active(1) if self.depth else None
+        if self.depth and self.gate_gradients:
+            self.gate_gradients.prepare(active)
+        self._gradients(self.batches.at(0), False, active)
+        self.network.zero_grad(set_to_none=True)
+
     def evaluated_layers(self) -> ActiveLayers | None:
         """Return the layers that an evaluation applies now, None for all."""
         return self.depth.evaluated(self.position.step) if self.depth else None

@@ -19,6 +19,7 @@ from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, Start, assemble, leave, settle_matmul
 from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.compiling import reuse_kernels_of
 from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.matmul_precision import MatmulChoice
@@ -109,7 +110,11 @@ def run_training(
     matmul = settle_matmul(inputs.recipe, loop, paths.cache)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
+    if loop.layout.compiled:
+        reuse_kernels_of(f"{inputs.key} {inputs.text} {loop.micro_batch} {world.size}")
     emit(_training_phase(loop, matmul))
+    if loop.position.step:
+        loop.compile_for_first_update()
     return _Training(inputs, paths, emit, cadence, watch, lambda: world.agree(stop()), loop).run()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from together import run, text
 from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.data.loader import IGNORED
@@ -28,6 +29,7 @@ from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.compiling import compile_layers, worth_compiling
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
+from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import ParallelLayout
 
@@ -120,6 +122,36 @@ def test_every_update_has_the_same_graphs_also_after_a_resume(
     assert [len(codes) for codes in whole] == [graphs] + [0] * (len(batches) - 1)
     resumed = graphs_of(network(norm, **family), batches[2:], gradients=gradients)
     assert resumed == [whole[0]] + [[]] * (len(batches) - 3)
+
+
+def test_a_resumed_run_compiles_for_the_first_batch_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor chooses kernels by the sizes of the batch that a graph is compiled for, also where they are dynamic."""
+    text(tmp_path)
+    sizes: list[list[list[int]]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[object]) -> object:
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        sizes.append([[n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape] for tensor in tensors])
+        return graph.forward
+
+    monkeypatch.setattr(strategy, "compile_layers", lambda made: compile_layers(made, backend))
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 99}
+    cell = {"size": {**SIZE, "layers": 2, "vocab": 280}, "gate": "gpas", "data": data}
+    cell["optim"] = {"lr": 1e-3, "warmup": 1, "steps": 5, "batch": 6}
+    found = {}
+    losses = {}
+    for name, earlier, updates in (("whole", [], 99), ("half", [], 3), ("resumed", ["half"], 99)):
+        torch._dynamo.reset()
+        events = run(tmp_path, [name, cell, {"compile": "on", "micro_batch": 4}, earlier, updates], ALONE)
+        losses[name] = {event["step"]: event["loss"] for event in events["step"]}
+        found[name] = sizes.copy()
+        sizes.clear()
+        assert cell_from(cell).stages[0].key in torch.compiler.config.cache_key_tag
+    assert found["resumed"] == found["whole"], "the graphs of updates and those of evaluations"
+    assert losses["whole"] == losses["half"] | losses["resumed"]
 
 
 def test_graphs_do_not_depend_on_the_batches_before() -> None:

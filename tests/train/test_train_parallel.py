@@ -41,6 +41,14 @@ CELLS = {
     ),
     "muon": values("pre", optim={"optimizer": "muon", "weight_decay": 0.1, "z_loss": 1e-3}),
 }
+# Feed-forward widths that are padded, q, k and v in one product, as on GPUs.
+WIDE_LAYOUTS = {
+    "fsdp": {"strategy": "fsdp", "micro_batch": 2},
+    "recomputed": {"strategy": "fsdp", "micro_batch": 2, "activation_checkpointing": "blocks"},
+    "compiled": {"strategy": "fsdp", "micro_batch": 2, "compile": "on"},
+    "both": {"strategy": "fsdp", "micro_batch": 2, "activation_checkpointing": "blocks", "compile": "on"},
+}
+WIDE_CELLS = ("pre", "bf16")
 OPTIMIZER_CELLS = ("adafactor", "muon")
 LAYOUTS = {
     "ddp": {"strategy": "ddp", "micro_batch": 2},
@@ -67,7 +75,12 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sharded = [[f"half-fsdp-{name}", CELLS[name], LAYOUTS["fsdp"], [], 3] for name in OPTIMIZER_CELLS]
     short = ["short-ddp", CELLS["pre"], {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}, [], ALL]
     small = [[f"small-{name}", CELLS[name], {**LAYOUTS["ddp"], "message": 500}, [], ALL] for name in ("pre", "paths")]
-    start(root, 2, [*cases, *halves, *second, *sharded, short, *small])
+    wide = [
+        [f"wide-{way}-{name}", CELLS[name], {**asked, "wide": True}, [], ALL]
+        for way, asked in WIDE_LAYOUTS.items()
+        for name in WIDE_CELLS
+    ]
+    start(root, 2, [*wide, *cases, *halves, *second, *sharded, short, *small])
     for name in OPTIMIZER_CELLS:
         keep(root, [f"fsdp-then-one-{name}", CELLS[name], {"micro_batch": 3}, [f"half-fsdp-{name}"], ALL])
     for before in LAYOUTS:
@@ -162,6 +175,19 @@ def test_gradients_sent_in_many_messages_have_the_same_sums(room: Path, name: st
     small, large = result_of(room, f"small-{name}"), result_of(room, f"ddp-{name}")
     same(small["step"], large["step"], "loss grad_norm", 0.0)
     assert [event["values"] for event in small["layers"]] == [event["values"] for event in large["layers"]]
+
+
+@pytest.mark.parametrize("name", WIDE_CELLS)
+@pytest.mark.parametrize("way", WIDE_LAYOUTS)
+def test_sharded_weights_are_joined_and_padded_at_use(room: Path, way: str, name: str) -> None:
+    one, two = result_of(room, f"one-{name}"), result_of(room, f"wide-{way}-{name}")
+    (event,) = [e for e in two["phase"] if e["name"] == "training"]
+    assert (event["recompute"], event["compiled"]) == (way in ("recomputed", "both"), way in ("compiled", "both"))
+    tolerance = {"bf16": 2e-2}.get(name, 1e-6)
+    same(two["step"], one["step"], "loss grad_norm tokens", tolerance)
+    ours, theirs = (weights(room, f"{who}-{name}", CELLS[name]) for who in (f"wide-{way}", "one"))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=tolerance, atol=tolerance)
 
 
 def test_shards_are_written_by_all(room: Path) -> None:

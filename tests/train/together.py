@@ -2,7 +2,8 @@
 
 CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process writes NAME.json.
 If the resources contain `room` as [rank, rows, passes], that process runs out of memory with more than so many rows at
-once after so many forward passes that fit; if they contain `message`, gradients are sent in messages of so many bytes.
+once after so many forward passes that fit; if they contain `message`, gradients are sent in messages of so many bytes;
+if they contain `wide`, products are joined and padded as on a GPU, and compiled layers run eagerly after AOTAutograd.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +42,39 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     gradient_sum.BUCKET_BYTES = resources.pop("message", usual)
     if rank == world.rank:
         loop.summed_loss = limited(healthy, rows, passes)
+    products = as_on_gpus() if resources.pop("wide", False) else nullcontext()
     events: dict[str, Any] = {}
     asked = iter(range(10**6))
-    outcome = train(
-        cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
-        lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
-        cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2), resources=Resources(**resources),
-        # Only one of the processes asks to stop.
-        stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None, world=world,
-    )  # fmt: skip
+    with products:
+        outcome = train(
+            cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
+            lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
+            cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2),
+            # Only one of the processes asks to stop.
+            stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None,
+            resources=Resources(**resources), world=world,
+        )  # fmt: skip
     loop.summed_loss, gradient_sum.BUCKET_BYTES = healthy, usual
     return {**events, "outcome": fields_of(outcome)}
+
+
+@contextmanager
+def as_on_gpus() -> Iterator[None]:
+    """Compute the products of layers in the form that GPUs take, and compile layers without Inductor."""
+    from gpas_cli.model import attention, mlp, products
+    from gpas_cli.train import strategy
+
+    places = [(attention, "suits"), (mlp, "suits"), (products, "prefers_wide"), (strategy, "compile_layers")]
+    usual = [getattr(module, name) for module, name in places]
+    attention.suits = mlp.suits = lambda *tensors: False
+    products.prefers_wide = lambda x: True
+    strategy.compile_layers = partial(strategy.compile_layers, backend="aot_eager")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch.compile raises and handles some itself
+            yield
+    finally:
+        for (module, name), function in zip(places, usual, strict=True):
+            setattr(module, name, function)
 
 
 def limited(healthy: Any, most: int, passes: int = 0) -> Any:
