@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gpas_cli.period import Period
 from gpas_cli.spec.stage import main_result
 from gpas_cli.words import stopwatch
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
-PLAIN_SECONDS = 30.0
+PLAIN_SECONDS = 30.0  # between two lines about progress where there is no terminal
 
 
 @contextmanager
@@ -50,7 +51,7 @@ class PlainReporter:
     def __init__(self, console: Console):
         self.console = console
         self.began = time.monotonic()
-        self.next = self.began + PLAIN_SECONDS
+        self._summaries = Period(PLAIN_SECONDS, at_once=False)
         self.noticed: set[str] = set()
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
@@ -62,9 +63,8 @@ class PlainReporter:
             self.say(f"{status.state:<11} {job.id}{result(status)}")
 
     def tick(self, board: RunSnapshot) -> None:
-        if time.monotonic() < self.next:
+        if not self._summaries.is_over():
             return
-        self.next = time.monotonic() + PLAIN_SECONDS
         doing = "; ".join(f"{job.name} {progress_text(status)}" for job, status in board.running)
         self.say(f"{headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpas_cli.cli.progress_view import PLAIN_SECONDS
+from gpas_cli.period import Period
 from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class TokeniseView:
         self._paces: dict[str, Pace] = {}
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
-        self._next = time.monotonic() + PLAIN_SECONDS
+        self._lines = Period(PLAIN_SECONDS, at_once=False)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -95,8 +96,7 @@ class TokeniseView:
         pace.update(totals, now)
         if self._progress is not None:
             self._draw(self._progress, split, pace)
-        elif now >= self._next:
-            self._next = now + PLAIN_SECONDS
+        elif self._lines.is_over():
             self.console.print(f"{split}: {pace.words()}", markup=False)
 
     def _draw(self, progress: Progress, split: str, pace: Pace) -> None:

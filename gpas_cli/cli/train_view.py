@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpas_cli.cli.events import line, measured
 from gpas_cli.cli.progress_view import PlainReporter, headline, live_view, sparkline
 from gpas_cli.events import Outcome, Started, Step
+from gpas_cli.period import Period
 from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class TrainReporter(PlainReporter):
     def __init__(self, console: Console, live: Live | None = None):
         super().__init__(console)
         self.live = live
-        self.next = 0.0
+        self._numbers = Period(NUMBERS_SECONDS, at_once=True)
         self._attempt: AttemptDir | None = None
         self._offset = 0
 
@@ -61,8 +62,7 @@ class TrainReporter(PlainReporter):
         stepping = [progress for progress in seen if progress.step is not None]
         if self.live is not None:
             self.live.update(view(board, seen, time.monotonic() - self.began))
-        elif time.monotonic() >= self.next and (stepping or board.starved):
-            self.next = time.monotonic() + NUMBERS_SECONDS
+        elif (stepping or board.starved) and self._numbers.is_over():
             self.say(numbers(stepping[0]) if stepping else waiting(board))
 
     def _tell(self) -> None:

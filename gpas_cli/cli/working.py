@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LOG_SECONDS = 5.0  # at least so long between lines, where standard error is no terminal
+from gpas_cli.period import Period
+
+LOG_SECONDS = 5.0  # between two lines, if standard error is not a terminal
 
 
 @contextmanager
@@ -18,19 +19,13 @@ def working(doing: str) -> Iterator[Callable[[str], None]]:
 
     errors = Console(stderr=True, highlight=False)
     if not errors.is_terminal:
-        yield _at_most_every(LOG_SECONDS, lambda message: errors.print(message, markup=False, soft_wrap=True))
+        period = Period(LOG_SECONDS, at_once=True)
+
+        def log(message: str) -> None:
+            if period.is_over():
+                errors.print(message, markup=False, soft_wrap=True)
+
+        yield log
         return
     with errors.status(doing) as status:
         yield lambda message: status.update(escape(message))
-
-
-def _at_most_every(seconds: float, say: Callable[[str], None]) -> Callable[[str], None]:
-    due = 0.0
-
-    def say_if_due(message: str) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            say(message)
-            due = time.monotonic() + seconds
-
-    return say_if_due

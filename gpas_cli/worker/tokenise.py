@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 
 from gpas_cli.data.prepare import Need, build, token_cache
@@ -12,6 +11,7 @@ from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Emit, Outcome, Phase, Started, Step, Stop
+from gpas_cli.period import Period
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
@@ -54,7 +54,7 @@ class _ProgressReporter:
     def __init__(self, emit: Emit, stop: Stop):
         self._emit = emit
         self._stop = stop
-        self._next = 0.0
+        self._reports = Period(REPORT_SECONDS, at_once=True)
         self._made: dict[str, int] = {}
 
     def notice(self, message: str) -> None:
@@ -70,9 +70,8 @@ class _ProgressReporter:
         self._made[split] = totals.documents
         if begins:  # documents of earlier attempts; a job whose attempts stop adding to them is not retried forever
             self._emit(Checkpoint(sum(self._made.values())))
-        if time.monotonic() < self._next:
+        if not self._reports.is_over():
             return
-        self._next = time.monotonic() + REPORT_SECONDS
         self._emit(Phase(f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens"))
         if need is not None:
             self._emit(Step(min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split))

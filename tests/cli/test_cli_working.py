@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpas_cli import period
 from gpas_cli.cli import working as module
 
 
@@ -11,7 +12,7 @@ def test_a_log_gets_the_first_message_and_then_one_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(period.time, "monotonic", lambda: now)
     with module.working("measuring") as show:
         for number in range(20):
             show(f"update {number}")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 from gpas_cli.errors import GpasError
+from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
@@ -30,7 +31,7 @@ class SlurmRun:
         self._seen = dict(submitted.seen)
         self._held = set[str]()  # notices given about jobs that are held
         self._stopped = False
-        self._last_try = time.monotonic()
+        self._resubmission = Period(RESUBMIT_SECONDS, at_once=False)
         self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
@@ -47,7 +48,7 @@ class SlurmRun:
                 resubmittable and self._any_can_run(resubmittable)
             ):
                 break
-            if resubmittable and time.monotonic() - self._last_try >= RESUBMIT_SECONDS:
+            if resubmittable and self._resubmission.is_over():
                 self._submit()
             time.sleep(POLL_SECONDS)
         self._observe()
@@ -86,7 +87,6 @@ class SlurmRun:
         return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
 
     def _submit(self) -> None:
-        self._last_try = time.monotonic()
         try:
             done = self.submitter.submit(again=True)
         except (GpasError, OSError) as error:  # the next attempt may succeed

@@ -12,6 +12,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
+from gpas_cli.period import Period
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.worker.stages.context import StageContext
 
@@ -116,12 +117,11 @@ class ScoringProgress:
         self.tasks = tasks
         self.emit = emit
         self.task = ""
-        self.reported_at = 0.0
+        self._reports = Period(REPORT_SECONDS, at_once=True)
 
     def report(self, task: str, place: int, done: int, total: int) -> None:
         """Emit the progress of a task if it is due."""
-        now = time.monotonic()
-        if task != self.task or done == total or now - self.reported_at >= REPORT_SECONDS:
+        if task != self.task or done == total or self._reports.is_over():
             self.task = task
-            self.reported_at = now
+            self._reports.restart()
             self.emit(Scoring(task, place + 1, self.tasks, done, total))
