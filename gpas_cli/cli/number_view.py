@@ -28,7 +28,7 @@ def print_number(origin: NumberOrigin) -> None:
 
     place = origin.place
     table = place.table
-    title = f"{full_title(table, place.row)}, {table.columns[place.column].title}"
+    title = f"{full_title(place.row)}, {table.columns[place.column].title}"
     console().print(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
     for name, text in _lines(origin):
         _print_fact(name, text)

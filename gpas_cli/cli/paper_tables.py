@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.papers.layouts import PrintedPart, PrintedTable
     from gpas_cli.report.tables.paper_table import Serving
+    from gpas_cli.report.tables.sheet import Sheet
     from gpas_cli.report.tables.table import Table
 
 
@@ -134,17 +135,33 @@ def print_paper_tables(sections: Sequence[PrintedPart | Table], form: str) -> No
     from gpas_cli.report.tables import printed_sheet, render
     from gpas_cli.report.tables.cell_text import sheet
     from gpas_cli.report.tables.table import Table
-    from gpas_cli.report.tables.terminal import Drawn
 
     ours = [section for section in sections if isinstance(section, Table)]
     if form == "json":
         alone = [printed_sheet.to_mapping(section) for section in sections if not isinstance(section, Table)]
         print_json(tables=[json.loads(render.render(one, form)) for one in ours], published=alone)
         return
-    for section in sections:
-        if form == "rich":
-            console().print(Drawn(sheet(section) if isinstance(section, Table) else printed_sheet.sheet(section)))
-        elif isinstance(section, Table):
-            print(render.render(section, form).rstrip("\n"))
-        else:
-            print(printed_sheet.render(section, form).rstrip("\n"))
+    if form == "rich":
+        print_sheets([sheet(one) if isinstance(one, Table) else printed_sheet.sheet(one) for one in sections])
+        return
+    texts = [
+        render.render(one, form) if isinstance(one, Table) else printed_sheet.render(one, form) for one in sections
+    ]
+    if form == "csv" and not ours:  # all have the same columns, the first of which names the table
+        texts = ["".join([texts[0], *(text.partition("\n")[2] for text in texts[1:])])]
+    print_texts(texts)
+
+
+def print_sheets(sheets: Sequence[Sheet]) -> None:
+    """Print tables for a terminal, with an empty line between them."""
+    from gpas_cli.report.tables.terminal import Drawn
+
+    for place, one in enumerate(sheets):
+        if place:
+            console().print()
+        console().print(Drawn(one))
+
+
+def print_texts(texts: Sequence[str]) -> None:
+    """Print tables as text, with the empty line between them that ends a table in Markdown."""
+    print("\n\n".join(text.rstrip("\n") for text in texts))

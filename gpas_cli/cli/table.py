@@ -14,14 +14,13 @@ from gpas_cli.cli.console import (
     Where,
     complete_from,
     complete_grid,
-    console,
     entries,
     experiments,
     print_json,
     recorded_of,
 )
 from gpas_cli.cli.missing import print_missing
-from gpas_cli.cli.paper_tables import paper_sections, print_paper_tables, printed_tables
+from gpas_cli.cli.paper_tables import paper_sections, print_paper_tables, print_sheets, print_texts, printed_tables
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
@@ -134,9 +133,12 @@ def table(
         print_missing(made, form)
     elif form == "json" and len(made) > 1:
         print_json(tables=[json.loads(render_as(one, form)) for one in made])
+    elif form == "rich":
+        from gpas_cli.report.tables.cell_text import sheet
+
+        print_sheets([sheet(one) for one in made])
     else:
-        for one in made:
-            _print(one, form)
+        print_texts([render_as(one, form) for one in made])
 
 
 def _print_papers(
@@ -194,16 +196,6 @@ def _networks(known: Recorded) -> list[ExternalNetwork]:
 
 def _spec(name: str) -> TableSpec:
     return experiments().grids[name].table_spec
-
-
-def _print(made: Table, form: str) -> None:
-    if form == "rich":
-        from gpas_cli.report.tables.cell_text import sheet
-        from gpas_cli.report.tables.terminal import Drawn
-
-        console().print(Drawn(sheet(made)))
-    else:
-        print(render_as(made, form))
 
 
 def render_as(made: Table, form: str) -> str:

@@ -31,7 +31,8 @@ RowKey = tuple[Label | None, ...]
 
 NO_MATCH = "-"  # the label of a setting that no paper has
 # Axes whose labels are clear without the axis's name; other labels are shown with it.
-SPEAKING_AXES = ("norm", "gate", "embed", "init", "family", "size", "task", "data", "objective", "activation", "site")
+SPEAKING_AXES = ("norm", "gate", "family", "size", "task", "data", "objective", "activation", "site")
+ADDED = "gate"  # the axis whose labels are added to what stands before them: "Pre-LN + GPAS"
 DEPTH_LABELS = ("stages", "full_steps", "fixed", "scale")
 PROPER_NAMES = {"gpas": "GPAS"}
 
@@ -168,10 +169,13 @@ def describe_gate(gate: Gate | None) -> str:
 
 
 def row_title(axes: Sequence[str], key: RowKey, scheme_titles: Mapping[Label, str]) -> str:
-    """Return the title of a row, without labels "none": "Pre-LN + GPAS"."""
-    parts = [label_title(axis, label, scheme_titles) for axis, label in zip(axes, key, strict=True)]
-    said = [part for part in parts if part]
-    return " + ".join(said) if said else f"no {axes[-1]}"
+    """Return the title of a row, without labels "none": "Pre-LN + GPAS, init scaled"."""
+    title = ""
+    for axis, label in zip(axes, key, strict=True):
+        part = label_title(axis, label, scheme_titles)
+        between = " + " if axis == ADDED else ", "
+        title += f"{between if title and part else ''}{part}"
+    return title or f"no {axes[-1]}"
 
 
 def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, str]) -> str:

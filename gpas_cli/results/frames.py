@@ -255,7 +255,7 @@ def _table_frame(table: Table) -> pd.DataFrame:
         labels = dict(zip(table.spec.rows, row.key, strict=True))
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
-                names = {"row": full_title(table, row), **labels, table.spec.columns: column.label}
+                names = {"row": full_title(row), **labels, table.spec.columns: column.label}
                 rows.append({**names, "metric": table.metric.name, **_cell_numbers(table, cell)})
     return pd.DataFrame(rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,15 @@ def test_published_tables_need_no_project(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     assert "| Mix-LN | 34.00 | 26.36 | 21.90 | 21.41 | 16.73 |" in said.stdout
     assert "| Pre-LN + LayerNorm Scaling | 25.76 | 20.35 | 18.20 | 15.71 |" in said.stdout
+    assert "\n\n**Curse of Depth, Table 1" in said.stdout  # without an empty line, a title is a row of the table above
     assert list(tmp_path.iterdir()) == []
+
+
+def test_published_tables_are_one_csv_file(tmp_path: Path) -> None:
+    said = gpas(tmp_path, "table", "gpas:4", "gpas:5", "--published-only", "--format", "csv")
+    rows = list(csv.DictReader(said.stdout.splitlines()))
+    assert Counter(row["table"] for row in rows) == {"gpas:4": 12, "gpas:5": 6}
+    assert all(float(row["value"]) for row in rows)
 
 
 def test_published_tables_of_a_source_and_of_a_grid(face: Face) -> None:

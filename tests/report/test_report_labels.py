@@ -93,7 +93,7 @@ def test_row_titles() -> None:
     titles = scheme_titles([entry("deepnorm"), entry("lns", axes={"norm": "lns-const"})])
     assert titles == {"deepnorm": "DeepNorm"}
     axes = ("norm", "gate", "depth", "tied")
-    assert row_title(axes, ("deepnorm", "gpas", 12, True), titles) == "DeepNorm + GPAS + depth 12 + tied true"
+    assert row_title(axes, ("deepnorm", "gpas", 12, True), titles) == "DeepNorm + GPAS, depth 12, tied true"
     assert row_title(axes, ("lns-const", "none", None, "none"), titles) == "lns-const"
     assert row_title(("gate",), ("none",), titles) == "no gate"
 

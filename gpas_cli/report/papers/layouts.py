@@ -141,7 +141,9 @@ def printed(source: str, number: str) -> PrintedTable:
     parts = data["parts"]
     titles = [title]
     if len(parts) > 1:
-        titles = [f"{title} {place}: {part['corner']}." for place, part in zip(PLACES, parts, strict=True)]
+        alike = len({part["corner"] for part in parts}) == 1
+        corners = ["" if alike else f": {part['corner']}" for part in parts]
+        titles = [f"{title} {place}{corner}." for place, corner in zip(PLACES, corners, strict=True)]
     name = f"{source}{SEPARATOR}{number}"
     return PrintedTable(name, tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True)))
 

@@ -13,8 +13,10 @@ THEMES = {
 }
 # Kinds of notes whose first word is capitalised in a sentence: it is never a name.
 CAPITALISED = (
-    *("seeds", "delta", "marks", "cells", "diverged", "unfinished", "pairs", "base", "external", "compared", "gains"),
+    *("seeds", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base", "external"),
+    *("compared", "gains"),
 )
+NEVER_NAMES = ("the ", "guessing ")  # beginnings of notes of other kinds that are capitalised, too
 
 
 @dataclass(frozen=True)
@@ -38,5 +40,5 @@ class Note:
     @property
     def sentence(self) -> str:
         """The note as a sentence, with a point."""
-        text = self.text[:1].upper() + self.text[1:] if self.kind in CAPITALISED else self.text
-        return f"{text}."
+        named = self.kind not in CAPITALISED and not self.text.startswith(NEVER_NAMES)
+        return f"{self.text if named else self.text[:1].upper() + self.text[1:]}."

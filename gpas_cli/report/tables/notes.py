@@ -62,7 +62,7 @@ def notes(table: Table) -> tuple[Note, ...]:
 def gains(table: Table) -> list[Gain]:
     """Return a gain for every cell where both we and a source have a number for the method and for its base."""
     return [
-        Gain(full_title(table, row), table.columns[i].title, source, cell.delta.mean, printed.delta)
+        Gain(full_title(row), table.columns[i].title, source, cell.delta.mean, printed.delta)
         for row, i, cell in shown_cells(table)
         for source, printed in (cell.printed or {}).items()
         if cell.delta is not None and printed.delta is not None
@@ -94,7 +94,7 @@ def _delta(table: Table) -> Iterator[Note]:
     against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
     paired = (
         f", the mean over the {table.spec.over}s that both have"
-        if any(c.delta and c.delta.n > 1 for c in deltas)
+        if any(len(cell.statuses) > 1 for cell in deltas)
         else ""
     )
     interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in deltas) else ""
@@ -171,12 +171,12 @@ def _few(statuses: Sequence[EntryStatus]) -> str:
 
 def _pairs(table: Table) -> Iterator[Note]:
     few = [
-        f"{place(table, row, i)} ({cell.delta.n} of {len(cell.statuses)})"
+        f"{place(table, row, i)} ({cell.delta.n} of {cell.summary.n})"
         for row, i, cell in shown_cells(table)
-        if cell.delta is not None and cell.delta.n < len(cell.statuses)
+        if cell.delta is not None and cell.summary is not None and cell.delta.n < cell.summary.n
     ]
     if few:
-        yield Note("pairs", f"differences over fewer {table.spec.over}s than the cell has: {', '.join(few)}")
+        yield Note("pairs", f"differences over fewer {table.spec.over}s than the mean: {', '.join(few)}")
 
 
 def _bases(table: Table) -> Iterator[Note]:

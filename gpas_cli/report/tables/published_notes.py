@@ -149,7 +149,7 @@ def _where(table: Table, places: Sequence[Place], sources: Sequence[str]) -> str
     if left == everything:
         return ""
     columns = [column.title for column in table.columns]
-    rows = [full_title(table, row) for row in table.rows]
+    rows = [full_title(row) for row in table.rows]
     titles = []
     for axis, names in ((1, columns), (0, rows)):
         for i, name in enumerate(names):

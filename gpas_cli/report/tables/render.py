@@ -106,7 +106,7 @@ def _json_metric(metric: Metric) -> dict[str, Any]:
 def _json_row(table: Table, row: Row) -> dict[str, Any]:
     labels = dict(zip(table.spec.rows, row.key, strict=True))
     cells = [_json_cell(cell) for cell in row.cells]
-    return {"title": full_title(table, row), "labels": labels, "cells": cells}
+    return {"title": full_title(row), "labels": labels, "cells": cells}
 
 
 def _json_external(row: ExternalRow) -> dict[str, Any]:

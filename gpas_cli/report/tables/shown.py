@@ -12,12 +12,11 @@ def shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
     return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.statuses)
 
 
-def full_title(table: Table, row: Row) -> str:
-    """Return the row's title with that of its base: "Pre-LN + GPAS"."""
-    base = next((other for other in table.rows if row.indent and other.key == row.base), None)
-    return f"{base.title} {row.title}" if base else row.title
+def full_title(row: Row) -> str:
+    """Return the row's title with what it has in common with its base: "Pre-LN + GPAS"."""
+    return row.full or row.title
 
 
 def place(table: Table, row: Row, column: int) -> str:
     """Return the titles of a cell's row and column: "Pre-LN + GPAS 71m"."""
-    return f"{full_title(table, row)} {table.columns[column].title}"
+    return f"{full_title(row)} {table.columns[column].title}"

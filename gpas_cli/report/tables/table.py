@@ -89,6 +89,7 @@ class TableCell:
 class Row:
     """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
 
+    full: the title with what the row has in common with its base, if that stands above: "Pre-LN + GPAS" of "+ GPAS".
     section: the heading above the row and its neighbours, if the table has such headings.
     """
 
@@ -97,6 +98,7 @@ class Row:
     cells: tuple[TableCell, ...]
     indent: int = 0
     base: RowKey | None = None
+    full: str = ""
     section: str = ""
 
 
@@ -301,9 +303,16 @@ def _order(
         rows.append(Row(key, row_title(spec.rows, key, titles), tuple(cells[key]), base=bases.get(key)))
         for child in cells:
             if bases.get(child) == key:
-                said = [label_title(axis, child[i], titles) for i, axis in enumerate(spec.rows) if axis in spec.against]
-                rows.append(Row(child, "+ " + " + ".join(filter(None, said)), tuple(cells[child]), 1, key))
+                title = _changed_title(spec.rows, child, key, titles)
+                rows.append(Row(child, title, tuple(cells[child]), 1, key, row_title(spec.rows, child, titles)))
     return rows
+
+
+def _changed_title(axes: Sequence[str], key: RowKey, base: RowKey, titles: Mapping[Label, str]) -> str:
+    """Return how a row differs from its base: "+ GPAS" if it has more, "init scaled" if it has something else."""
+    changed = [i for i, label in enumerate(key) if label != base[i]]
+    title = row_title([axes[i] for i in changed], tuple(key[i] for i in changed), titles)
+    return title if any(label_title(axes[i], base[i], titles) for i in changed) else f"+ {title}"
 
 
 def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:

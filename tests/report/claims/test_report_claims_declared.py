@@ -81,7 +81,7 @@ def test_each_says_where_it_is_made(claim: Claim) -> None:
         ("gpas-lowers-perplexity", {"Pre-LN, 71m": -0.74, "LNS, 1b": -0.77}),
         ("gpas-raises-accuracy", {"Pre-LN": 2.49, "DeepNorm": 9.71}),
         ("lns-lowers-perplexity", {"130m": -0.97, "1b": -1.31}),
-        ("spikes-cost-perplexity", {"WikiText, plain": 1.29, "LAMBADA, detach": 1.35}),
+        ("spikes-cost-perplexity", {"WikiText, embed plain": 1.29, "LAMBADA, embed detach": 1.35}),
         ("larger-rates-are-better", {"WikiText": -0.78, "LAMBADA": -0.56}),
         ("large-rates-need-large-shortcuts", {"lower at 1e-3, gpt-350m": -1.87, "higher at 1e-4, gpt-1.7b": 0.24}),
         ("stop-gradient-is-needed", {"gains less than 1 %": 21.34 / 21.35, "worse than GPAS": 21.34 / 20.35}),

@@ -57,7 +57,6 @@ interval, by Student's t
 - bold: best of its column; underlined: second best (unfinished cells are not ranked)
 - diverged runs are not in the mean: LNS 71m
 - 2 of 12 runs have no result: 1 missing, 1 running
-- differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)
 - GPAS paper: GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling, \
 table2\\_perplexity: validation perplexity on C4 after pretraining
 - published numbers are compared with perplexity\\_reference: the sum of the batches' mean losses is divided by their \

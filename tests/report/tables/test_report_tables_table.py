@@ -47,7 +47,11 @@ def test_pairs_only_seeds_that_both_have() -> None:
     cell = column(table)[3]
     assert cell.delta is not None
     assert (cell.delta.mean, cell.delta.n) == (pytest.approx(-1.9), 1)
-    assert note(table, "pairs") == "differences over fewer seeds than the cell has: LNS + GPAS 71m (1 of 3)"
+    assert note(table, "pairs") == ""  # its mean is of that seed, too
+    results.pop(entries[0].cell.key)  # one of Pre-LN
+    assert note(build(entries, states, results, spec()), "pairs") == (
+        "differences over fewer seeds than the mean: Pre-LN + GPAS 71m (2 of 3)"
+    )
 
 
 def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
@@ -60,7 +64,23 @@ def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
         ("+ GPAS", 1),
         ("Mix-LN", 0),
     ]
-    assert [full_title(table, row) for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
+    assert [full_title(row) for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
+
+
+def test_what_replaces_something_of_its_base_is_not_added_to_it() -> None:
+    entries = [
+        entry(norm, init={"preset": preset}, axes={"init": preset})
+        for norm in ("pre", "lns")
+        for preset in ("normal", "scaled")
+    ]
+    table = build(entries, {}, {}, spec(rows=("norm", "init"), against={"norm": "pre", "init": "normal"}))
+    assert [(row.title, row.indent) for row in table.rows] == [
+        ("Pre-LN, init normal", 0),
+        ("init scaled", 1),
+        ("LNS", 1),
+        ("LNS, init scaled", 1),
+    ]
+    assert [full_title(row) for row in table.rows][1:3] == ["Pre-LN, init scaled", "LNS, init normal"]
 
 
 def test_without_its_base_in_the_grid_a_method_stands_by_itself() -> None:
@@ -403,7 +423,7 @@ def test_remarks_name_the_cells_whose_numbers_they_concern() -> None:
     entries = [entry(gate=gate, size="350m", axes={"gate": label}) for label, gate in gates.items()]
     table = build(entries, {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
     assert note(table, "remark").startswith(
-        "GPAS paper (no gate + relu 350m): the paper does not state where its ReLU gate starts"
+        "GPAS paper (relu 350m): the paper does not state where its ReLU gate starts"
     )
     without = build(entries[:1], {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
     assert note(without, "remark") == ""
