@@ -290,6 +290,13 @@ def warn(problem: str) -> None:
         print(f"gpas: {problem}", file=sys.stderr)
 
 
+def without_runs(chosen: Sequence[Entry]) -> str:
+    """Return the warning that the database knows cells and the folder of run directories is missing, or ""."""
+    from gpas_cli.store.peek import describe_missing_runs
+
+    return describe_missing_runs(project(), {stage.key for entry in chosen for stage in entry.cell.stages})
+
+
 def console() -> Console:
     """Return the console for text: standard output, or standard error if standard output holds JSON."""
     return _console(STATE.as_json)

@@ -19,6 +19,8 @@ from gpas_cli.cli.console import (
     print_json,
     project,
     varied_entries,
+    warn,
+    without_runs,
 )
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.errors import GpasError
@@ -75,6 +77,7 @@ def plan(
             raise GpasError("--shrink runs on this machine; leave out --gpu")
         require_local(executor)
         plan_shrunk(ShrunkCells(chosen, where), cells=cells or None)
+    warn(without_runs(chosen))
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
         print_json(**as_mapping(planned, price))

@@ -21,6 +21,8 @@ from gpas_cli.cli.console import (
     print_json,
     project,
     varied_entries,
+    warn,
+    without_runs,
 )
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
@@ -116,6 +118,10 @@ def run_entries(
     from gpas_cli.store.refresh import ingest
 
     here = project()
+    lost = without_runs(chosen)
+    if lost and not dry_run:
+        raise GpasError(f"{lost}; to train these cells again all the same, move the database away")
+    warn(lost)
     choice = choose(options.executor)
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)

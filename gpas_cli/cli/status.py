@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
-from gpas_cli.cli.console import AsJson, Names, Where, complete_from, console, entries, experiments, print_json, project
+from gpas_cli.cli.console import (
+    AsJson,
+    Names,
+    Where,
+    complete_from,
+    console,
+    entries,
+    experiments,
+    print_json,
+    project,
+    warn,
+    without_runs,
+)
 from gpas_cli.cli.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
 from gpas_cli.grid.entry import counted
 from gpas_cli.words import count
@@ -86,6 +98,7 @@ def status(
         _watch(view, names, where)
     else:
         states = observed(names, where, started=False)
+        warn(without_runs([state.entry for state in states]))
         view = replace(view, brief=view.brief or (len(states) > WHOLE and not (names or every)))
         for part in view.parts(states):
             console().print(part)

@@ -18,7 +18,7 @@ from gpas_cli.state.ended_index import ENDED, EndedIndex
 from gpas_cli.state.observe import observe, observe_ended
 from gpas_cli.state.status import RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.peek import known_stages
+from gpas_cli.store.peek import describe_lost, describe_missing_runs, known_stages, lost_stages
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -54,11 +54,12 @@ def recorded(project: Project, entries: Sequence[Entry], *, database: bool = Tru
     Raises StoreError if the database cannot be read, or is another project's.
     """
     if not project.runs.is_dir():
-        yield Recorded(tuple(entries))
+        yield Recorded(tuple(entries), problem=describe_missing_runs(project, stage_keys(entries)))
         return
     look = _Look(project.runs)
     rest = [key for key in stage_keys(entries) if not look.find(key)]
     rest = look.without_attempts(project.database, rest)
+    lost = describe_lost(project, look.lost)
     if not (rest or database):
         look.save([])
         yield look.recorded(entries)
@@ -68,7 +69,7 @@ def recorded(project: Project, entries: Sequence[Entry], *, database: bool = Tru
     with results_of(project, None if database else rest) as (engine, problem):
         ended = look.read(engine, rest)
         look.save([] if problem else sorted(ended))
-        yield look.recorded(entries, engine, problem)
+        yield look.recorded(entries, engine, "; ".join(filter(None, (problem, lost))))
 
 
 class _Look:
@@ -80,6 +81,7 @@ class _Look:
         self.index = EndedIndex(runs)
         self.states: dict[str, State] = {}
         self.results: dict[str, Result] = {}
+        self.lost: list[str] = []  # stages that the database knows and that have no run directory
 
     def find(self, key: str) -> bool:
         """Return whether the state and the result of a stage are in the index."""
@@ -109,6 +111,7 @@ class _Look:
         known = known_stages(database, keys) if keys else None
         if known is None:
             return list(keys)
+        self.lost = lost_stages(self.runs, known)
         new = {key: observe(self.runs, key, self.alive) for key in keys if key not in known}
         self.states |= {key: _state(status) for key, status in new.items() if status.attempt is None}
         return [key for key in keys if key not in self.states]

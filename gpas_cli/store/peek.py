@@ -1,14 +1,21 @@
-"""Look up the stages in an SQLite database without SQLAlchemy, whose import takes longer than printing most tables."""
+"""Look up the stages in an SQLite database without SQLAlchemy, whose import takes longer than printing most tables.
+
+Stages that are in the database and have no run directory count as never run. Their results are probably on a file
+system that is not mounted; `describe_lost` returns the warning.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from gpas_cli.project import Project
+from gpas_cli.store.rundir import stage_dir
 from gpas_cli.store.sqlite_file import may_write, open_to_read
+from gpas_cli.words import count
 
 BUSY_SECONDS = 1.0
 
@@ -26,6 +33,26 @@ def known_stages(database: str, keys: Collection[str]) -> set[str] | None:
     except sqlite3.Error:
         return None
     return found.intersection(keys)
+
+
+def lost_stages(runs: Path, known: Iterable[str]) -> list[str]:
+    """Return those of the stages `known` to the database whose folders are not under `runs`."""
+    return [key for key in known if not stage_dir(runs, key).exists()]
+
+
+def describe_lost(project: Project, lost: Collection[str]) -> str:
+    """Return the warning that the database knows the stages `lost`, "" if there are none."""
+    if not lost:
+        return ""
+    what = f"the database knows {count(len(lost), 'stage')} whose run directories are not in {project.runs}"
+    return f"{what}, and shows no results of them until the directories are back (is the file system mounted?)"
+
+
+def describe_missing_runs(project: Project, keys: Collection[str]) -> str:
+    """Return the warning about the stages `keys` if the whole folder of run directories is missing, otherwise ""."""
+    if project.runs.is_dir():
+        return ""
+    return describe_lost(project, known_stages(project.database, keys) or ())
 
 
 def _open(path: Path) -> sqlite3.Connection:
