@@ -21,6 +21,8 @@ SAMPLE_BYTES = 4_000_000
 # A user is warned if a text is read more often, or if a larger fraction of it is cut off.
 EXPECTED_EPOCHS = 1.05
 EXPECTED_CUT = 0.02
+# Or if attention on spread documents computes more rows than this for each row of text.
+EXPECTED_SPREAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class TextUsage:
 
     `epochs`: how often it reads each row. `cut`: the fraction of the training text's bytes that `layout: pad` cuts off,
     None if unknown. `targets`: the validation tokens available to predict, None if unknown; `asked`: how many the cell
-    asks for. `estimated`: computed from file sizes, before the text is tokenised.
+    asks for. `estimated`: computed from file sizes, before the text is tokenised. `pieces`: the documents, or parts
+    of one, in a row of `layout: pack`, on average.
     """
 
     data: Data
@@ -37,6 +40,7 @@ class TextUsage:
     cut: float | None
     targets: int | None
     estimated: bool = False
+    pieces: float = 1.0
 
     @property
     def asked(self) -> int:
@@ -59,6 +63,12 @@ class TextUsage:
                 f"evaluations use {self.targets:,} tokens, the whole validation text; eval_tokens asks for "
                 f"{self.asked:,}"
             )
+        if self.data.documents == "separate" and self.pieces > EXPECTED_SPREAD:
+            found.append(
+                f"documents: separate: a row has {about}{self.pieces:.1f} documents or parts of one. Where there is no "
+                f"kernel for rows of different lengths (on CPUs, and on GPUs in precision: fp32), attention takes that "
+                f"many times its time and memory, which estimates from FLOPs and `gpas bench` leave out"
+            )
         return found
 
 
@@ -67,7 +77,14 @@ def text_usage(data: Data, rows: int, train: Totals, validation: Totals) -> Text
     available = rows_in(data, train)
     # C4 is tokenised only as far as the longest run reads; there is always more.
     epochs = 1.0 if data.source == "c4" else rows / max(1, available)
-    return TextUsage(data, epochs, train.cut if data.layout == "pad" else 0.0, _targets(data, validation))
+    cut = train.cut if data.layout == "pad" else 0.0
+    pieces = _pieces(data, train.documents / max(1, train.tokens))
+    return TextUsage(data, epochs, cut, _targets(data, validation), pieces=pieces)
+
+
+def _pieces(data: Data, documents_per_token: float) -> float:
+    """Return the documents, or parts of one, in a row: each row begins with one."""
+    return 1 + data.length * documents_per_token if data.layout == "pack" else 1.0
 
 
 def rows_in(data: Data, totals: Totals) -> int:
@@ -104,7 +121,8 @@ def _estimate(data: Data, source: Files, rows: int) -> TextUsage | None:
     if not lengths:
         return None
     if data.layout == "pack":
-        return TextUsage(data, rows / max(1.0, size / row), 0.0, None, estimated=True)
+        pieces = _pieces(data, BYTES_PER_TOKEN * len(lengths) / max(1, sum(lengths)))
+        return TextUsage(data, rows / max(1.0, size / row), 0.0, None, estimated=True, pieces=pieces)
     documents = size * len(lengths) / sum(lengths)
     cut = sum(max(0, length - row) for length in lengths) / sum(lengths)
     return TextUsage(data, rows / max(1.0, documents), cut, None, estimated=True)

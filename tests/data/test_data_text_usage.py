@@ -80,6 +80,17 @@ def test_the_papers_cut_of_c4_is_not_reported():
     assert rows_in(c4, Totals(10, 2560)) == 10
 
 
+def test_the_documents_of_a_row_are_reported_where_attention_keeps_them_separate():
+    totals = Totals(100, 2_000, 8_000, False, 8_000)
+    separate = text_usage(data(layout="pack", documents="separate", length=40, eval_tokens=10), 5, totals, totals)
+    (warning,) = separate.warnings()
+    assert separate.pieces == 3.0
+    assert "a row has 3.0 documents or parts of one" in warning
+    assert text_usage(data(layout="pack", length=40, eval_tokens=10), 5, totals, totals).warnings() == []
+    few = Totals(10, 2_000, 8_000, False, 8_000)
+    assert text_usage(separate.data, 5, few, few).warnings() == []
+
+
 def test_unreadable_text_is_reported_without_reading_any(root: Path):
     assert unreadable_reason(data(), root, root) == ""
     assert "no file matches 'txt/*.jsonl'" in unreadable_reason(Data(source="files", path="txt/*.jsonl"), root, root)
