@@ -123,7 +123,8 @@ def _points(
     if known.engine is None:
         return {}
     updates = {"last": LAST, "all": None}.get(str(feature.updates), feature.updates)
-    until = updates if isinstance(updates, int) else None
+    # What is counted, such as spikes, lies at any update; "last" would leave one point of it.
+    until = updates if isinstance(updates, int) and feature.take != "count" else None
     if drawn.by_layer or drawn.per_layer:
         layered = layer_curves(known.engine, keys, drawn.recorded_as, until=until)
         return {key: dict(recorded) for key, recorded in layered.items()}
@@ -220,6 +221,8 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
         return f"a {what} over layers is taken at one update; write updates: last, or a number"
     if feature.take == "early-change" and feature.updates != "all":
         return "early-change compares updates; write updates: all"
+    if feature.take == "count" and isinstance(feature.updates, int):
+        return "a count is of all updates; leave out updates"
     return ""
 
 

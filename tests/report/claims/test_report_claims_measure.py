@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from curve_database import stand_in
 from report_cells import entry, result
 
 from gpas_cli.grid.claim import Feature
@@ -43,3 +44,15 @@ def test_an_exponential_and_a_power_law_over_the_layers_are_told_apart(monkeypat
 def test_a_law_over_layers_is_taken_at_one_update() -> None:
     law = Feature(curve="output_variance", take="exponential-aic", updates="all")
     assert "a law of growth over layers is taken at one update" in feature_fault(law)
+
+
+def test_every_spike_counts_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, wild = entry("lns"), entry("pre")
+    spikes = {wild.cell.key: [(45, 8.3), (50, 49.3)]}
+    stand_in(monkeypatch, lambda key, name: spikes.get(key, []), lambda key, name: [])
+    results = {**result(calm, 30.0), **result(wild, 30.0)}
+    known = Recorded((calm, wild), results=results, engine=object())  # type: ignore[arg-type]
+    found = measure([calm, wild], Feature(curve="spike_grad_norm", take="count"), "seed", known)
+    assert [found[one.id].value for one in (calm, wild)] == [0.0, 2.0]
+    fault = feature_fault(Feature(curve="spike_grad_norm", take="count", updates=300))
+    assert fault == "a count is of all updates; leave out updates"
