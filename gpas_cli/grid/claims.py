@@ -90,23 +90,28 @@ def _read_claim(name: str, node: Node, context: _Context) -> tuple[Claim, ...]:
     if "toy" not in parts or "grids" in own[1] or any("grids" in part for _, part in listed):
         claims.append(Claim(name, statement, _read_all(layers, node, context), source, False, mark))
     if "toy" in parts:
-        claims.append(Claim(name, statement, _read_toy(parts["toy"], path, own, listed, context), source, True, mark))
+        said, comparisons = _read_toy(parts["toy"], path, own, listed, context)
+        claims.append(Claim(name, said or statement, comparisons, source, True, mark))
     return tuple(claims)
 
 
 def _read_toy(
     node: Node, path: SettingPath, own: Layer, listed: list[Layer], context: _Context
-) -> tuple[Comparison, ...]:
-    """Return the comparisons at toy size: those of the claim with the settings of `toy`, or the parts of `toy`."""
+) -> tuple[str, tuple[Comparison, ...]]:
+    """Return the statement at toy size, "" for the claim's, and its comparisons.
+
+    These are those of the claim with the settings of `toy`, or the parts of `toy`.
+    """
     path = (*path, "toy")
-    parts = read_mapping(node, path, context.problems, ("parts", *COMPARISON_KEYS))
-    settings = (path, {key: child for key, child in parts.items() if key != "parts"})
+    parts = read_mapping(node, path, context.problems, ("statement", "parts", *COMPARISON_KEYS))
+    statement = read_sentence(parts.get("statement"), (*path, "statement"), context.problems)
+    settings = (path, {key: child for key, child in parts.items() if key in COMPARISON_KEYS})
     toys = _read_parts(parts.get("parts"), (*path, "parts"), context.problems)
     if toys:
         layers = [[own, settings, part] for part in toys]
     else:
         layers = [[own, part, settings] for part in listed] or [[own, settings]]
-    return _read_all(layers, node, context)
+    return statement, _read_all(layers, node, context)
 
 
 def _read_parts(node: Node | None, path: SettingPath, problems: list[Problem]) -> list[Layer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -130,3 +131,8 @@ def test_a_claim_of_the_file_comes_first_and_replaces_one_of_the_same_name() -> 
     claims = all_claims(replace(shipped(), claims={"gate-signs": (own,)}))
     assert next(iter(claims)) == "gate-signs"
     assert claims["gate-signs"] == (own,)
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.toy], ids=lambda claim: claim.name)
+def test_at_toy_size_no_statement_is_about_the_papers_sizes(claim: Claim) -> None:
+    assert not re.search(r"\d[MB]\b|every size|1e-[34]", claim.statement)
