@@ -7,6 +7,7 @@ method `plain` is the formula, which is also what is differentiated twice.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,71 +99,66 @@ class NarrowAttention(torch.autograd.Function):
 
     x: (rows, time, hidden); W: (hidden, hidden) each; tables: cos and sin of `Rope`, (time, h). The result is shaped as
     x is. The rotation pairs the coordinates j and j + h/2 of a head. They are put side by side, in q and in k, which
-    leaves q k^T as it is and makes the rotation of a pair one product of complex numbers.
+    leaves q k^T as it is and makes the rotation of a pair one product of complex numbers. Each of q, k and v is
+    (heads * rows, time, h), contiguous. The softmax is one of powers of 2, several times as fast as those of e.
     """
 
     @staticmethod
     def plain(x: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, tables: Tables) -> Tensor:
         q, k, v = (_by_head(F.linear(x, w), heads) for w in (query, key, value))
         scores = rotate(q, tables) @ rotate(k, tables).transpose(-1, -2) / math.sqrt(q.shape[-1])
-        return (torch.softmax(scores + _mask(x), -1) @ v).transpose(1, 2).flatten(2)
+        return (torch.softmax(scores + _mask(x.shape[1], x.dtype), -1) @ v).transpose(1, 2).flatten(2)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, tables: Tables) -> Tensor:
-        half = x.shape[-1] // heads // 2
-        turns = torch.complex(tables[0][:, :half], tables[1][:, :half])[:, None, None]
+        rows, time, hidden = x.shape
+        width = hidden // heads
         joined = torch.cat((_paired(query, heads), _paired(key, heads), value))
-        projected = F.linear(x, joined).view(*x.shape[:2], 3, heads, 2 * half)
-        split = _turned(projected, turns)
-        q, k, v = split.flatten(1, 2)
-        scores = torch.baddbmm(_mask(x), q, k.transpose(1, 2), alpha=1 / math.sqrt(2 * half))
-        shares = torch.softmax(scores, -1)
-        ctx.save_for_backward(x, query, key, value, joined, turns, split, shares)
+        projected = x.flatten(0, 1) @ joined.t()
+        split = projected.view(-1, 3 * heads, width).transpose(0, 1).contiguous().view(3, heads * rows, time, width)
+        _complex(split[:2]).mul_(_turns(*tables))
+        q, k, v = split
+        shares = torch.baddbmm(_mask(time, x.dtype), q, k.transpose(1, 2))
+        shares.sub_(shares.amax(-1, keepdim=True)).exp2_()
+        shares.div_(shares.sum(-1, keepdim=True))
+        ctx.save_for_backward(x, query, key, value, joined, split, shares)
         ctx.heads, ctx.tables = heads, tables
-        return (shares @ v).view(split.shape[1:]).transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
+        return _side_by_side((shares @ v).view(heads, -1, width)).view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
-        x, query, key, value, joined, turns, split, shares = ctx.saved_tensors
+        x, query, key, value, joined, split, shares = ctx.saved_tensors
         heads = ctx.heads
         if torch.is_grad_enabled():
             weights = (x, query, key, value)
             return (*_by_autograd(NarrowAttention.plain, weights, d_y, heads, ctx.tables), None, None)
-        q, k, v = split.flatten(1, 2)
-        scale = 1 / math.sqrt(q.shape[-1])
-        d_split = torch.empty_like(split)
-        d_q, d_k, d_v = d_split.flatten(1, 2)
-        d_heads = _by_head(d_y, heads).flatten(0, 1)
+        q, k, v = split
+        d_heads = d_y.reshape(-1, heads, v.shape[-1]).transpose(0, 1).contiguous().view_as(v)
         d_shares = d_heads @ v.transpose(1, 2)
-        d_scores = torch.ops.aten._softmax_backward_data(d_shares, shares, -1, x.dtype).mul_(scale)
-        torch.bmm(d_scores, k, out=d_q)
-        torch.bmm(d_scores.transpose(1, 2), q, out=d_k)
-        torch.bmm(shares.transpose(1, 2), d_heads, out=d_v)
-        d_projected = _turned_back(d_split, turns).flatten(2)
-        d_joined = d_projected.flatten(0, 1).t() @ x.flatten(0, 1)
-        d_query, d_key, d_value = d_joined.chunk(3)
-        return d_projected @ joined, _unpaired(d_query, heads), _unpaired(d_key, heads), d_value, None, None
+        d_scores = torch.ops.aten._softmax_backward_data(d_shares, shares, -1, x.dtype)
+        d_split = torch.empty_like(split)
+        torch.bmm(d_scores, k, out=d_split[0])
+        torch.bmm(d_scores.transpose(1, 2), q, out=d_split[1])
+        torch.bmm(shares.transpose(1, 2), d_heads, out=d_split[2])
+        _complex(d_split[:2]).mul_(_turns(*ctx.tables).conj() * math.log(2))
+        d_projected = _side_by_side(d_split.view(3 * heads, -1, v.shape[-1]))
+        d_query, d_key, d_value = (d_projected.t() @ x.flatten(0, 1)).chunk(3)
+        d_x = (d_projected @ joined).view(x.shape)
+        return d_x, _unpaired(d_query, heads), _unpaired(d_key, heads), d_value, None, None
 
 
-def _turned(projected: Tensor, turns: Tensor) -> Tensor:
-    """Return q and k, multiplied by `turns`, and v, each contiguous: (rows, time, 3, heads, h) -> (3, rows, heads,
-    time, h)."""
-    rows, time, _, heads, width = projected.shape
-    split = projected.new_empty(3, rows, heads, time, width)
-    there = split.permute(1, 3, 0, 2, 4)
-    torch.mul(_complex(projected[:, :, :2]), turns, out=_complex(there[:, :, :2]))
-    there[:, :, 2] = projected[:, :, 2]
-    return split
+@functools.lru_cache(maxsize=4)
+def _turns(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the complex numbers that rotate q and k: (2, 1, time, h/2). Those of q are log2(e) / sqrt(h) times as
+    long, which makes the scores exponents of 2."""
+    width = cos.shape[1]
+    turns = torch.complex(cos[:, : width // 2], sin[:, : width // 2])
+    return torch.stack((turns / (math.log(2) * math.sqrt(width)), turns))[:, None]
 
 
-def _turned_back(d_split: Tensor, turns: Tensor) -> Tensor:
-    """Return the gradient of the argument of `_turned` from that of its result."""
-    _, rows, heads, time, width = d_split.shape
-    d_projected = d_split.new_empty(rows, time, 3, heads, width)
-    here = d_split.permute(1, 3, 0, 2, 4)
-    torch.mul(_complex(here[:, :, :2]), turns.conj_physical(), out=_complex(d_projected[:, :, :2]))
-    d_projected[:, :, 2] = here[:, :, 2]
-    return d_projected
+def _side_by_side(x: Tensor) -> Tensor:
+    """Return the parts of x, (parts, tokens, h), side by side: (tokens, parts * h). Faster than a permuted copy."""
+    return torch.cat(x.unbind(), -1)
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
@@ -185,10 +181,10 @@ def _unpaired(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).flatten(0, 2)
 
 
-def _mask(x: Tensor) -> Tensor:
-    """Return 0 where a token of x, (rows, time, hidden), sees another and -inf elsewhere: (time, time)."""
-    time = x.shape[1]
-    return x.new_full((time, time), -math.inf).triu_(1)
+@functools.lru_cache(maxsize=4)
+def _mask(time: int, dtype: torch.dtype) -> Tensor:
+    """Return 0 where a token sees another and -inf elsewhere: (time, time)."""
+    return torch.full((time, time), -math.inf, dtype=dtype).triu_(1)
 
 
 def _by_autograd(
