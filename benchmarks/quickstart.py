@@ -5,7 +5,8 @@
 Each side runs in processes of its own, on one thread, with its own package. All times are CPU seconds, which other load
 affects least. The two sides alternate; a ratio is new / old, the median over rounds.
 
-    update      one update: 16 rows of 64, Pre-LN with GPAS, all inside `Loop.update`
+    update      one update: 16 rows of 64, Pre-LN with GPAS, all inside `Loop.update`, with the float32 product that
+                a job of that side chooses
     rest        everything else in a cell: `gpas run` of CELLS cells of two updates each, that command and all of its
                 processes, divided by the cells (imports, start, checkpoint, evaluation of 82,000 tokens, ingest)
     cell        600 updates and the rest
@@ -110,14 +111,15 @@ def side(package: Path, folder: Path) -> Iterator[Side]:
 def do_updates() -> None:
     """Do as many updates as each line of standard input says, and print the CPU seconds of one."""
     from gpas_cli.spec.parse_cell import cell_from
+    from gpas_cli.train.assemble import settle_matmul
     from gpas_cli.train.bench import synthetic_loop
     from gpas_cli.train.precision import make_deterministic
 
     make_deterministic(1)
     optim = {"lr": 1.5e-3, "warmup": 60, "steps": 100_000, "batch": 16}
-    loop = synthetic_loop(
-        cell_from({"size": "quickstart", "gate": "gpas", "data": "quickstart", "optim": optim}), padded=False
-    )
+    cell = cell_from({"size": "quickstart", "gate": "gpas", "data": "quickstart", "optim": optim})
+    loop = synthetic_loop(cell, padded=False)
+    settle_matmul(cell, loop)
     for line in sys.stdin:
         began = time.process_time()
         for _ in range(int(line)):

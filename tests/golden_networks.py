@@ -56,7 +56,7 @@ def filled(name: str, dtype: torch.dtype, *, zero_gates: bool = False) -> Llama:
     return network
 
 
-def close(ours: object, golden: object, tolerance: float) -> None:
-    # Sums that cancel to nearly nothing are compared on the scale of 1e-3.
-    floor = tolerance * max(float(np.max(np.abs(golden))), 1e-3)
+def close(ours: object, golden: object, tolerance: float, scale: float = 1e-3) -> None:
+    # Sums that cancel to nearly nothing are compared on this scale.
+    floor = tolerance * max(float(np.max(np.abs(golden))), scale)
     np.testing.assert_allclose(ours, golden, rtol=tolerance, atol=floor)

@@ -75,7 +75,8 @@ class GateGradients:
     def _select(self, active: ActiveLayers | None) -> None:
         self._active = active
         self._gates = list(_gates(self._network, active))
-        self._ends = [m for m in _ends(self._network, active) if all(p.requires_grad for p in m.parameters())]
+        ends = {m: list(m.parameters()) for m in _ends(self._network, active)}
+        self._ends = {m: own for m, own in ends.items() if all(p.requires_grad for p in own)}
         self._solver: GateSolver | None = None
 
     def _put_in_graph(self, in_graph: bool) -> None:
@@ -108,8 +109,8 @@ class GateGradients:
 
     def _totals_on_host(self, kept: Tensor, reduce: Reduce) -> Tensor:
         """Return the gates' totals by the recursion on numbers, float64 (gates,)."""
-        owners = [next(module.parameters()) for module in self._ends]
-        dots = reduce(torch.stack([_dot(module) for module in self._ends]).double(), owners)
+        owners = [own[0] for own in self._ends.values()]
+        dots = reduce(torch.stack([_dot(own) for own in self._ends.values()]).double(), owners)
         products = dict(zip(self._ends, dots.tolist(), strict=True))
         factors = dict(zip(self._gates, kept.tolist(), strict=True))
         totals = gate_totals(self._network, products, factors, self._active)
@@ -118,7 +119,7 @@ class GateGradients:
     def _totals_on_device(self, kept: Tensor, reduce: Reduce) -> Tensor:
         """Return the gates' totals, float64 (gates,), without waiting for the device and in as many kernels for any
         number of layers."""
-        parameters = [p for module in self._ends for p in module.parameters()]
+        parameters = [p for own in self._ends.values() for p in own]
         weights = [local(p.detach()) for p in parameters]
         dots = reduce(dot_products(weights, [_gradient(p) for p in parameters]).double(), parameters)
         if self._solver is None:
@@ -127,7 +128,7 @@ class GateGradients:
 
     def _solver_of_recursion(self, device: torch.device) -> GateSolver:
         """Return the recursion over the active layers as a system of equations. Its dot products are by parameter."""
-        counts = [len(list(module.parameters())) for module in self._ends]
+        counts = [len(own) for own in self._ends.values()]
         ends = list(itertools.accumulate(counts, initial=0))
         system = GateSystem(ends[-1], len(self._gates))
         products = {
@@ -148,11 +149,10 @@ def _gradient(parameter: Tensor) -> Tensor:
     return local(parameter.grad)
 
 
-def _dot(module: nn.Module) -> Tensor:
+def _dot(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return <W, dL/dW> + <b, dL/db>, over this rank's part if the weights are sharded."""
-    return torch.stack(
-        [torch.dot(local(p.detach()).flatten(), _gradient(p).flatten()) for p in module.parameters()]
-    ).sum()
+    dots = [torch.dot(local(p.detach()).flatten(), _gradient(p).flatten()) for p in parameters]
+    return dots[0] if len(dots) == 1 else torch.stack(dots).sum()
 
 
 def _applied(network: Llama, active: ActiveLayers | None) -> Iterator[tuple[Block, float]]:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
@@ -104,7 +105,7 @@ class Loop:
         if self.depth:
             self.depth.fill_skipped(self.network, active)
         layers = measure_layers(self.network, variance, active) if observe else None
-        norm = clip(self.network, self.spec)
+        norm = clip(self._parameters, self._gates, self.spec)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
@@ -126,7 +127,19 @@ class Loop:
         if self.depth and self.gate_gradients:
             self.gate_gradients.prepare(active)
         self._gradients(self.batches.at(0), False, active)
-        self.network.zero_grad(set_to_none=True)
+        self._clear_gradients()
+
+    @cached_property
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self.network.parameters())
+
+    @cached_property
+    def _gates(self) -> list[Tensor]:
+        return [gate.alpha for gate in self.network.gates()]
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def evaluated_layers(self) -> ActiveLayers | None:
         """Return the layers that an evaluation applies now, None for all."""
@@ -151,7 +164,7 @@ class Loop:
         Raises GpasError if a single row does not fit, or, under fsdp, if the micro-batch does not.
         """
         while True:
-            self.network.zero_grad(set_to_none=True)
+            self._clear_gradients()
             gradients = self.layout.gradient_sum(self.network, active)
             try:
                 result = self._accumulate(batch, observe, active, gradients)
@@ -163,7 +176,7 @@ class Loop:
                     # The other processes are waiting inside a layer. The scheduler starts the job again.
                     raise GpasError(f"out of memory: {self.micro_batch} rows at once do not fit the device") from error
                 result = None
-                self.network.zero_grad(set_to_none=True)
+                self._clear_gradients()
             gradients.finish()
             if not self.layout.world.any(result is None):
                 assert result is not None

@@ -53,10 +53,11 @@ def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     return joint_norm(p.grad for p in parameters if p.grad is not None)
 
 
-def clip(network: Llama, spec: Optim) -> Tensor:
-    """Clip the gradients in place. Return the joint norm of all gradients before clipping, shape ()."""
-    parameters = list(network.parameters())
-    gates = [gate.alpha for gate in network.gates()]
+def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> Tensor:
+    """Clip the gradients of all `parameters` of a network in place; `gates` are those of its gates.
+
+    Return the joint norm of all gradients before clipping, shape ().
+    """
     norm = gradient_norm(parameters)
     if spec.clip > 0 and spec.clip_over == "all":
         _scale(parameters, spec.clip, norm)

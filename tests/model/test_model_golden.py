@@ -54,8 +54,10 @@ def compare_gradients(network: Llama, golden: dict, tolerance: float) -> None:
     assert set(golden["grads"]) - set(gradients) <= {name for name in golden["grads"] if name.endswith(".gate")}
     for name, gradient in gradients.items():
         if name in golden["grads"]:
-            close(np.linalg.norm(gradient), golden["grads"][name]["l2"], tolerance)
-            close(probe(gradient), golden["grads"][name]["probe"], 10 * tolerance)
+            # A gate's gradient is a sum over all activations; here the absolute values of its terms add up to 3 to 5.
+            scale = 1e-2 if name.endswith(".gate") else 1e-3
+            close(np.linalg.norm(gradient), golden["grads"][name]["l2"], tolerance, scale)
+            close(probe(gradient), golden["grads"][name]["probe"], 10 * tolerance, scale)
     gates = [gradient.item() for name, gradient in gradients.items() if name.endswith(".gate") and "mlp" not in name]
     if gates:
         close(gates, golden["gate_grads"], 10 * tolerance)
