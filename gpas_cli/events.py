@@ -229,6 +229,7 @@ class Score(Event):
     harness: str = ""
     shots: int = 0
     checkpoint: str = ""
+    taken_from: str | None = None  # KEY/NNN: the stage and the attempt that measured it, if this stage took it over
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlalchemy import Engine
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 GONE = "its run directory is gone"
 SPIKES = 8  # spikes named in one line
+SCORES = 12  # tasks named in one line
 
 
 Names = Annotated[
@@ -169,6 +170,8 @@ def _print(stage: Provenance) -> None:
         say(f"  {_spikes(stage.spikes)}", markup=False)
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
+    for text in _taken_over(stage.taken_over):
+        say(f"  {text}", markup=False)
     say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}", markup=False)
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
@@ -207,6 +210,21 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     for name, text in lines.items():
         if text:
             say(f"    {name:<12} {text}", markup=False)
+
+
+def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each attempt that measured scores which the stage took over."""
+    from gpas_cli.store.rundir import AttemptDir, stage_dir
+
+    for origin in dict.fromkeys(origins.values()):
+        key, _, number = origin.partition("/")
+        tasks = listed([task for task, own in origins.items() if own == origin], SCORES)
+        try:
+            record = AttemptDir(stage_dir(project().runs, key) / number).read_attempt()
+            cell = f"{record.grid}/{record.name}"
+        except (OSError, ValueError, GpasError):
+            cell = GONE
+        yield f"taken over: {tasks}, measured by attempt {number.lstrip('0')} of stage {key} ({cell})"
 
 
 def _imported(record: Imported | None) -> str:
@@ -289,6 +307,7 @@ def _as_mapping(stage: Provenance) -> dict[str, Any]:
         "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
         "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
         "hours": spent_mapping(stage.spent), "scores": [score_as_mapping(score) for score in stage.scores],
+        "taken_over": dict(stage.taken_over),
         "forgotten": [
             {"number": one.number, "outcome": one.outcome, "directory": str(one.directory), **to_mapping(one.record)}
             for one in stage.forgotten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,11 +23,15 @@ def recorded_events(runs: Path, key: str, *classes: type[E]) -> Iterator[E]:
 
     Raises OSError if a journal cannot be read.
     """
-    kinds = {kind for kind, event_class in KINDS.items() if event_class in classes}
     for attempt in rerun.deciding(runs, key):
-        for lines, _, _ in stretches(attempt.journal_path):
-            events = (line.event for line in lines if line.kind in kinds)
-            yield from (event for event in events if isinstance(event, classes))
+        yield from _events_of(attempt, *classes)
+
+
+def _events_of(attempt: AttemptDir, *classes: type[E]) -> Iterator[E]:
+    kinds = {kind for kind, event_class in KINDS.items() if event_class in classes}
+    for lines, _, _ in stretches(attempt.journal_path):
+        events = (line.event for line in lines if line.kind in kinds)
+        yield from (event for event in events if isinstance(event, classes))
 
 
 def newest_checkpoint(runs: Path, key: str) -> Path | None:
@@ -76,6 +81,21 @@ def scores_of(runs: Path, keys: Iterable[str], checkpoint: Path) -> list[Score]:
     name = short_name(checkpoint)
     events = (event for key in keys for event in recorded_events(runs, key, Score))
     return list({(event.task, event.metric): event for event in events if event.checkpoint == name}.values())
+
+
+def scores_to_take_over(runs: Path, key: str, checkpoint: Path) -> list[Score]:
+    """Return the newest score of `checkpoint` by task and metric in the stage `key`, with the attempt that measured it.
+
+    Raises OSError if a journal cannot be read.
+    """
+    name = short_name(checkpoint)
+    found: dict[tuple[str, str], Score] = {}
+    for attempt in rerun.deciding(runs, key):
+        measured = f"{key}/{attempt.path.name}"
+        for event in _events_of(attempt, Score):
+            if event.checkpoint == name:
+                found[event.task, event.metric] = replace(event, taken_from=event.taken_from or measured)
+    return list(found.values())
 
 
 def checkpoint_code(runs: Path, key: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from face import TRAINED, Face, end
-from scored import finish_cells
+from attempts import attempt_at
+from face import START, TRAINED, Face, end
+from scored import finish_cells, score
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
+from gpas_cli.events import Outcome, event_of
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.store.rundir import read_json, write_json
 
@@ -66,6 +68,23 @@ def test_the_scores_of_a_downstream_stage_are_listed(face: Face) -> None:
     }
     (line,) = (line for line in face("why", "scored/pre-gpas").out.splitlines() if line.startswith("  indent   acc  "))
     assert line.split() == ["indent", "acc", "41.00", "%", "1.25", "%", "1,200", "0", "1", "gpas_cli", "0.1.0"]
+    assert downstream["taken_over"] == {}
+
+
+def test_the_attempt_that_measured_scores_which_were_taken_over_is_named(face: Face) -> None:
+    finish_cells(face)
+    _, gated = face.entries("scored")
+    other, gone = face.entries("scored")[0].cell.stages[1].key, "f" * 16
+    scores = [score("indent", 0.5, taken_from=f"{other}/001"), score("bracket", 0.5, taken_from=f"{gone}/012")]
+    attempt_at(face.runs, gated, [event_of({"kind": "start", **START}), *scores, Outcome("done", 2)], place=1)
+    said = face("why", gated.id, "--json").json
+    check("why", said)
+    assert said["stages"][1]["taken_over"] == {"indent": f"{other}/001", "bracket": f"{gone}/012"}
+    lines = face("why", gated.id).out.splitlines()
+    assert [line.strip() for line in lines if "taken over" in line] == [
+        f"taken over: indent, measured by attempt 1 of stage {other} (scored/pre)",
+        f"taken over: bracket, measured by attempt 12 of stage {gone} (its run directory is gone)",
+    ]
 
 
 def test_a_cell_of_a_table_is_traced_to_its_runs(face: Face) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: P
     assert [e.detail for e in events(second) if isinstance(e, Phase) and e.detail] == [taken]
     for task in project.tasks[:2]:
         assert [e for e in events(second) if isinstance(e, Score) and e.task == task] == [
-            e for e in events(first) if isinstance(e, Score) and e.task == task
+            replace(e, taken_from=f"{first.key}/001") for e in events(first) if isinstance(e, Score) and e.task == task
         ]
     rerun.request(project.runs, project.cell.key)
     afresh = project.attempt()
@@ -143,6 +144,21 @@ def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: P
     assert {event.task for event in events(afresh) if isinstance(event, Scoring)} == set(project.tasks)
     measured = [name for name in outcome.metrics if name not in ("seconds", "truncated")]
     assert [outcome.metrics[name] for name in measured] == [straight.metrics[name] for name in measured]
+
+
+def test_a_score_that_is_taken_over_twice_keeps_the_attempt_that_measured_it(project: Project) -> None:
+    attempts = []
+    for number in (1, 2, 3):
+        tasks = project.tasks[:number]
+        project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": tasks, "max_length": 32})
+        attempts.append(project.attempt())
+        project.go(attempts[-1])
+    found = {event.task: event.taken_from for event in events(attempts[2]) if isinstance(event, Score)}
+    assert found == {
+        project.tasks[0]: f"{attempts[0].key}/001",
+        project.tasks[1]: f"{attempts[1].key}/001",
+        project.tasks[2]: None,
+    }
 
 
 def test_scores_of_a_stage_with_a_damaged_request_are_measured_instead(project: Project) -> None:

@@ -144,6 +144,9 @@ class OriginJson(TypedDict):
     hours: SpentJson
     forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
     scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
+    taken_over: Annotated[
+        dict[str, str], "by task, KEY/NNN: the stage and the attempt that measured a score that this stage took over"
+    ]
 
 
 class WhyJson(DocumentJson):

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
-from gpas_cli.events import Phase
+from gpas_cli.events import Phase, Score
 from gpas_cli.grid.scalar import spelled
 from gpas_cli.report import query
 from gpas_cli.report.curves import spikes
@@ -24,6 +24,7 @@ from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.forgetting import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
+from gpas_cli.state.outputs import recorded_events
 from gpas_cli.state.spent import Spent, spent_on
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import Forgetting, Imported, Retry
@@ -99,7 +100,8 @@ class Provenance:
     usage of all attempts.
 
     spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts. scores: those that tables show
-    and the others of the same tasks, in the order of the cell's tasks.
+    and the others of the same tasks, in the order of the cell's tasks. taken_over: by task, KEY/NNN, the stage and the
+    attempt that measured the scores that this stage took over.
     """
 
     key: str
@@ -114,6 +116,7 @@ class Provenance:
     spent: Spent = field(default_factory=Spent)
     spikes: tuple[tuple[int, str, float], ...] = ()
     scores: tuple[TaskResult, ...] = ()
+    taken_over: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[ForgottenAttempt, ...] = ()
 
 
@@ -134,6 +137,7 @@ def trace_number(
     own = cell_from(stage["cell"], catalogue)
     base = base or _ungated(own, catalogue)
     result = query.results(engine, [key]).get(key)
+    scores = _in_order(result.scores if result else (), own)
     return Provenance(
         key=key,
         stage=stage["kind"],
@@ -146,7 +150,8 @@ def trace_number(
         decisive=result.number if result and not result.gone else None,
         spent=spent_on(runs, [key]),
         spikes=spikes(engine, key),
-        scores=_in_order(result.scores if result else (), own),
+        scores=scores,
+        taken_over=_taken_over(runs, key, scores),
         forgotten=forgotten,
     )
 
@@ -173,6 +178,14 @@ def _name(tries: Sequence[Mapping[str, Any]], forgotten: Sequence[ForgottenAttem
         return f"{tries[-1]['grid']}/{tries[-1]['name']}"
     record = _read(AttemptDir(forgotten[-1].directory).read_attempt)
     return f"{record.grid}/{record.name}" if record else ""
+
+
+def _taken_over(runs: Path, key: str, scores: Sequence[TaskResult]) -> dict[str, str]:
+    """Return task -> KEY/NNN for those of `scores` that the stage took over; {} if a journal cannot be read."""
+    if not scores:
+        return {}
+    newest = _read(lambda: {event.task: event.taken_from for event in recorded_events(runs, key, Score)}) or {}
+    return {score.task: origin for score in scores if (origin := newest.get(score.task))}
 
 
 def _in_order(scores: Sequence[TaskResult], cell: Cell) -> tuple[TaskResult, ...]:
