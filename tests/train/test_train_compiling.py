@@ -229,6 +229,7 @@ def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(
         whole.update()
     part = start()
     part.position = checkpoint.load(saved, made.stages[0].key, part.network, part.optimizer)
+    part.compile_for_first_update()
     part.update()
     part.update()
     expected = whole.network.state_dict()
