@@ -72,6 +72,7 @@ def again(scale: Scale, folder: Path) -> Iterator[Result]:
         if resumed:
             loop.position = resume([folder], _key(scale), loop, "", lambda event: None)
             loop.micro_batch = loop.position.micro_batch
+            loop.compile_for_first_update()
         graphs = []
         while loop.position.step < UPDATES:
             before = graphs_so_far()
