@@ -13,7 +13,7 @@ from gpas_cli.cli.console import (
     CellsOrGrids,
     Where,
     Yes,
-    cells_or_grids,
+    chosen_cells,
     confirm,
     console,
     print_json,
@@ -47,9 +47,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import ALIVE
 
-    if not words and not where:
-        raise GpasError("name cells or a grid, or select cells with --where")
-    states = look(project().runs, cells_or_grids(words, where))
+    states = look(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:
         raise GpasError(f"nothing was cancelled: {_why_not(states)}")

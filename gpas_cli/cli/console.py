@@ -271,6 +271,13 @@ def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = No
     return select(list({entry.id: entry for entry in _varied(found, settings)}.values()), where or [])
 
 
+def chosen_cells(words: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
+    """Return `cells_or_grids`, for commands that need a choice. Raises GpasError without words and conditions."""
+    if not words and not where:
+        raise GpasError("name cells or a grid, or select cells with --where")
+    return cells_or_grids(words, where)
+
+
 @contextmanager
 def recorded_of(chosen: Sequence[Entry], where: Project | None = None, *, database: bool = True) -> Iterator[Recorded]:
     """Yield what is recorded of the cells, by default in this project. Print why results are not up to date.

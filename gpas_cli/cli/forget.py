@@ -12,7 +12,7 @@ from gpas_cli.cli.console import (
     CellsOrGrids,
     Where,
     Yes,
-    cells_or_grids,
+    chosen_cells,
     confirm,
     console,
     print_json,
@@ -49,9 +49,7 @@ def forget(
 
     Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
     """
-    if not words and not where:
-        raise GpasError("name cells or a grid, or select cells with --where")
-    chosen = cells_or_grids(words, where)
+    chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
     folders = _restore(named) if undo else _forget(named, why, yes)
     for key, attempts in folders.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import CellsOrGrids, Where, cells_or_grids, confirm, console, project
+from gpas_cli.cli.console import CellsOrGrids, Where, chosen_cells, confirm, console, project
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run import run_entries
 from gpas_cli.cli.run_options import RunOptions, with_run_options
@@ -45,9 +45,7 @@ def rerun(
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import RESULTS
 
-    if not words and not where:
-        raise GpasError("name cells or a grid, or select cells with --where")
-    states = look(project().runs, cells_or_grids(words, where))
+    states = look(project().runs, chosen_cells(words, where))
     if undo:
         _undo([state.entry for state in states])
         finish(RunSummary())

@@ -1,7 +1,7 @@
 """The project that a database belongs to.
 
-runs/.project.json   {id, created}: made when a database first ingests these run directories; it is moved and copied
-                     with them, so that `gpas db rebuild` gives the new database the same id
+runs/.project.json   {id, created}: written when a database first ingests these run directories. It is moved and
+                     copied with them, and `gpas db rebuild` gives the new database the same id
 
 Stage keys are the same in every project. Two projects in one database would overwrite each other's attempts and show
 each other's results, so a database holds one project and refuses others. On a server, each project needs its own
@@ -22,7 +22,8 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import driver_errors, session
-from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.store.records import ProjectRecord
+from gpas_cli.store.rundir import read_record, write_record
 from gpas_cli.store.schema import Base
 
 PROJECT = Base.metadata.tables["gpas_project"]
@@ -62,7 +63,7 @@ def claim(engine: Engine, runs: Path) -> None:
 
 
 def claim_in(connection: Connection, runs: Path) -> None:
-    """Do the work of `claim` in the caller's transaction, during which no other writer may write."""
+    """Like `claim`, in the caller's transaction, during which no other writer may write."""
     own = of(runs)
     before = _recorded(connection)
     _refuse(connection.engine, before, own)
@@ -81,10 +82,10 @@ def of(runs: Path) -> Owner:
     """Return the project in `runs`. Raises StoreError when its id cannot be read."""
     path = runs / NAME
     try:
-        found = str(read_json(path)["id"])
+        found = read_record(ProjectRecord, path).id
     except FileNotFoundError:
         found = ""
-    except (OSError, KeyError) as error:
+    except OSError as error:
         raise StoreError(f"{path}: the project's id cannot be read: {error}") from error
     return Owner(found, socket.gethostname(), str(runs.resolve()))
 
@@ -121,7 +122,7 @@ def _write_id(runs: Path, known: str) -> str:
     path = runs / NAME
     aside = runs / f".{NAME}.{os.urandom(8).hex()}"
     try:
-        write_json(aside, {"id": known or secrets.token_hex(8), "created": time.time()})
+        write_record(aside, ProjectRecord(id=known or secrets.token_hex(8), created=time.time()))
         with suppress(FileExistsError):
             path.hardlink_to(aside)
     except OSError:

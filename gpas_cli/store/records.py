@@ -231,6 +231,14 @@ class ProcessRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProjectRecord(Record):
+    """.project.json in the run directories: the id of their project, and when it was given."""
+
+    id: str
+    created: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class CancelRequest(Record):
     """cancel.json. `signalled`: the process of the attempt has had its signal already."""
 
