@@ -44,9 +44,12 @@ def run_claims(
     until: Annotated[
         str, typer.Option("--until", help="decided: add seeds; declared: only run the seeds that the grids declare.")
     ] = DECIDED,
-    max_seeds: Annotated[int, typer.Option("--max-seeds", min=2, help="Seeds of each part of a claim, at most.")] = 8,
+    max_seeds: Annotated[int, typer.Option("--max-seeds", min=2, help="The most seeds of each part of a claim.")] = 8,
     level: Annotated[
-        float, typer.Option("--level", min=0.0001, max=0.5, help="Probability of a wrong verdict on a claim, at most.")
+        float,
+        typer.Option(
+            "--level", min=0.0001, max=0.5, help="Upper bound on the probability of a wrong verdict on a claim."
+        ),
     ] = 0.05,
     step: Annotated[int, typer.Option("--step", min=1, help="Seeds that a round adds to a part.")] = 1,
     toy: Annotated[
@@ -112,7 +115,7 @@ def _shown(campaign: Campaign) -> list[ClaimEvidence]:
 
 
 def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Scheduler, yes: bool) -> None:
-    """Print what the campaign costs at most, and ask for confirmation if that is much."""
+    """Print the most that the campaign can cost, and ask for confirmation if that is much."""
     from gpas_cli.cli.plan import cost, plan_for
 
     planned = plan_for(scheduler, campaign.remaining(state, scheduler))
@@ -174,5 +177,5 @@ def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
 
 
 def _unended(summary: RunSummary) -> bool:
-    """Return whether runs continue elsewhere: this process stopped waiting for them."""
+    """Return whether some runs continue after this process has stopped waiting for them."""
     return any(item.status.state in ("queued", "running") for item in summary.skipped)

@@ -14,7 +14,7 @@ import typer
 from gpas_cli.cli.console import AsJson, Executor, Yes
 from gpas_cli.cli.outcome import Notify
 
-RETRIED = ("failed", "cancelled", "unknown")  # the states in which a stage is run again only if asked
+RETRIED = ("failed", "cancelled", "unknown")  # the states in which a stage is run again only on request
 
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
@@ -24,7 +24,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs h
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The scheduler, the number of jobs at once (None: no limit), and what the command asks, waits for and reports."""
+    """The scheduler, the number of jobs at once (None: no limit), and how the command confirms, waits and reports."""
 
     executor: Executor = "auto"
     jobs: Jobs = None

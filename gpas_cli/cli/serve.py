@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpas_cli.report.page.server import PageServer
 
 PORT = 8765
-NICENESS = 10  # the page waits for the jobs of this machine, not they for the page
+NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
 
 
 def serve(
@@ -23,7 +23,7 @@ def serve(
     where: Where = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = PORT,
     refresh: Annotated[
-        float, typer.Option("--refresh", min=1, metavar="SECONDS", help="How often the page asks for new numbers.")
+        float, typer.Option("--refresh", min=1, metavar="SECONDS", help="Seconds between two updates of the page.")
     ] = 5.0,
 ) -> None:
     """Show the report page in a browser, live while a grid runs, until Ctrl-C.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 Shrink = Annotated[
     bool,
-    typer.Option("--shrink", help="Smoke test: the same cells tiny, two updates each, on this machine, kept apart."),
+    typer.Option(
+        "--shrink", help="Smoke test: tiny forms of the cells, two updates each, here, with results of their own."
+    ),
 ]
 SHOWN = 4  # values of a setting
 
@@ -31,7 +33,7 @@ SHOWN = 4  # values of a setting
 class ShrunkCells:
     """The cells of a command in tiny form, the project that they run in, and the settings that were shrunk.
 
-    One cell is taken of those that differ in the seed alone, unless a condition in `where` names seeds. The project is
+    Of cells that differ only in the seed, one is taken, unless a condition in `where` names seeds. The project is
     in a folder of the code's version, so that a change of the code runs all cells again.
     """
 
@@ -69,7 +71,7 @@ class ShrunkCells:
         text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
         seeds = f" {count(self.left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
         console().print(text + (seeds if self.left_out else ""), markup=False)
-        console().print(f"Results are kept apart, in {_folder(self.project)}.", markup=False)
+        console().print(f"Results are in a folder of their own, {_folder(self.project)}.", markup=False)
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the document `Shrunk`."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import CellStatus
 
 REFRESH_SECONDS = 2.0
-WHOLE = 200  # cells of a single grid that `gpas status` without names lists; of a larger one, as of several grids
+WHOLE = 200  # the most cells of a single grid that `gpas status` without names lists completely
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 ALIVE = ("running", "queued")
@@ -107,7 +107,7 @@ def status(
 
 
 def _remark_undeclared() -> None:
-    """Print that cells which no grid declares are running or queued: no other command shows them."""
+    """Print how many running or queued cells no grid declares, because no other command shows them."""
     from rich.text import Text
 
     lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
@@ -272,7 +272,7 @@ class View:
         return wanted.fitting(once(states) if wanted.sort else states)
 
     def _wanted(self, usual: str | None = None) -> CellFilter:
-        """Return the selection that was asked for, by default what needs attention, or all by `usual`."""
+        """Return the requested selection, by default the cells that need attention, or all sorted by `usual`."""
         states = self.selection.states or (LIVELY if self.brief else None)
         return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
 

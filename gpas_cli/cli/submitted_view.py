@@ -1,4 +1,4 @@
-"""What a scheduler that runs jobs without this process was given."""
+"""What was submitted to a scheduler that runs jobs without this process."""
 
 from __future__ import annotations
 

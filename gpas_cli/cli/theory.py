@@ -165,7 +165,7 @@ def _figure(title: str, x: str, y: str, lines: dict[str, list[tuple[float, float
 
 
 def _draw(figures: list[Figure], output: Output) -> None:
-    """Draw the panels to the files that were named, and as text if asked."""
+    """Draw the panels to the named files, and as text if requested."""
     if output.out:
         from gpas_cli.report.figures.plot import Sheet, check_formats, save
 

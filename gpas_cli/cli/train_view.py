@@ -66,7 +66,7 @@ class TrainReporter(PlainReporter):
             self.say(numbers(stepping[0]) if stepping else waiting(board))
 
     def _tell(self) -> None:
-        """Print a line for each new event that deserves one."""
+        """Print a line for each new event that is shown."""
         from gpas_cli.store.journal import read
 
         if self._attempt is None:

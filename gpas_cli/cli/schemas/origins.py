@@ -43,7 +43,7 @@ class TryJson(TypedDict):
 
 
 class SpentJson(TypedDict):
-    """The hours of all attempts, by what came of them."""
+    """The hours of all attempts, by whether they contributed to the result."""
 
     trained: Annotated[HoursJson, "in the result, or in a running attempt"]
     lost: Annotated[HoursJson, "computed after the last checkpoint that was resumed from, and computed again"]

@@ -70,7 +70,7 @@ class ShrunkJson(TypedDict):
     """The settings that `--shrink` changed, and where the results are."""
 
     folder: Annotated[str, "where the text and the results are"]
-    left_out: Annotated[int, "cells that differ from others in the seed alone"]
+    left_out: Annotated[int, "cells that differ from others only in the seed"]
     settings: list[ShrunkSettingJson]
 
 
@@ -134,7 +134,7 @@ class RunCellJson(CellNameJson):
     """The result of a run for one cell."""
 
     state: State
-    skipped: Annotated[bool, "whether the run gave up the cell without starting it"]
+    skipped: Annotated[bool, "whether the run ended without starting the cell"]
     reason: Annotated[str, "why there is no result, empty for a result of this run"]
     attempt: int | None
     directory: str | None

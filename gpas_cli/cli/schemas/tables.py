@@ -74,7 +74,7 @@ class TableCellJson(TypedDict):
     wanted: Annotated[int, "runs that the grid declares"]
     delta: DeltaJson | None
     mark: str
-    status: Annotated[str, "why numbers are missing, empty when none is"]
+    status: Annotated[str, "why numbers are missing, empty if none are"]
     published: dict[str, PublishedNumberJson]
     runs: list[TableRunJson]
 

@@ -141,7 +141,7 @@ class ExportedTablesJson(DocumentJson):
 
 
 class MergedStageJson(TypedDict):
-    """What became of one stage of the other project."""
+    """What the merge did with one stage of the other project."""
 
     key: str
     what: Literal["copied", "kept", "known", "busy", "unreadable"]
