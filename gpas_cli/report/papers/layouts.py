@@ -118,6 +118,21 @@ def numbers(source: str) -> tuple[str, ...]:
     return tuple(load(source).get("layouts", {}))
 
 
+def label_of(table: PublishedTable) -> str:
+    """Return what the source calls a table: "Table 2"; "" if its numbers are from the text."""
+    return _labels(table.source).get(table.name, "")
+
+
+@cache
+def _labels(source: str) -> dict[str, str]:
+    return {
+        table.name: load(source)["layouts"][number].get("label", f"Table {number}")
+        for number in numbers(source)
+        for part in printed(source, number).parts
+        for table in part.tables
+    }
+
+
 def is_printed_name(name: str) -> bool:
     """Return whether `name` is that of a printed table, SOURCE:NUMBER, and not of a grid."""
     return SEPARATOR in name

@@ -125,11 +125,14 @@ def _diverged(table: Table) -> Iterator[Note]:
 
 def _unfinished(table: Table) -> Iterator[Note]:
     statuses = _runs(table)
-    missing = [s for s in statuses if s.value is None and s.state != "diverged"]
+    unrecorded = sum(s.state == "unrecorded" for s in statuses)
+    missing = [s for s in statuses if s.value is None and s.state not in ("diverged", "unrecorded")]
     if missing:
         counts = Counter(s.state for s in missing)
         states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs have no result: {states}")
+    if unrecorded:
+        yield Note("unfinished", f"{unrecorded} of {len(statuses)} runs did not record every number shown")
     if any(s.state == "unsynced" for s in missing):
         yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas sync`")
 

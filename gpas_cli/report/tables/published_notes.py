@@ -7,6 +7,7 @@ from typing import Any
 
 from gpas_cli.grid.scalar import spelled
 from gpas_cli.report.papers import load
+from gpas_cli.report.papers.layouts import label_of
 from gpas_cli.report.papers.recipes import Deviation, recipes
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.shown import full_title, place, shown_cells
@@ -33,7 +34,7 @@ def _sources(table: Table) -> Iterator[Note]:
     used = _used(table)
     for source, printed in table.published.items():
         data = load(source)
-        where = f"{data['title']}, {printed.name}"
+        where = ", ".join(filter(None, (data["title"], label_of(printed))))
         if source in used:
             # The caption of a paper's own layout names the paper and its table.
             text = f"{data['short']}: {printed.what if table.printed else f'{where}: {printed.what}'}"

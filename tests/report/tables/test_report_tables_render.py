@@ -58,7 +58,7 @@ interval, by Student's t
 - diverged runs are not in the mean: LNS 71m
 - 2 of 12 runs have no result: 1 missing, 1 running
 - GPAS paper: GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling, \
-table2\\_perplexity: validation perplexity on C4 after pretraining
+Table 2: validation perplexity on C4 after pretraining
 - published numbers are compared with perplexity\\_reference: the sum of the batches' mean losses is divided by their \
 number plus one, as in the published code
 - GPAS paper (LNS 71m): LNS without GPAS raises an error in the published code; it is taken to be \
@@ -112,7 +112,7 @@ def test_markdown(table: Table) -> None:
 def test_latex(table: Table) -> None:
     text = render(table, "latex")
     assert text.startswith(LATEX)
-    assert "table2\\_perplexity" in text
+    assert "via Gradient-Preserving Activation Scaling, Table 2: validation perplexity" in text
     assert text.endswith("median -1.31 here, -1.25 there.\n  }\n\\end{table}\n")
 
 

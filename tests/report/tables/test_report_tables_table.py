@@ -96,6 +96,16 @@ def test_unknown_cells_are_not_reported_as_missing() -> None:
     assert note(table, "base") == ""
 
 
+def test_a_result_without_the_number_shown_is_a_result() -> None:
+    done, waiting = entry("pre"), entry("mix")
+    table = build([done, waiting], {}, result(done, 33.0), spec(value="tokens_per_second"))
+    assert [cell.status for cell in column(table)] == ["not recorded", "missing"]
+    assert [one.text for one in notes(table) if one.kind == "unfinished"] == [
+        "1 of 2 runs have no result: 1 missing",
+        "1 of 2 runs did not record every number shown",
+    ]
+
+
 def test_a_base_without_a_number_gives_no_difference() -> None:
     base, gated = entry("pre"), entry("pre", "gpas")
     table = build([base, gated], {base.cell.key: ("running", 0.999)}, result(gated, 33.0), spec())
