@@ -29,8 +29,10 @@ def replace_file(
                 file.flush()
                 os.fsync(file.fileno())
         aside.replace(path)
-    except BaseException:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)  # not the file beside it, nor none, as `write` says it
         raise
 
 

@@ -1,7 +1,8 @@
-"""Explain permission errors: who owns the file or folder, and how several users can share a project."""
+"""Explain errors of files: what is full or read-only, who owns the file, how several users can share a project."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -11,28 +12,49 @@ SHARING = (
     "to share a project, give all its users one group: `chgrp -R GROUP DIR; chmod -R g+rwX DIR; "
     "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002`"
 )
+# What to do where nothing can be written.
+REMEDIES = {
+    errno.ENOSPC: "free space on that file system; `gpas gc` shows what can be deleted",
+    errno.EDQUOT: "the disk quota is used up; `gpas gc` shows what can be deleted",
+    errno.EROFS: "GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB name folders elsewhere for runs, cache and database",
+}
 
 
 def explain(error: Exception) -> str:
-    """Return the message of `error`; for a permission error, with the owner and mode of the file or folder."""
+    """Return the message of `error`, without its number, with the whole path of the file or folder.
+
+    For a permission error, return the owner and mode of what denies access.
+    """
     if not isinstance(error, PermissionError) or not error.filename:
-        return str(error)
+        return _plain(error)
     path = Path(os.fsdecode(error.filename)).absolute()
     obstacle = _obstacle(path)
     try:
         found = obstacle.stat()
     except OSError:
-        return str(error)
+        return _plain(error)
     what = "it" if obstacle == path else str(obstacle)
     whose = f"{what} belongs to {user_name(found.st_uid)} and is {stat.filemode(found.st_mode)}"
     return f"no permission for {path} as {user_name(os.geteuid())}: {whose}"
 
 
 def advise(error: Exception) -> str:
-    """Return `explain(error)`, followed for a permission error by how to share a project."""
+    """Return `explain(error)`, followed for a permission error by how to share a project.
+
+    A full or read-only file system is followed by what to do.
+    """
     message = explain(error)
-    explained = isinstance(error, PermissionError) and message != str(error)
-    return f"{message}; {SHARING}" if explained else message
+    explained = isinstance(error, PermissionError) and message != _plain(error)
+    remedy = SHARING if explained else REMEDIES.get(getattr(error, "errno", None) or 0, "")
+    return f"{message}; {remedy}" if remedy else message
+
+
+def _plain(error: Exception) -> str:
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    if not isinstance(error.filename, str | bytes):
+        return error.strerror
+    return f"{Path(os.fsdecode(error.filename)).absolute()}: {error.strerror}"
 
 
 def user_name(number: int) -> str:

@@ -33,8 +33,9 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
     path = tmp_path / "a.json"
     path.write_text("old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         replace_file(path, "new")
+    assert caught.value.filename == str(path)  # not that of the temporary file
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.json"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,15 @@ def test_the_folder_in_the_way_is_named(runs: Path) -> None:
 
 
 def test_other_errors_are_unchanged() -> None:
-    full = OSError(28, "No space left on device", "/x")
-    assert advise(full) == explain(full) == str(full)
-    gone = PermissionError(1, "Operation not permitted")
-    assert advise(gone) == str(gone)
+    other = ValueError("[Errno 28] is no number")
+    assert advise(other) == explain(other) == str(other)
+    assert advise(PermissionError(1, "Operation not permitted")) == "Operation not permitted"
+
+
+def test_a_full_or_read_only_file_system_is_named_with_its_path_and_a_remedy(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "runs"))
+    said = advise(full)
+    assert said.startswith(f"{tmp_path}/runs: No space left on device; free space on that file system")
+    assert explain(full) == f"{tmp_path}/runs: No space left on device"
+    assert "GPAS_RUNS_DIR" in advise(OSError(errno.EROFS, os.strerror(errno.EROFS), "runs"))
+    assert explain(OSError(None, "I/O error: No space left on device")) == "I/O error: No space left on device"

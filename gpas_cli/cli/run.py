@@ -233,4 +233,4 @@ def _reasons(items: Sequence[Item]) -> Iterator[str]:
     for item in items:
         by_reason.setdefault(item.reason, []).append(item.entry.id)
     for reason, ids in by_reason.items():
-        yield f"{listed(ids, NAMED)}: {reason}"
+        yield f"{listed(ids, NAMED)}: {reason}" if reason else listed(ids, NAMED)

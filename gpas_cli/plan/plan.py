@@ -257,4 +257,4 @@ def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -
         return f"the stage {state.stage} has no result yet"
     if state.state == "missing":
         return "" if mine else "a prerequisite is unavailable"
-    return state.cause or state.evidence
+    return state.cause or ("" if state.source == "outcome" else state.evidence)

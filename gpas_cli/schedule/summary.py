@@ -52,8 +52,8 @@ class Ending:
 
 
 def reason_of(status: StageStatus) -> str:
-    """Return why a stage has no result, "" if it has one."""
-    return status.cause or ("" if status.state in RESULTS else status.evidence)
+    """Return why a stage has no result, "" if it has one or if its job saved and exited as asked."""
+    return status.cause or ("" if status.state in RESULTS or status.source == "outcome" else status.evidence)
 
 
 def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSummary:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Emit, Evaluation, Outcome, Phase, Stop, Warned
+from gpas_cli.permissions import explain
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
@@ -258,7 +259,7 @@ class _Training:
             )  # fmt: skip
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the previous one is still there.
-            self._unsaved = f"the checkpoint of update {position.step} was not written: {error}"
+            self._unsaved = f"the checkpoint of update {position.step} was not written: {explain(error)}"
             self.emit(Warned(self._unsaved))
             return
         self._unsaved = ""

@@ -203,7 +203,7 @@ class LocalRun:
             for task in self._in("waiting"):
                 self._end(task, replace(task.status, cause="stopped before it started"), skipped=True)
             for task in self._in("followed"):
-                cause = f"no longer waited for: {task.status.evidence}"
+                cause = f"still {task.status.state} under another command; no longer waited for"
                 self._end(task, replace(task.status, cause=cause), skipped=True)
         for task in self._in("running"):
             assert task.process is not None
