@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -76,24 +77,32 @@ def plan(
         if gpu is not None:
             raise GpasError("--shrink runs on this machine; leave out --gpu")
         require_local(executor)
-        plan_shrunk(ShrunkCells(chosen, where), cells=cells or None)
+        plan_shrunk(ShrunkCells(chosen, where), cells=cells or None, asked=asked(names, where))
     warn(without_runs(chosen))
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
         print_json(**as_mapping(planned, price))
     else:
-        console().print(render(planned, price, cells=cells or None))
+        console().print(render(planned, price, cells=cells or None, asked=asked(names, where)))
     raise typer.Exit(planned.exit_code)
 
 
-def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None) -> NoReturn:
-    """Show the plan of a smoke test and the settings that were shrunk, and exit with the code of the plan."""
+def asked(names: Sequence[str] | None, where: Sequence[str] | None) -> list[str]:
+    """Return the words that select the same cells in another command."""
+    return [*(names or ()), *(word for condition in where or () for word in ("--where", condition))]
+
+
+def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequence[str] = ()) -> NoReturn:
+    """Show the plan of a smoke test and the settings that were shrunk, and exit with the code of the plan.
+
+    cells and asked are as for `render`.
+    """
     planned = shrunk.plan()
     if STATE.as_json:
         print_json(**as_mapping(planned), shrunk=shrunk.as_mapping())
     else:
         shrunk.print()
-        console().print(render(planned, cells=cells))
+        console().print(render(planned, cells=cells, asked=[*(asked or _grids(planned)), "--shrink"]))
     raise typer.Exit(planned.exit_code)
 
 
@@ -164,10 +173,13 @@ def _elsewhere_mapping(cost: CostElsewhere) -> dict[str, Any]:
     }
 
 
-def render(planned: Plan, price: float | None = None, *, cells: bool | None = None) -> RenderableType:
+def render(
+    planned: Plan, price: float | None = None, *, cells: bool | None = None, asked: Sequence[str] = ()
+) -> RenderableType:
     """Return the totals, why cells cannot run, the cost by size and its basis, and the cells.
 
-    `cells`: whether to list every cell; None lists them unless they are many.
+    `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
+    cells, for the commands that are proposed; by default the names of their grids.
     """
     from rich.console import Group
     from rich.text import Text
@@ -181,8 +193,9 @@ def render(planned: Plan, price: float | None = None, *, cells: bool | None = No
     parts += [tables.by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
     parts += _memory(planned)
-    parts += _elsewhere(planned)
-    parts += _cells(planned, cells)
+    words = shlex.join(asked or _grids(planned))
+    parts += _elsewhere(planned, words)
+    parts += _cells(planned, cells, words)
     return Group(Text(headline(planned), style="bold"), *parts)
 
 
@@ -199,7 +212,7 @@ def _memory(planned: Plan) -> list[RenderableType]:
     return [Text(f"predicted memory of each GPU ({first.gpu}, {has}):"), tables.memory(planned.memory)]
 
 
-def _elsewhere(planned: Plan) -> list[RenderableType]:
+def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
     from rich.text import Text
 
@@ -209,7 +222,11 @@ def _elsewhere(planned: Plan) -> list[RenderableType]:
     if not planned.elsewhere:
         return []
     unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
-    lines = (*unfit, basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {_command(planned)}")
+    lines = (
+        *unfit,
+        basis(planned.elsewhere),
+        f"for one of them, also with --price and --mfu: {_command(planned, words)}",
+    )
     return [
         Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
         tables.on_gpus(planned.elsewhere),
@@ -217,17 +234,17 @@ def _elsewhere(planned: Plan) -> list[RenderableType]:
     ]
 
 
-def _command(planned: Plan) -> str:
+def _command(planned: Plan, words: str) -> str:
     """Return the command that estimates the plan on GPUs that this machine does not have."""
     number = planned.elsewhere[0].machine.number
-    return f"gpas plan {_grids(planned)} --gpu H100:{number}"
+    return f"gpas plan {words} --gpu H100:{number}"
 
 
-def _grids(planned: Plan) -> str:
-    return " ".join(dict.fromkeys(row.entry.grid for row in planned.rows))
+def _grids(planned: Plan) -> list[str]:
+    return list(dict.fromkeys(row.entry.grid for row in planned.rows))
 
 
-def _cells(planned: Plan, listed: bool | None) -> list[RenderableType]:
+def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableType]:
     """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
     from rich.text import Text
 
@@ -237,7 +254,7 @@ def _cells(planned: Plan, listed: bool | None) -> list[RenderableType]:
         return [tables.cells(planned.rows)]
     notes = [Text(line) for line in tables.notes_of_cells(planned.rows)]
     counted = [tables.summary_of_cells(planned.rows)] if len(planned.actions) > 1 else []
-    return [*counted, *notes, Text(f"every cell: gpas plan {_grids(planned)} --cells", style="dim")]
+    return [*counted, *notes, Text(f"every cell: gpas plan {words} --cells", style="dim")]
 
 
 def refusals(planned: Plan) -> list[str]:

@@ -87,13 +87,15 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
+    from gpas_cli.cli.plan import asked
+
     chosen = varied_entries(names, where) if for_table is None else _of_table(for_table, names, where)
     if shrink:
         if test_only:
             raise GpasError("--shrink runs on this machine; leave out --test-only")
         require_local(options.executor)
-        run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run)
-    run_entries(chosen, options, dry_run=dry_run, test_only=test_only)
+        run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run, words=asked(names, where))
+    run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=asked(names, where))
 
 
 def _of_table(table: str, names: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
@@ -111,8 +113,9 @@ def run_entries(
     dry_run: bool = False,
     test_only: bool = False,
     retry: Collection[str] = (),
+    words: Sequence[str] = (),
 ) -> None:
-    """Plan, ask for confirmation, run, and exit with the code of the outcome."""
+    """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells."""
     from gpas_cli.cli.plan import as_mapping, headline, plan_for, render
     from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
     from gpas_cli.store.refresh import ingest
@@ -126,7 +129,7 @@ def run_entries(
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
-        console().print(render(planned))
+        console().print(render(planned, asked=words))
         for text in scheduler.preview(here, planned.jobs):
             console().print(text, markup=False)
         if STATE.as_json:
@@ -149,7 +152,9 @@ def run_entries(
     finish(summary, options.notify, submitted)
 
 
-def run_shrunk(cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False) -> NoReturn:
+def run_shrunk(
+    cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
+) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
     from gpas_cli.cli.plan import plan_shrunk
     from gpas_cli.schedule.scheduler import RunRequest, scheduler_named
@@ -157,7 +162,7 @@ def run_shrunk(cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False
     from gpas_cli.store.refresh import ingest
 
     if dry_run:
-        plan_shrunk(cells)
+        plan_shrunk(cells, asked=words)
     here = cells.project
     cells.write_text()
     cells.print()

@@ -55,6 +55,11 @@ def test_many_cells_are_counted_and_their_notes_kept(face: Face) -> None:
     assert "large/" not in many.replace("large/130m-post-s20: wider clipping", "")
     assert "large/130m-post-s20: wider clipping" in many
     assert "every cell: gpas plan large --cells" in many
+    fewer = ("large", "optim.clip=2", "--where", "gate=none")
+    for command in (("plan",), ("run", "grid", "--dry-run")):
+        assert (
+            "every cell: gpas plan large optim.clip=2 --where gate=none --cells" in face(*command, *fewer, expect=2).out
+        )
     listed = face("plan", "--cells", expect=2).out
     assert sum(line.startswith("large/") for line in listed.splitlines()) == 80
     assert "large/130m" in face("plan", "--gpu", "H100", "--cells").out
