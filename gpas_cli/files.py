@@ -49,7 +49,7 @@ def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading bytes.
 
     Raises OSError when it cannot be opened, and for anything else of that name: reading a FIFO or a device could block
-    for ever.
+    forever.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode

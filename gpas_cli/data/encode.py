@@ -14,7 +14,7 @@ from gpas_cli.data.corpora import Parser, SourceRecord, parsed
 from gpas_cli.data.tokenizer import Tokenizer
 
 TOKEN = np.dtype("<u2")
-# Records are encoded in groups of about so many characters; the tokenizer uses several threads for a group.
+# Records are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
 GROUP_CHARACTERS = 1_000_000
 
 Group = list[SourceRecord]

@@ -47,10 +47,10 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine) -> list[JobMemory
     for job in jobs:
         if job.kind != PRETRAIN or machine.device(job.resources) != "cuda":
             continue
-        alike = (job.cell.seedless, id(job.resources))
-        if alike not in known:
-            known[alike] = _predicted(job, machine.needs(job.resources), kind)
-        one = known[alike]
+        same_memory = (job.cell.seedless, id(job.resources))
+        if same_memory not in known:
+            known[same_memory] = _predicted(job, machine.needs(job.resources), kind)
+        one = known[same_memory]
         group = (one.size, one.devices, one.memory.strategy, one.memory.recompute)
         before = groups.get(group, one)
         largest = max(before, one, key=lambda it: it.memory.total)

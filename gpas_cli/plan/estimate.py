@@ -121,10 +121,10 @@ def _works(
     works = []
     for job in jobs:
         resumed = resume.get(job.key, 0)
-        alike = (job.kind, job.cell.seedless, id(job.resources), id(job.cadence), resumed)
-        if alike not in known:
-            known[alike] = _work(job, machine, speeds, resumed)
-        like = known[alike]
+        same_cost = (job.kind, job.cell.seedless, id(job.resources), id(job.cadence), resumed)
+        if same_cost not in known:
+            known[same_cost] = _work(job, machine, speeds, resumed)
+        like = known[same_cost]
         works.append(replace(like, job=job))
     return works
 

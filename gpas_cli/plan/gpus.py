@@ -66,7 +66,7 @@ class NamedGpus(Machine):
         return GpuKind(self.name, MEMORY_GB[self.name] * 10**9)
 
     def share(self, parameters: int) -> float:
-        """Return the share of the peak that a training of so many parameters is assumed to reach."""
+        """Return the share of the peak that a training of a network with this many parameters is assumed to reach."""
         return self.mfu or assumed_mfu(parameters)
 
     def flops(self, cell: Cell) -> float:

@@ -17,7 +17,7 @@ Shape = tuple[Any, ...]
 class MeasuredSpeed:
     """The tokens per second of a job, including padding.
 
-    `processes`: 1 if the whole job was measured. Otherwise one of so many processes was measured; the others are
+    `processes`: 1 if the whole job was measured. Otherwise one of this many processes was measured; the others are
     assumed to be as fast, and their communication to be free.
     """
 

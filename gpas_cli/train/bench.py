@@ -100,8 +100,8 @@ def measure(
     """Measure updates of all layers of `cell` for about `seconds`: at least three, after WARMUP_UPDATES that are not
     counted.
 
-    `processes`: measure one of so many, without communication: its share of the rows, and the whole optimizer, as where
-    each process has a copy of the network. `rows`: compute only so many rows of its share (0: all), at least twice
+    `processes`: measure one of this many, without communication: its share of the rows and the whole optimizer, as if
+    each process had a copy of the network. `rows`: compute only this many rows of its share (0: all), at least twice
     after one that is not counted; the time of a whole update is then extrapolated, as the optimizer's part does not
     depend on the rows. The float32 matrix product is the one that runs with the same `cache` use on this machine.
     `notify` is called with a description of each step. Raises GpasError if the network does not fit the device.

@@ -46,7 +46,7 @@ class GradientSum:
         """Send the remaining messages and replace the gradients by their sums. Collective.
 
         A parameter without a gradient counts as zero and keeps none. A process whose backward pass has failed calls it
-        without gradients, so that the others do not wait in vain.
+        without gradients, so that the others do not wait forever.
         """
         while self._sent < len(self._buckets):
             self._send()

@@ -38,7 +38,7 @@ class ParallelLayout:
     """How a network is distributed.
 
     `strategy`: none (one process), ddp or fsdp. `recompute`: activations inside a layer are recomputed in the backward
-    pass. `compiled`: layers are compiled, one graph for all that are wired alike. `optimizer`: how much state it keeps.
+    pass. `compiled`: layers are compiled, one graph for all with the same wiring. `optimizer`: how much state it keeps.
     """
 
     world: World = ALONE

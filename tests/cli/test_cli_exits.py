@@ -55,7 +55,9 @@ def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
     ],
     ids=["possible", "no such GPUs", "no such text", "no such records"],
 )
-def test_plan_and_run_answer_alike(face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit) -> None:
+def test_plan_and_run_give_the_same_answer(
+    face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit
+) -> None:
     face.declare(EXPERIMENTS.replace(*change, 1))
     said = face(*command, "small", "--where", "seed=1", "--executor", "local", expect=code)
     if code is Exit.USAGE:

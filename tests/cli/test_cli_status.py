@@ -42,7 +42,7 @@ def test_without_names_each_grid_is_summed_up_and_what_needs_attention_is_listed
     assert "`gpas status GRID` lists the cells of a grid" in lines
 
 
-def test_doctor_and_status_count_alike(cells: Face) -> None:
+def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
     counted = "10 cells, 4 of which belong to several grids"
     assert counted in cells("status", "--all").out
     assert any(counted in finding["detail"] for finding in cells("doctor", "--json").json["findings"])

@@ -224,7 +224,7 @@ def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
         Files("*.txt", "text", tmp_path).survey()
 
 
-def test_validation_files_are_apart_from_the_training_text(tmp_path: Path):
+def test_validation_files_are_not_training_text(tmp_path: Path):
     write_jsonl(tmp_path / "train/a.jsonl", sentences(50))
     write_jsonl(tmp_path / "held/b.jsonl", sentences(20, seed=1))
     source = Files("train/*.jsonl", "text", tmp_path, "held/*.jsonl")

@@ -74,7 +74,7 @@ def test_random_tokens_are_uniform_over_the_tokenizer() -> None:
     assert chi_squared < IDS - 1 + 4 * math.sqrt(2 * (IDS - 1))
 
 
-def test_a_row_is_corrupted_alike_in_any_company() -> None:
+def test_a_row_is_corrupted_in_the_same_way_in_any_batch() -> None:
     """So the number of processes, the micro-batch and a restart change nothing."""
     draw = Draw.training(7, 3)
     whole = made(np.arange(20), draw)

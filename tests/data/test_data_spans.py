@@ -89,7 +89,7 @@ def test_the_prefix_denoiser_hides_the_end_of_the_row() -> None:
     assert hidden == [FIRST_SENTINEL, *row[len(seen) - 1 : len(seen) + len(hidden) - 3], END]
 
 
-def test_modes_and_denoisers_are_drawn_alike_often() -> None:
+def test_modes_and_denoisers_are_drawn_equally_often() -> None:
     """Two of UL2's seven denoisers are r, one is s and four are x."""
     assert isinstance(UL2, Spans)
     batch = SpanReader(UL2, LENGTH, VOCAB, END).batch(
@@ -101,7 +101,7 @@ def test_modes_and_denoisers_are_drawn_alike_often() -> None:
         assert abs(count - 1000 * share) <= 3 * math.sqrt(1000 * share * (1 - share)), MODES[number]
 
 
-def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_alike() -> None:
+def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_equally_often() -> None:
     denoiser = parse_denoiser("r 3 0.15")
     lengths, places = [], np.zeros(200)
     for row in range(2000):
@@ -118,7 +118,7 @@ def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_alike
     assert abs(middle.mean() - 0.15) < 3 * math.sqrt(0.15 * 0.85 / 2000)
 
 
-def test_a_row_is_corrupted_alike_in_any_company() -> None:
+def test_a_row_is_corrupted_in_the_same_way_in_any_batch() -> None:
     assert isinstance(UL2, Spans)
     draw = Draw.training(7, 3)
     whole = made(UL2, np.arange(20), draw)

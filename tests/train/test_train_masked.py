@@ -230,7 +230,7 @@ def test_a_masked_network_reports_masked_numbers_only(paths: RunPaths, tmp_path:
     assert outcome.metrics["train_tokens"] == STEPS * 4 * 16
 
 
-def test_the_text_of_an_evaluation_is_corrupted_alike_in_every_training(paths: RunPaths, tmp_path: Path) -> None:
+def test_evaluations_corrupt_the_text_in_the_same_way_in_every_training(paths: RunPaths, tmp_path: Path) -> None:
     """Two seeds and two processes' worth of micro-batches are scored at the same places."""
     first, second = (
         go(paths, tmp_path / str(seed), cell("pad", seed), resources=Resources(micro_batch=seed))[0] for seed in (1, 3)

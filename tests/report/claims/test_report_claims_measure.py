@@ -33,7 +33,7 @@ def test_the_output_of_a_layer_is_what_enters_the_next(monkeypatch: pytest.Monke
     assert taken(monkeypatch, values, take="mean", layers=(3,)) == 30.0
 
 
-def test_an_exponential_and_a_power_law_over_the_layers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exponential_and_a_power_law_over_the_layers_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     exponential = [math.exp(0.2 * n) for n in range(LAYERS + 1)]
     assert taken(monkeypatch, exponential, take="exponential-aic") > 10  # type: ignore[operator]
     power = [0.5, *(n**1.5 for n in range(1, LAYERS + 1))]

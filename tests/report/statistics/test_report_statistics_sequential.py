@@ -172,7 +172,7 @@ def test_false_support_when_all_parts_but_one_are_true() -> None:
     assert supported <= _limit(LEVEL)
 
 
-def test_the_level_holds_for_ever() -> None:
+def test_the_level_holds_at_every_number_of_seeds() -> None:
     """One look after each of 300 seeds: the interval misses the true mean in at most 5 % of sequences."""
     random = np.random.default_rng(17)
     ever = log_e(random.normal(0, 1, (GRIDS, 300))).max(axis=-1) >= math.log(1 / LEVEL)
