@@ -87,7 +87,9 @@ ALONE = World()
 def joined(world: World, meeting: str) -> Iterator[World]:
     """Connect the processes of `world` for the block: GPUs through NCCL, CPUs through gloo.
 
-    `meeting`: torch's rendezvous URL (file:// or tcp://). Raises GpasError if the processes do not connect.
+    `meeting`: torch's rendezvous URL (file:// or tcp://). Raises GpasError if the processes do not connect. After an
+    exception the connection stays open until the process exits: closing it could wait for processes that wait for this
+    one, and its failure would not be recorded.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
@@ -101,11 +103,9 @@ def joined(world: World, meeting: str) -> Iterator[World]:
         raise GpasError(
             f"process {world.rank} of {world.size} did not connect to the others at {meeting}: {error}"
         ) from error
-    try:
-        yield world
-        world.max(0)  # no process exits while another still communicates with it
-    finally:
-        dist.destroy_process_group()
+    yield world
+    world.max(0)  # no process exits while another still communicates with it
+    dist.destroy_process_group()
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -13,8 +13,10 @@ from gpas_cli.schedule.out_of_memory import is_memory
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.job_exit import JobExit
+from gpas_cli.state.logs import last_line
 from gpas_cli.store.records import ElementRecord, RankExit
 from gpas_cli.store.rundir import AttemptDir, read_record
+from gpas_cli.worker.ranks import recorded_failure
 
 READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
 
@@ -76,6 +78,12 @@ class Child:
             return self.peer_exit.error if is_memory(self.peer_exit.error) else ""
         seen = conclude_or_unknown(self.attempt)
         return seen.cause if seen.state == "failed" and is_memory(seen.cause) else ""
+
+    def why_failed(self, rank: int) -> str:
+        """Return why the process `rank` of the job, which has ended, failed: the cause that it recorded, or else the
+        last line of its log."""
+        cause = recorded_failure(self.attempt)
+        return cause or f"rank {rank}: {last_line(self.attempt.path / f'log-rank{rank}.txt')}"
 
     def record(self) -> int:
         """Write exit.json. Return the job's exit code, or that of an interrupted job if it is to run again."""

@@ -36,7 +36,6 @@ from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclu
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.job_exit import JobExit
-from gpas_cli.state.logs import last_line
 from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, write_record
 from gpas_cli.worker.stdio import outlive_log
@@ -324,7 +323,7 @@ class PeerSupervisor(TaskSupervisor):
                 signal=-code if code < 0 else None,
                 memory=self.memory.evidence() if child.killed() else "",
                 node=child.node if code == JobExit.FAULTY_NODE else "",
-                error=f"rank {self.start.rank}: {last_line(child.attempt.path / f'log-rank{self.start.rank}.txt')}",
+                error=child.why_failed(self.start.rank),
             )
             with suppress(OSError):
                 write_record(report, ended)

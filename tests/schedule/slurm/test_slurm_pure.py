@@ -19,6 +19,7 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, job_states, parsers, queue, retry
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
+from gpas_cli.schedule.slurm.child import Child
 from gpas_cli.schedule.slurm.queue import Queue
 from gpas_cli.schedule.slurm.script import parameters, text
 from gpas_cli.schedule.slurm.state import state_of
@@ -30,6 +31,7 @@ from gpas_cli.state.status import StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.snapshot import Snapshot
+from gpas_cli.worker.ranks import record_failure
 
 CELL = cell_from(
     {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 8}}
@@ -270,6 +272,16 @@ def test_an_unreachable_scheduler_changes_no_state(tmp_path: Path) -> None:
     assert judged(tmp_path, MISSING, None).state == "missing"
     status = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
     assert (status.state, "since then: down" in status.evidence) == ("running", True)
+
+
+def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None:
+    """Its log may end with warnings that torch prints as the process exits."""
+    made = make_attempt(tmp_path, KEY, {})
+    (made.path / "log-rank1.txt").write_text("Traceback\nWarning: destroy_process_group() was not called\n")
+    child = Child(made, None, None, 0.0)  # type: ignore[arg-type]
+    assert child.why_failed(1) == "rank 1: Warning: destroy_process_group() was not called"
+    record_failure(made, 1, "out of memory: 4 rows at once do not fit the device")
+    assert child.why_failed(1) == "process 1: out of memory: 4 rows at once do not fit the device"
 
 
 def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
