@@ -134,8 +134,8 @@ def next_text(verdict: Verdict) -> str:
         return ""
     if verdict.missing:
         states = Counter(STATE_NAMES.get(status.state, status.state) for status in verdict.missing)
-        first, *others = [f"{n} {state}" for state, n in states.items()]
-        return ", ".join([first.replace(" ", f" {verb(len(verdict.missing), 'run', 'runs')} ", 1), *others])
+        (first, number), *others = states.items()
+        return ", ".join([f"{count(number, 'run')} {first}", *(f"{n} {state}" for state, n in others)])
     if verdict.needed is not None:
         return f"{count(verdict.needed, 'more seed')}"
     return verdict.reason or "more seeds"

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from attempts import attempt_at
 from recorded import gpas, make_project
 
+from gpas_cli.cli.claims_view import next_text
 from gpas_cli.events import Event, Layers, Outcome, Spike, Started, Step
 from gpas_cli.grid import Entry
 
@@ -210,3 +212,9 @@ def test_torch_is_not_imported(project: Path) -> None:
     code = "import sys; from gpas_cli.cli.claims import claims; claims(as_json=True); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_missing_runs_are_counted_by_state() -> None:
+    states = [SimpleNamespace(state=state) for state in ("interrupted", "missing", "missing")]
+    assert next_text(SimpleNamespace(verdict="undecided", missing=states)) == "1 run interrupted, 2 missing"  # type: ignore[arg-type]
+    assert next_text(SimpleNamespace(verdict="undecided", missing=states[1:])) == "2 runs missing"  # type: ignore[arg-type]
