@@ -16,6 +16,7 @@ import typer
 
 from gpas_cli.errors import Exit, GpasError, UnknownCell
 from gpas_cli.project import Project
+from gpas_cli.words import listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -235,6 +236,9 @@ def _find(declared: Sequence[Entry], name: str) -> Entry:
         recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue())
         if not recorded and SEPARATOR in name:
             recorded = undeclared(project().runs, declared, catalogue())
+        if not recorded and name in experiments().grids:
+            cells = [entry.name for entry in declared if entry.grid == name]
+            raise UnknownCell(f"'{name}' is a grid; name one of its cells: {listed(cells, 4)}") from None
         if not recorded:
             raise
         return find(recorded, name)

@@ -204,10 +204,17 @@ def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[
 def _conclude(summary: RunSummary) -> None:
     from rich.text import Text
 
+    from gpas_cli.grid.variant import SEPARATOR
+
     lists = print_reasons(summary)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
-    grids = list(dict.fromkeys(item.entry.grid for items in lists.values() for item in items))
-    console().print(Text.assemble((counts or "nothing to do", "bold"), ". Table: ", (_table_command(grids), "bold")))
+    ended = [item.entry for items in lists.values() for item in items]
+    grids = list(dict.fromkeys(entry.grid for entry in ended if SEPARATOR not in entry.name))
+    table = (". Table: ", (_table_command(grids), "bold")) if grids or not ended else (".",)
+    console().print(Text.assemble((counts or "nothing to do", "bold"), *table))
+    if any(SEPARATOR in entry.name for entry in ended):
+        console().print("No grid declares cells with settings of the command line, so no table shows them.")
+        console().print("`gpas status --undeclared` lists them; `gpas why` and `gpas diff` accept their names.")
     if summary.interrupted:
         console().print("Run the same command to resume from the last checkpoints.")
     if summary.failed or summary.cancelled:
