@@ -79,7 +79,8 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
     others = {other for built_on in stages.values() for other in built_on if attempts(runs, other)}
     for key in tried[:NAMED]:
         console().print(f"{named[key]}: {_result(key)}", markup=False)
-    shared = f", and {count(len(others), 'stage')} that build on them" if others else ""
+    build = f"build{'s' if len(others) == 1 else ''} on {'it' if len(tried) == 1 else 'them'}"
+    shared = f", and {count(len(others), 'stage')} that {build}" if others else ""
     confirm(f"Forget {count(len(tried), 'result')}{shared}?", yes)
     done = retire(runs, stages, why)
     _ingest()
