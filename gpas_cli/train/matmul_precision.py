@@ -28,11 +28,9 @@ TOLERANCE = 2e-6
 # A path must be faster by this factor to be chosen, so that repeated probes agree.
 MIN_SPEEDUP = 1.25
 _ROUNDS = 7
-# The probe multiplies 512 rows; fewer if that is much more than a GFLOP, more if it is so little work that calling the
-# product takes much of the time.
+# The probe multiplies 512 rows, or fewer if that is much more than a GFLOP.
 _ROWS = 512
-_MOST_FLOPS = 2**30
-_LEAST_FLOPS = 2**23
+_FLOPS = 2**30
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ class _Probe:
     @classmethod
     def of(cls, size: Size, device: torch.device) -> _Probe:
         generator = torch.Generator().manual_seed(0)
-        of_one = 2 * size.hidden * size.ffn
-        rows = max(64, min(max(_ROWS, _LEAST_FLOPS // of_one), _MOST_FLOPS // of_one))
+        rows = max(64, min(_ROWS, _FLOPS // (2 * size.hidden * size.ffn)))
         x = torch.randn(rows, size.hidden, generator=generator).to(device)
         weight = torch.randn(size.ffn, size.hidden, generator=generator).to(device)
         exact = x.double() @ weight.double().t()
