@@ -98,16 +98,3 @@ def test_without_a_writable_cache_no_probe_decides(monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").write_text("")
     found = choose_matmul(SIZE, CPU, record=tmp_path / "file")
     assert (found.path, found.origin) == ("highest", "unrecorded")
-
-
-def test_the_probe_of_a_narrow_network_measures_the_product_and_not_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = list[int]()
-
-    def product(path: str, x: torch.Tensor, weight: torch.Tensor) -> tuple[float, torch.Tensor]:
-        rows.append(len(x))
-        return 1.0, x @ weight.t()
-
-    monkeypatch.setattr(matmul_precision, "_timed", product)
-    for name in ("quickstart", "9m", "71m", "7b"):
-        choose_matmul(SIZES[name], CPU)
-    assert list(dict.fromkeys(rows)) == [1489, 512, 64]
