@@ -267,6 +267,7 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
         yield Problem(("size", "vocab"), f"{vocab} is smaller than GPT-2's {GPT2_IDS} ids; set size.vocab: {GPT2_IDS}")
     if data.tokenizer == "t5" and vocab < 32_000:
         remedy = f"set size.vocab: {32_000 + own}" if own else "set data.tokenizer: bpe"
+        remedy += " (unless set, data is c4 and its tokenizer t5)"
         yield Problem(("size", "vocab"), f"{vocab}{beside} is smaller than T5's 32000 pieces; {remedy}")
 
 

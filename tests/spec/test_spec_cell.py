@@ -135,6 +135,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"optim": {**RECIPE, "mean_rows": 8}}, "has no effect with data.layout: pack"),
         ({"data": {"source": "files"}}, "is required with source: files"),
         ({"data": {"like": "quickstart", "tokenizer": "t5"}}, "smaller than T5"),
+        ({"data": "c4"}, "unless set, data is c4 and its tokenizer t5"),
         ({"data": {"like": "quickstart", "tokenizer": "gpt2"}}, "smaller than GPT-2's 50257 ids"),
         ({"data": {"like": "quickstart", "validation": "held-out.txt"}}, "needs source: files"),
         ({"data": {**FILES, "validation": "text/*.txt"}}, "names the training text"),
