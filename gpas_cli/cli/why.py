@@ -27,6 +27,14 @@ from gpas_cli.errors import GpasError
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
+# Why the trainer took its float32 product, by `MatmulChoice.origin`.
+PRODUCT_ORIGINS = {
+    "checkpoint": "as its checkpoint",
+    "record": "as an earlier run on this machine",
+    "probe": "the fastest of those measured",
+    "unrecorded": "the choice could not be recorded",
+}
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -245,8 +253,8 @@ def _computed(facts: Mapping[str, Any]) -> str:
     parts = [f"micro-batches of {facts['micro_batch']} rows"] if "micro_batch" in facts else []
     parts += [f"{facts['processes']} processes ({facts['strategy']})"] if facts.get("processes", 1) > 1 else []
     parts += ["compiled layers"] if facts.get("compiled") else []
-    chosen = f", chosen by {facts['gemm_origin']}" if "gemm_origin" in facts else ""
-    parts += [f"float32 products '{facts['gemm']}'{chosen}"] if "gemm" in facts else []
+    chosen = PRODUCT_ORIGINS.get(facts.get("gemm_origin", ""), "")
+    parts += [f"float32 products '{facts['gemm']}'{chosen and f' ({chosen})'}"] if "gemm" in facts else []
     return ", ".join(parts)
 
 

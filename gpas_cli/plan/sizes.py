@@ -38,7 +38,7 @@ class SizeCost:
 
 
 def size_label(cell: Cell) -> str:
-    """Return the name of the cell's size, or "LAYERS x WIDTH" for a size without a name."""
+    """Return the name of the cell's size, or "LAYERS x WIDTH" for any other size."""
     size = cell.model.size
     return next((name for name, known in SIZES.items() if known == size), f"{size.layers} x {size.hidden}")
 

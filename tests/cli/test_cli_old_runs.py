@@ -52,7 +52,7 @@ def test_why(old: Face) -> None:
     assert "attempt 1: done  <- the number in tables" in out
     assert "attempt 2: cancelled" in out
     assert "code         493e9fe53c14b51b, commit 189dc5c4de9f" in out
-    assert "float32 products 'highest', chosen by record" in out
+    assert "float32 products 'highest' (as an earlier run on this machine)" in out
 
 
 def test_why_shows_the_reason_of_a_retry(old: Face) -> None:
