@@ -201,7 +201,7 @@ def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> 
 
 def varied_entries(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
     """Return the cells of the grids in `words`, with the words of the form NAME=VALUE as settings of every cell."""
-    names, settings = _split(words or [])
+    names, settings = split_settings(words or [])
     return _varied(entries(names, where), settings)
 
 
@@ -213,7 +213,7 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     """
     from gpas_cli.grid.expand import expand
 
-    names, settings = _split(words)
+    names, settings = split_settings(words)
     if settings and not names:
         raise GpasError(f"name the cell to apply {settings[0]} to")
     declared = expand(experiments(), list(experiments().grids))
@@ -249,7 +249,7 @@ def catalogue() -> Catalogue:
     return experiments().catalogue
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words without and those with an equals sign; no name of a grid or cell has one."""
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
@@ -268,7 +268,7 @@ def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = No
     from gpas_cli.grid.select import select
 
     grids = experiments().grids
-    names, settings = _split(words or [])
+    names, settings = split_settings(words or [])
     if settings and not names:
         raise GpasError(f"name the cells to apply {settings[0]} to")
     found = [entry for name in names or grids for entry in (entries([name]) if name in grids else find_cells([name]))]

@@ -148,7 +148,7 @@ def run_entries(
     request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
     submitted, summary = run_request(scheduler, request, options.wait)
     if summary:
-        _conclude(summary)
+        _conclude(summary, words)
     finish(summary, options.notify, submitted)
 
 
@@ -201,7 +201,8 @@ def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[
             return submitted, run.follow()
 
 
-def _conclude(summary: RunSummary) -> None:
+def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
+    """Print how the cells ended and what to do next. `words` selected them, if they are those of grids."""
     from rich.text import Text
 
     from gpas_cli.grid.variant import SEPARATOR
@@ -209,12 +210,14 @@ def _conclude(summary: RunSummary) -> None:
     lists = print_reasons(summary)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
     ended = [item.entry for items in lists.values() for item in items]
-    grids = list(dict.fromkeys(entry.grid for entry in ended if SEPARATOR not in entry.name))
-    table = (". Table: ", (_table_command(grids), "bold")) if grids or not ended else (".",)
+    grids = list(dict.fromkeys(entry.grid for entry in ended))
+    varied = any(SEPARATOR in entry.name for entry in ended)
+    named = words if varied else grids
+    table = (". Table: ", (f"gpas table {shlex.join(named)}{_paper(grids)}", "bold")) if named or not varied else (".",)
     console().print(Text.assemble((counts or "nothing to do", "bold"), *table))
-    if any(SEPARATOR in entry.name for entry in ended):
-        console().print("No grid declares cells with settings of the command line, so no table shows them.")
-        console().print("`gpas status --undeclared` lists them; `gpas why` and `gpas diff` accept their names.")
+    if varied:
+        console().print("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
+        console().print("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
     if summary.interrupted:
         console().print("Run the same command to resume from the last checkpoints.")
     if summary.failed or summary.cancelled:
@@ -232,11 +235,10 @@ def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
     return lists
 
 
-def _table_command(grids: Sequence[str]) -> str:
-    """Return the command that prints the tables of `grids`, with `--paper` if one of them has published numbers."""
+def _paper(grids: Sequence[str]) -> str:
+    """Return the option of `gpas table` that shows published numbers, if one of `grids` has some."""
     tables = [experiments().grids[name].table for name in grids]
-    paper = " --paper" if any(table and table.published for table in tables) else ""
-    return f"gpas table {shlex.join(grids)}{paper}"
+    return " --paper" if any(table and table.published for table in tables) else ""
 
 
 def _reasons(items: Sequence[Item]) -> Iterator[str]:

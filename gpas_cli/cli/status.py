@@ -13,7 +13,7 @@ import typer
 from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
 from gpas_cli.cli.console import (
     AsJson,
-    Names,
+    NamesAndSettings,
     Where,
     complete_from,
     console,
@@ -21,6 +21,7 @@ from gpas_cli.cli.console import (
     experiments,
     print_json,
     project,
+    varied_entries,
     warn,
     without_runs,
 )
@@ -64,7 +65,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most 
 
 
 def status(
-    names: Names = None,
+    names: NamesAndSettings = None,
     where: Where = None,
     state: State = None,
     sort: Sort = None,
@@ -158,7 +159,7 @@ def observed(
     started: bool = True,
     index: EndedIndex | None = None,
 ) -> list[CellStatus]:
-    """Return the states of the cells of the named grids.
+    """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
 
     Without names, return those of all grids or, with `started`, of the default grid and the grids that have been
     started. `where` does not change which grids count as started; if none of their cells matches, all grids count.
@@ -168,7 +169,8 @@ def observed(
     from gpas_cli.state.observe import look
 
     if names or not started:
-        return look(project().runs, entries(names or list(experiments().grids), where), jobs=jobs, index=index)
+        named = varied_entries(names or list(experiments().grids), where)
+        return look(project().runs, named, jobs=jobs, index=index)
     everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs, index=index)
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
     chosen = [state for state in only_started(everything) if id(state.entry) in matching]

@@ -14,10 +14,11 @@ from gpas_cli.cli.console import (
     Where,
     complete_from,
     complete_grid,
-    entries,
     experiments,
     print_json,
     recorded_of,
+    split_settings,
+    varied_entries,
 )
 from gpas_cli.cli.missing import print_missing
 from gpas_cli.cli.paper_tables import paper_sections, print_paper_tables, print_sheets, print_texts, printed_tables
@@ -25,6 +26,7 @@ from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
+    from gpas_cli.grid.entry import Entry
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.report.tables.external import ExternalNetwork
     from gpas_cli.report.tables.table import Table
@@ -50,7 +52,8 @@ def _complete_metric(incomplete: str) -> list[str]:
 TableNames = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Grids in experiments.yaml, by default its default grid, or tables of a paper: gpas:2.",
+        help="Grids in experiments.yaml (by default its default grid) and settings for every cell: optim.lr=3e-3; or "
+        "tables of a paper: gpas:2.",
         autocompletion=complete_grid,
     ),
 ]
@@ -122,13 +125,18 @@ def table(
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
     if value and external:
         raise GpasError("--external shows scores at tasks; it cannot be combined with --value")
-    names = names or []
+    names, settings = split_settings(names or [])
+    if settings and (missing or any(SEPARATOR in name for name in names)):
+        raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
     if published_only or source is not None or any(SEPARATOR in name for name in names) or (paper and not names):
         if value or external:
             raise GpasError("--value and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
-    made = [_make(name, where, paper, external or (), value or (), form) for name in names or [experiments().default]]
+    made = [
+        _make(name, varied_entries([name, *settings], where), paper, external or (), value or (), form)
+        for name in names or [experiments().default]
+    ]
     if missing:
         print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -168,12 +176,11 @@ def _print_papers(
 
 
 def _make(
-    name: str, where: Sequence[str] | None, paper: bool, external: Sequence[str], values: Sequence[str], form: str
+    name: str, chosen: Sequence[Entry], paper: bool, external: Sequence[str], values: Sequence[str], form: str
 ) -> Table:
     from gpas_cli.report.tables.external import select_networks
     from gpas_cli.report.tables.table import build
 
-    chosen = entries([name], where)
     spec = _spec(name) if paper else replace(_spec(name), published={})
     with recorded_of(chosen, database=bool(external)) as known:
         if values:

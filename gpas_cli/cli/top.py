@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, json_number, print_json, project
+from gpas_cli.cli.console import AsJson, NamesAndSettings, Where, console, json_number, print_json, project
 from gpas_cli.cli.progress_view import sparkline, spike_mark
 from gpas_cli.cli.states import COLOURS, ends, job_mapping, starts
 from gpas_cli.cli.status import observed
@@ -27,7 +27,7 @@ DROPPABLE_IN_LINE = ("why",)
 OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
-def top(names: Names = None, where: Where = None, as_json: AsJson = False) -> None:
+def top(names: NamesAndSettings = None, where: Where = None, as_json: AsJson = False) -> None:
     """Show what runs where and how fast, what is queued and at which position, hours used so far, and the ETA.
 
     Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the

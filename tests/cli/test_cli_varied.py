@@ -1,18 +1,28 @@
-"""Cells with settings of the command line: what a run of them prints at its end, and how they are found."""
+"""Cells with settings of the command line: what a run of them prints at its end, and which commands show them."""
 
 from __future__ import annotations
 
 from face import Face
 
 
-def test_no_table_is_offered_for_cells_that_no_table_shows(face: Face) -> None:
-    words = ("run", "grid", "small", "--where", "norm=pre", "--where", "seed=1", "--yes")
-    varied = face(*words, "optim.lr=7e-3").out
-    assert "2 done." in varied
-    assert "gpas table" not in varied
-    assert "`gpas status --undeclared` lists them" in varied
+def test_the_settings_of_a_run_show_its_cells_in_other_commands(face: Face) -> None:
+    words = ("small", "optim.lr=7e-3", "--where", "norm=pre", "--where", "seed=1")
+    run = face("run", "grid", *words, "--yes").out
+    assert "2 done. Table: gpas table small optim.lr=7e-3 --where norm=pre --where seed=1" in run
     assert "pre-s1+lr0.007" in face("status", "--undeclared").out
-    assert "2 done. Table: gpas table small" in face(*words).out
+    assert "pre-s1+lr0.007" in face("status", *words).out
+    assert "2 cells: 2 done" in face("plan", *words).out
+    table = face("table", *words).out
+    assert "optim.lr=0.007 on the command line" in table
+    cells = face("status", *words, "--json").json["cells"]
+    assert len(cells) == 2
+    assert all(f"{cell['metrics']['perplexity']:.2f}" in table for cell in cells)
+    assert face("top", *words, "--json").json["grids"][0]["states"] == {"done": 2}
+
+
+def test_a_table_with_settings_does_not_say_how_to_run_its_cells(face: Face) -> None:
+    said = face("table", "small", "optim.lr=7e-3", "--missing", expect=2)
+    assert "optim.lr=7e-3 is for tables of grids without --missing" in said.err
 
 
 def test_a_grid_named_as_a_cell_is_called_a_grid(face: Face) -> None:
