@@ -111,7 +111,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
     [
         (("run", "grid", "tabel2"), "table2"),
         (("plan", "--where", "gate=gpsa"), "gpas"),
-        (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; valid: 0.0015"),
+        (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; did you mean '0.1'?"),
         (("table", "--where", "optim.lrr=1"), "no axis or field 'optim.lrr'; did you mean 'optim.lr'?"),
         (("explain", "mix-gpas-s9"), "mix-gpas-s"),
         (("table", "--format", "latx"), "did you mean 'latex'?"),

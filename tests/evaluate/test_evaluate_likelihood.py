@@ -49,7 +49,7 @@ def plain(model: Llama, request: Request, max_length: int = 64) -> Likelihood:
 
 
 def assert_equal(found: list[Likelihood], expected: list[Likelihood]) -> None:
-    assert [one.total for one in found] == pytest.approx([one.total for one in expected], abs=1e-5)
+    assert [one.total for one in found] == pytest.approx([one.total for one in expected], abs=3e-5)
     assert [one.greedy for one in found] == [one.greedy for one in expected]
 
 

@@ -120,7 +120,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
 @pytest.mark.parametrize("way", LAYOUTS)
 def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
-    tolerance = {"bf16": 2e-2, "pure": 5e-2, "adafactor": 1e-5, "muon": 2e-4}.get(name, 1e-6)
+    tolerance = {"bf16": 2e-2, "pure": 5e-2, "adafactor": 1e-5, "muon": 5e-4}.get(name, 1e-6)
     same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
     same(two["evaluation"], one["evaluation"], "loss loss_batch_mean loss_reference tokens", tolerance)
     ours, theirs = (weights(room, f"{who}-{name}", CELLS[name]) for who in (way, "one"))
@@ -157,8 +157,8 @@ def test_the_state_of_every_optimizer_is_read_from_shards(room: Path, name: str)
     assert next(e["resumed_from"] for e in second["phase"] if "resumed_from" in e) == 3
     ours, theirs = (weights(room, n, CELLS[name]) for n in (f"fsdp-then-one-{name}", f"one-{name}"))
     for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor, rtol=1e-3, atol={"adafactor": 1e-5, "muon": 2e-4}[name])
-    same(second["step"], straight["step"][3:], "loss grad_norm tokens", {"adafactor": 1e-5, "muon": 2e-4}[name])
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-3, atol={"adafactor": 1e-5, "muon": 5e-4}[name])
+    same(second["step"], straight["step"][3:], "loss grad_norm tokens", {"adafactor": 1e-5, "muon": 5e-4}[name])
 
 
 def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
