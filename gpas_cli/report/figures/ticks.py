@@ -46,9 +46,9 @@ def apart(ticks: Sequence[float], least: float) -> list[float]:
 
 
 def readable(value: float) -> str:
-    """Return a tick's number: 0.003, 20, 10⁻⁶, 2×10⁵."""
-    if value == 0 or 1e-4 < abs(value) < 1e5:
-        return f"{value:g}"
+    """Return a tick's number: 0.003, 20, 150,000, 10⁻⁶, 2×10⁶."""
+    if value == 0 or 1e-4 < abs(value) < 1e6:
+        return f"{value:,g}"
     factor, power = f"{value:e}".split("e")
     raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{raised}" if float(factor) == 1 else f"{float(factor):g}\N{MULTIPLICATION SIGN}10{raised}"

@@ -214,7 +214,15 @@ def test_logarithmic_ticks_are_round_and_few(low: float, high: float, ticks: lis
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.003, "0.003"), (20, "20"), (1e-6, "10⁻⁶"), (2e5, "2\N{MULTIPLICATION SIGN}10⁵"), (0, "0"), (-0.6, "-0.6")],
+    [
+        (0.003, "0.003"),
+        (20, "20"),
+        (1e-6, "10⁻⁶"),
+        (2e5, "200,000"),
+        (2e6, "2\N{MULTIPLICATION SIGN}10⁶"),
+        (0, "0"),
+        (-0.6, "-0.6"),
+    ],
 )
 def test_ticks_are_readable(value: float, text: str) -> None:
     assert readable(value) == text
