@@ -303,6 +303,8 @@ def warn(problem: str) -> None:
 
 def without_runs(chosen: Sequence[Entry]) -> str:
     """Return the warning that the database knows cells and the folder of run directories is missing, or ""."""
+    if project().runs.is_dir():
+        return ""
     from gpas_cli.store.peek import describe_missing_runs
 
     return describe_missing_runs(project(), {stage.key for entry in chosen for stage in entry.cell.stages})

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
+from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import AttemptRecord, Retry
 from gpas_cli.store.rundir import AttemptDir
@@ -21,6 +22,11 @@ BEGINNING_BYTES = 4 << 20  # bytes of a journal within which training begins, ho
 def is_memory(text: str) -> bool:
     """Return whether a cause, or the end of a log, says that memory ran out on the host or a GPU."""
     return OUT_OF_MEMORY.search(text) is not None
+
+
+def ran_out_of_memory(status: StageStatus) -> bool:
+    """Return whether a stage failed because memory ran out."""
+    return status.state == "failed" and is_memory(status.cause)
 
 
 def halved_micro_batch(attempt: AttemptDir) -> int:

@@ -77,24 +77,18 @@ def evaluation_of(runs: Path, key: str, checkpoint: Path) -> Evaluation | None:
 
 
 def scores_of(runs: Path, keys: Iterable[str], checkpoint: Path) -> list[Score]:
-    """Return the newest score of `checkpoint` by task and metric that the stages `keys` recorded, in their order."""
-    name = short_name(checkpoint)
-    events = (event for key in keys for event in recorded_events(runs, key, Score))
-    return list({(event.task, event.metric): event for event in events if event.checkpoint == name}.values())
+    """Return the newest score of `checkpoint` by task and metric that the stages `keys` recorded, in their order.
 
-
-def scores_to_take_over(runs: Path, key: str, checkpoint: Path) -> list[Score]:
-    """Return the newest score of `checkpoint` by task and metric in the stage `key`, with the attempt that measured it.
-
-    Raises OSError if a journal cannot be read.
+    `taken_from` of each names the attempt that measured it. Raises OSError if a journal cannot be read.
     """
     name = short_name(checkpoint)
     found: dict[tuple[str, str], Score] = {}
-    for attempt in rerun.deciding(runs, key):
-        measured = f"{key}/{attempt.path.name}"
-        for event in _events_of(attempt, Score):
-            if event.checkpoint == name:
-                found[event.task, event.metric] = replace(event, taken_from=event.taken_from or measured)
+    for key in keys:
+        for attempt in rerun.deciding(runs, key):
+            measured = f"{key}/{attempt.path.name}"
+            for event in _events_of(attempt, Score):
+                if event.checkpoint == name:
+                    found[event.task, event.metric] = replace(event, taken_from=event.taken_from or measured)
     return list(found.values())
 
 

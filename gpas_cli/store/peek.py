@@ -49,9 +49,8 @@ def describe_lost(project: Project, lost: Collection[str]) -> str:
 
 
 def describe_missing_runs(project: Project, keys: Collection[str]) -> str:
-    """Return the warning about the stages `keys` if the whole folder of run directories is missing, otherwise ""."""
-    if project.runs.is_dir():
-        return ""
+    """Return the warning about those of the stages `keys` that the database knows, if the whole folder of run
+    directories is missing; "" if it knows none."""
     return describe_lost(project, known_stages(project.database, keys) or ())
 
 

@@ -22,7 +22,7 @@ from gpas_cli.schedule import process
 from gpas_cli.schedule.extras import require_libraries
 from gpas_cli.schedule.local.process import Process, Spawner
 from gpas_cli.schedule.local.slots import Slots
-from gpas_cli.schedule.out_of_memory import halved_micro_batch, is_memory
+from gpas_cli.schedule.out_of_memory import halved_micro_batch, ran_out_of_memory
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
@@ -167,7 +167,7 @@ class LocalRun:
     def _start_again(self, task: StageRun, attempt: AttemptDir, status: StageStatus) -> bool:
         """Queue a job again that was killed, or that ran out of memory with more than one row at once. Return whether
         it ended so."""
-        if _ran_out_of_memory(status) and (rows := halved_micro_batch(attempt)):
+        if ran_out_of_memory(status) and (rows := halved_micro_batch(attempt)):
             why = f"ran out of memory; it starts again with {rows} rows at a time"
         elif _was_killed(status):
             in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
@@ -248,7 +248,7 @@ class LocalRun:
                 if not mine:  # it was cancelled: `_watch_others` will see its new state
                     task.phase = "followed"
                     return False
-                task.process = self._spawner.start(task.job, lease, reduce=_ran_out_of_memory(task.status))
+                task.process = self._spawner.start(task.job, lease, reduce=ran_out_of_memory(task.status))
         except OSError as error:
             self._end(task, StageStatus(state="failed", evidence="this run", cause=f"could not be started: {error}"))
             return False
@@ -325,10 +325,6 @@ def _reason(task: StageRun) -> str:
         return why
     number = f" in attempt {status.attempt}" if status.attempt else ""
     return f"already {status.state}{number}{': ' if why else ''}{why}"
-
-
-def _ran_out_of_memory(status: StageStatus) -> bool:
-    return status.state == "failed" and is_memory(status.cause)
 
 
 def _was_killed(status: StageStatus) -> bool:

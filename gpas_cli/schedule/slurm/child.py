@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpas_cli.schedule.out_of_memory import is_memory
+from gpas_cli.schedule.out_of_memory import is_memory, ran_out_of_memory
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.job_exit import JobExit
@@ -77,7 +77,7 @@ class Child:
         if self.peer_exit:
             return self.peer_exit.error if is_memory(self.peer_exit.error) else ""
         seen = conclude_or_unknown(self.attempt)
-        return seen.cause if seen.state == "failed" and is_memory(seen.cause) else ""
+        return seen.cause if ran_out_of_memory(seen) else ""
 
     def why_failed(self, rank: int) -> str:
         """Return why the process `rank` of the job, which has ended, failed: the cause that it recorded, or else the

@@ -15,7 +15,7 @@ from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.events import Emit, Outcome, Phase, Stop, Warned
 from gpas_cli.spec.downstream import Downstream, measure_of, metrics_of
 from gpas_cli.state import rerun
-from gpas_cli.state.outputs import scores_to_take_over
+from gpas_cli.state.outputs import scores_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import all_attempts
 from gpas_cli.worker.stages.context import StageContext
@@ -50,7 +50,7 @@ def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
         return
     for key in _alike(stage):
         try:
-            found = scores_to_take_over(stage.runs, key, trained)
+            found = scores_of(stage.runs, [key], trained)
         except (OSError, GpasError) as error:
             stage.emit(Warned(f"the scores of stage {key} cannot be read and are not taken over: {error}"))
             continue
