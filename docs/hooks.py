@@ -216,7 +216,7 @@ def _yaml(value: Any) -> str:
 
 def _allowed(bounds: Mapping[str, Any]) -> str:
     if bounds.get("choices"):
-        return ", ".join(f"`{choice}`" for choice in bounds["choices"])
+        return ", ".join([f"`{choice}`" for choice in bounds["choices"]] + ["…"] * bool(bounds.get("check")))
     low, above, high = (bounds.get(name) for name in ("low", "above", "high"))
     parts = (
         f"at least {_yaml(low)}" if low is not None else "",

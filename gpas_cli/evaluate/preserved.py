@@ -34,7 +34,7 @@ from torch import Tensor
 
 from gpas_cli.evaluate.jacobian import stream_gradients
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.gate import ACTIVATIONS
+from gpas_cli.spec.activation import activation
 from gpas_cli.spec.model import Model
 
 IN_SERIES = ("entry", "sum", "out")
@@ -48,7 +48,7 @@ def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> lis
     """
     assert model.gate is not None
     assert len(alphas) == model.size.layers
-    act, _ = ACTIVATIONS[model.gate.activation]
+    act = activation(model.gate.activation).value
     ratios: list[float | None] = [1.0]
     for layer in range(model.size.layers, 0, -1):
         row = alphas[layer - 1]

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.spec.gate import ACTIVATIONS, Gate
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda a: a,
-    "relu": F.relu,
-    "leaky-relu": F.leaky_relu,
-    "tanh": torch.tanh,
-    "silu": F.silu,
-    "silu-beta-8": lambda a: a * torch.sigmoid(8 * a),
-}
-assert _ACTIVATIONS.keys() == ACTIVATIONS.keys()
+from gpas_cli.model.activation import torch_activation
+from gpas_cli.spec.gate import Gate
 
 
 class GpasGate(nn.Module):
@@ -34,7 +22,7 @@ class GpasGate(nn.Module):
         super().__init__()
         self.start = start
         self.stop_gradient = spec.stop_gradient
-        self.activation = _ACTIVATIONS[spec.activation]
+        self.activation = torch_activation(spec.activation)
         self.in_graph = True
         if spec.learnable:
             self.alpha = nn.Parameter(torch.empty(1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.grid.scalar import Label
 from gpas_cli.grid.settings import children
+from gpas_cli.spec.activation import activation
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import READS, Depth
 from gpas_cli.spec.downstream import BY_TASK, base_name, headline
@@ -15,7 +16,7 @@ from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.embed import EMBEDS
 from gpas_cli.spec.family import FAMILIES
 from gpas_cli.spec.flops import relative_flops
-from gpas_cli.spec.gate import ACTIVATIONS, Gate
+from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init, usual_embed_std
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import LNS, SCHEMES
@@ -161,7 +162,7 @@ def describe_gate(gate: Gate | None) -> str:
     """
     if gate is None:
         return "none"
-    if ACTIVATIONS[gate.activation][1] == 0:
+    if activation(gate.activation).slope(0) == 0:
         gate = replace(gate, init=0.0)
     usual = Gate()
     changed = [(f.name, getattr(gate, f.name)) for f in fields(gate) if getattr(gate, f.name) != getattr(usual, f.name)]

@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
+from gpas_cli.spec.activation import activation, canonical
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.embed import Embed
 from gpas_cli.spec.family import Family
-from gpas_cli.spec.gate import ACTIVATIONS, Gate
+from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.init import Init
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
@@ -72,6 +73,7 @@ def canonical_optim(optim: Optim, model: Model, last_stage: int | None = None) -
 def _canonical_gate(model: Model) -> Gate:
     gate = model.gate
     assert gate is not None
+    gate = replace(gate, activation=canonical(gate.activation))
     layers = range(1, model.size.layers + 1)
     at_home = all(model.gate_slot(layer) == model.wiring(layer).home for layer in layers)
     if at_home:
@@ -161,26 +163,31 @@ def _check_gate(model: Model) -> Iterator[Problem]:
     gate = model.gate
     if gate is None:
         return
-    act, slope_at_zero = ACTIVATIONS[gate.activation]
+    act = activation(gate.activation)
     starts = gate.starts(model.size.layers)
     if len(starts) != model.size.layers:
         yield Problem(("gate", "init"), f"has {len(starts)} values for {model.size.layers} layers")
         return
-    if any(act(a) >= 1 for a in starts):
+    shares, slopes = [act.value(a) for a in starts], [act.slope(a) for a in starts]
+    undefined = [a for a, *found in zip(starts, shares, slopes, strict=True) if not all(map(math.isfinite, found))]
+    if undefined:
+        yield Problem(("gate", "activation"), f"{gate.activation} has no finite value and slope at {undefined[0]:g}")
+        return
+    if any(share >= 1 for share in shares):
         yield Problem(("gate", "init"), f"{gate.activation}({max(starts):g}) >= 1 turns the residual stream off")
-    if not gate.learnable and not gate.from_trained and all(act(a) == 0 for a in starts):
+    if not gate.learnable and not gate.from_trained and not any(shares):
         yield Problem(
             ("gate", "init"),
             "a fixed gate at 0 has no effect; set gate: none, gate.init or from_trained",
         )
-    if gate.learnable and slope_at_zero == 0 and all(a <= 0 for a in starts):
+    if gate.learnable and not any(slopes):
         yield Problem(
             ("gate", "activation"),
-            f"{gate.activation} has gradient 0 at or below 0, so a gate that starts at {starts[0]:g} never changes and "
-            "has no effect; set gate.init above 0",
+            f"{gate.activation} has gradient 0 at {starts[0]:g}, so a gate that starts there never changes; "
+            "set another gate.init",
         )
     layers = range(1, model.size.layers + 1)
-    if all(act(a) == 0 for a in starts) and all(_normalised_away(model, layer) for layer in layers):
+    if not any(shares) and all(_normalised_away(model, layer) for layer in layers):
         yield Problem(
             ("gate", "site"),
             f"the norm after the sum removes any scale, so a gate at {gate.site} that starts at 0 gets no gradient and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from gpas_cli.spec.activation import ACTIVATIONS
 from gpas_cli.spec.family import Family
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
@@ -114,4 +115,5 @@ def _gate_line(model: Model) -> str:
     stream = "sg(x)" if gate.stop_gradient else "x"
     kind = "learnable" if gate.learnable else "fixed"
     start = "another cell's trained values" if gate.from_trained else f"{gate.starts(model.size.layers)[0]:g}"
-    return f"G(x) = x - {gate.activation}(alpha) {stream}; alpha {kind}, one per {gate.share}, starts at {start}"
+    share = f"{gate.activation}(alpha)" if gate.activation in ACTIVATIONS else f"({gate.activation})"
+    return f"G(x) = x - {share} {stream}; alpha {kind}, one per {gate.share}, starts at {start}"

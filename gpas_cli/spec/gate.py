@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from gpas_cli.spec.activation import ACTIVATIONS, activation_fault
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.spec.parse import setting
-
-
-def _sigmoid(a: float) -> float:
-    return 1 / (1 + math.exp(-a)) if a >= 0 else math.exp(a) / (1 + math.exp(a))
-
-
-# name -> (act(a), act'(0)); a gate that starts at 0 can change only if the derivative at 0 is not 0.
-ACTIVATIONS: dict[str, tuple[Callable[[float], float], float]] = {
-    "identity": (lambda a: a, 1.0),
-    "relu": (lambda a: max(a, 0.0), 0.0),
-    "leaky-relu": (lambda a: a if a > 0 else 0.01 * a, 0.01),
-    "tanh": (math.tanh, 1.0),
-    "silu": (lambda a: a * _sigmoid(a), 0.5),
-    "silu-beta-8": (lambda a: a * _sigmoid(8 * a), 0.5),
-}
 
 SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
 
@@ -31,6 +15,7 @@ SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut"
 class Gate:
     """One GPAS gate per layer, or per sub-layer.
 
+    `activation`: a name, or a formula of alpha such as `alpha / (1 + abs(alpha))`.
     `site`: `home` is the paper's position (after the residual sum; on the skip path of post-norm layers); the others
     are the positions of Table 4, where `before-sublayer-shortcut` is a second reading of "before".
     `init`: the initial alpha, one number or one per layer.
@@ -38,7 +23,7 @@ class Gate:
     stop-gradient, sharing and `init` (the predefined gates of Table 5).
     """
 
-    activation: str = setting("silu", choices=tuple(ACTIVATIONS))
+    activation: str = setting("silu", choices=tuple(ACTIVATIONS), check=activation_fault)
     site: str = setting("home", choices=SITES)
     stop_gradient: bool = setting(True)
     learnable: bool = setting(True)

@@ -39,7 +39,8 @@ def setting(
 ) -> Any:
     """Declare a dataclass field with bounds: low <= value <= high, value > above, or one of `choices`.
 
-    `check` returns what is wrong with a string, or "". `lines` allows line breaks in it.
+    `check` returns what is wrong with a string, or ""; beside it, `choices` are only the usual values. `lines` allows
+    line breaks in it.
     `omit_default_from_key` is for fields added after keys were first published: the content key leaves the field out
     while it has its default, so that results obtained before the field existed keep their key.
     """
@@ -208,11 +209,11 @@ def _check(value: Any, bounds: Mapping[str, Any], path: SettingPath, problems: l
 
 def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
     choices = bounds.get("choices") or ()
-    if choices and isinstance(value, str) and value not in choices:
+    check: Callable[[str], str] | None = bounds.get("check")
+    if choices and check is None and isinstance(value, str) and value not in choices:
         return f"unknown value '{value}'; {nearest(value, choices)}"
     if isinstance(value, str) and (found := control_character(value, "\n\t" if bounds.get("lines") else "")):
         return "is more than one line" if found == "U+000A" else f"has the control character {found}"
-    check: Callable[[str], str] | None = bounds.get("check")
     if check is not None and isinstance(value, str):
         return check(value)
     if not isinstance(value, int | float) or isinstance(value, bool):

@@ -18,7 +18,7 @@ from gpas_cli.evaluate.theory import examine
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
-from gpas_cli.spec.gate import ACTIVATIONS
+from gpas_cli.spec.activation import activation
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
@@ -72,7 +72,7 @@ def test_bounds_as_json(tmp_path: Path) -> None:
     assert [row["layer"] for row in document["preserved"]] == [1, 2, 3]
     assert all(row["error"] < 1e-9 for row in document["preserved"])
     assert document["gates"] == "as trained (step-00000004)"
-    assert document["preserved"][0]["predicted"] == pytest.approx((1 - ACTIVATIONS["silu"][0](0.7)) ** 4, rel=1e-6)
+    assert document["preserved"][0]["predicted"] == pytest.approx((1 - activation("silu").value(0.7)) ** 4, rel=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml", "runs"]
 
 

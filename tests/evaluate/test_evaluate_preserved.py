@@ -7,11 +7,12 @@ import random
 
 import pytest
 import torch
+from gate_activations import ALL_ACTIVATIONS
 
 from gpas_cli.evaluate.jacobian import stream_gradients
 from gpas_cli.evaluate.preserved import both_gradients, gate_alphas, naive_over_preserved
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.gate import ACTIVATIONS
+from gpas_cli.spec.activation import activation
 from gpas_cli.spec.parse_cell import parse_model
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 12, "vocab": 29}
@@ -49,7 +50,7 @@ def predicted(network: Llama) -> list[float | None]:
 @pytest.mark.parametrize(
     ("norm", "gate"),
     [
-        *(("pre", {"activation": activation}) for activation in ACTIVATIONS),
+        *(("pre", {"activation": act}) for act in ALL_ACTIVATIONS),
         ("pre", {"share": "sublayer"}),
         ("pre", {"site": "before-sublayer"}),
         ("pre", {"learnable": False}),
@@ -68,7 +69,7 @@ def test_the_product_is_exact_if_the_whole_stream_passes_the_gate(norm: str, gat
 
 def test_the_product_is_the_papers_with_two_sublayers_to_a_layer() -> None:
     network = gated("pre")
-    silu, _ = ACTIVATIONS["silu"]
+    silu = activation("silu").value
     betas = [1 - silu(row[0]) for row in gate_alphas(network)]
     assert predicted(network)[0] == pytest.approx(math.prod(betas) ** 2, rel=1e-12)
     assert predicted(network)[-2:] == [pytest.approx(betas[-1] ** 2, rel=1e-12), 1.0]
@@ -83,7 +84,7 @@ def test_a_gate_on_a_part_of_the_sum_has_no_product(norm: str, site: str) -> Non
     network = gated(norm, site=site, init=[0.5] * 12)
     assert predicted(network) == [None] * 12 + [1.0]
     naive, preserved = both_gradients(network, TOKENS, TARGETS)
-    silu, _ = ACTIVATIONS["silu"]
+    silu = activation("silu").value
     assert not torch.allclose(naive[0], (1 - silu(0.5)) ** 24 * preserved[0], rtol=1e-3)
     # not the product, and no other number either: the direction differs
     cosine = torch.nn.functional.cosine_similarity(naive[0].flatten(), preserved[0].flatten(), dim=0)

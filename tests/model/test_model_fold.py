@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gate_activations import ALL_ACTIVATIONS
 
 from gpas_cli.errors import GpasError
 from gpas_cli.model.bundle import Bundle
@@ -18,7 +19,7 @@ from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.norm import RMSNorm
 from gpas_cli.spec.embed import EMBEDS
-from gpas_cli.spec.gate import ACTIVATIONS, SITES
+from gpas_cli.spec.gate import SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 
@@ -44,7 +45,7 @@ def trained(norm: object, gate: object = None, *, embed: object = None, eps: flo
 @pytest.mark.parametrize("norm", LLAMA_LIKE, ids=str)
 def test_every_gate_and_embedding_folds_exactly_but_for_eps(norm: object) -> None:
     gates = [None, *({"site": s, "share": share} for s, share in itertools.product(SITES, ("layer", "sublayer")))]
-    gates += [{"activation": activation, "init": 0.1} for activation in ACTIVATIONS]
+    gates += [{"activation": activation, "init": 0.1} for activation in ALL_ACTIVATIONS]
     gates.append({"learnable": False, "init": [0.3, -0.2, 0.1, 0.5]})
     for gate, embed in (*((gate, "plain") for gate in gates), *(("gpas", embed) for embed in EMBEDS)):
         network = trained(norm, gate, embed=embed)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gate_activations import ALL_ACTIVATIONS
 from moved_networks import moved_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +16,7 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model import gate_gradient
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.gate import ACTIVATIONS, SITES
+from gpas_cli.spec.gate import SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 
@@ -147,7 +148,7 @@ def test_on_a_gpu_the_number_of_operations_does_not_depend_on_the_depth(
     assert len(found[0]) < 30
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ALL_ACTIVATIONS)
 def test_every_activation(activation: str) -> None:
     torch.testing.assert_close(*both(network("pre", activation=activation)), rtol=1e-9, atol=0)
 

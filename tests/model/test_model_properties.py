@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
+from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 
 from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model import narrow
@@ -19,9 +20,10 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import MLP
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.probe import activation_variance
+from gpas_cli.spec.activation import ACTIVATIONS, activation
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.family import FAMILIES
-from gpas_cli.spec.gate import ACTIVATIONS, SITES, Gate
+from gpas_cli.spec.gate import SITES, Gate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, Norm
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -72,12 +74,12 @@ def useless(model: Model) -> set[str]:
 
 def variants(model: Llama, start: float) -> Iterator[tuple[str, bool]]:
     """Yield the network with each activation, with and without stop-gradient, its gates at `start`."""
-    for activation, stop in itertools.product(ACTIVATIONS, (True, False)):
-        made = GpasGate(Gate(activation=activation, stop_gradient=stop), start)
+    for act, stop in itertools.product((*ACTIVATIONS, SOFTSIGN), (True, False)):
+        made = GpasGate(Gate(activation=act, stop_gradient=stop), start)
         for gate in model.gates():
             gate.activation, gate.stop_gradient = made.activation, made.stop_gradient
             gate.alpha.data.fill_(start)
-        yield activation, stop
+        yield act, stop
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -87,10 +89,10 @@ def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str
     for site in SITES:
         model = network(scheme, {"site": site, "share": share, "init": OPEN}, dtype=torch.float64)
         exceptions = useless(model.spec)
-        for activation, stop in variants(model, OPEN):
+        for act, stop in variants(model, OPEN):
             # Leaky ReLU's slope is 1 above 0, all others' at least 0.6: a gradient below 1e-5 is the eps of a norm.
             dead = {name for name, grad in gradients(model).items() if not grad.abs().max() > 1e-5}
-            assert dead == exceptions, (site, activation, stop)
+            assert dead == exceptions, (site, act, stop)
         for case in variants(model, 0.0):
             with torch.no_grad():
                 assert torch.equal(model(TOKENS), plain), (site, case)
@@ -129,8 +131,8 @@ def test_states_travel_and_any_layer_can_be_removed(scheme: str, share: str) -> 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_networks_have_one_key_exactly_if_they_have_one_equation(scheme: str) -> None:
     optim = {"lr": 1e-3, "warmup": 1, "steps": 9}
-    for activation, stop, learnable, share in itertools.product(ACTIVATIONS, (True, False), (True, False), SHARES):
-        gate = {"activation": activation, "stop_gradient": stop, "learnable": learnable, "share": share, "init": OPEN}
+    for act, stop, learnable, share in itertools.product(ALL_ACTIVATIONS, (True, False), (True, False), SHARES):
+        gate = {"activation": act, "stop_gradient": stop, "learnable": learnable, "share": share, "init": OPEN}
         values = {"size": {**TINY, "vocab": 300}, "norm": spelled(scheme), "data": "quickstart", "optim": optim}
         cells = [cell_from({**values, "gate": {**gate, "site": site}}) for site in SITES]
         found = {(cell.key, json.dumps(equations(cell.model))) for cell in cells}
@@ -138,12 +140,11 @@ def test_networks_have_one_key_exactly_if_they_have_one_equation(scheme: str) ->
 
 
 @pytest.mark.parametrize("stop", [True, False])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_jacobian_of_a_gate(activation: str, stop: bool) -> None:
+@pytest.mark.parametrize("act", ALL_ACTIVATIONS)
+def test_the_jacobian_of_a_gate(act: str, stop: bool) -> None:
     """The identity with stop-gradient, 1 - act(alpha) times it without."""
-    gate = next(network("pre", {"activation": activation, "stop_gradient": stop, "init": 0.3}).gates()).double()
-    act, _ = ACTIVATIONS[activation]
-    assert gate.value().item() == pytest.approx(act(gate.alpha.item()), rel=1e-14)
+    gate = next(network("pre", {"activation": act, "stop_gradient": stop, "init": 0.3}).gates()).double()
+    assert gate.value().item() == pytest.approx(activation(act).value(gate.alpha.item()), rel=1e-14)
     jacobian = torch.autograd.functional.jacobian(gate, torch.randn(5, dtype=torch.float64))
     expected = torch.eye(5, dtype=torch.float64)
     if stop:
@@ -190,7 +191,7 @@ def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
     assert seen[0].item() == pytest.approx(embedded.var(-1, correction=0).mean().item(), rel=1e-6)
     model(TOKENS)
     assert len(seen) == 3
-    assert [gate.value().item() for gate in model.gates()] == pytest.approx([ACTIVATIONS["silu"][0](0.3)] * 2)
+    assert [gate.value().item() for gate in model.gates()] == pytest.approx([activation("silu").value(0.3)] * 2)
 
 
 @pytest.mark.parametrize("bias", [False, True])

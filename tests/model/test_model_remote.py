@@ -13,7 +13,7 @@ pytestmark = needs_transformers
 CELLS: dict[str, dict[str, object]] = {
     "mix": {"norm": "mix", "gate": "gpas"},
     "sandwich": {"norm": "sandwich", "gate": {"site": "after-norm"}, "embed": "scaled"},
-    "deepnorm": {"norm": "deepnorm", "gate": {"share": "sublayer", "activation": "tanh"}},
+    "deepnorm": {"norm": "deepnorm", "gate": {"share": "sublayer", "activation": "alpha / (1 + abs(alpha))"}},
     "b2t": {"norm": "b2t"},
     "plain": {"norm": "lns", "gate": "gpas"},
 }

@@ -1,0 +1,51 @@
+"""The activation of docs/how-to/scheme.md, from a line of experiments.yaml to the table and an export."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from end_to_end import Toy
+
+GUIDE = (Path(__file__).parents[1] / "docs/how-to/scheme.md").read_text()
+AXIS = re.search(r"gate: (\[none, gpas, \{name: softsign.*\])", GUIDE)[1]
+FORMULA = re.search(r"activation: ([^}]*)", AXIS)[1]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Return a trained project with the axis of the guide."""
+    made = Toy(tmp_path_factory.mktemp("formula"), steps=6)
+    config = made.folder / "experiments.yaml"
+    config.write_text(config.read_text().replace("gate: [none, gpas]", f"gate: {AXIS}"))
+    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    return made
+
+
+def test_a_formula_trains_and_has_its_row(toy: Toy) -> None:
+    assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "done", "pre-softsign-s1": "done"}
+    assert re.search(r"\+ softsign +[0-9.]+", toy.gpas("table", "small").stdout)
+    assert f"G(x) = x - ({FORMULA}) sg(x)" in toy.gpas("explain", "pre-softsign-s1").stdout
+    assert f"gate.activation: not set -> {FORMULA}" in toy.gpas("why", "pre-softsign-s1").stdout
+
+
+def test_the_gates_move_and_their_values_are_the_formulas(toy: Toy) -> None:
+    bounds = json.loads(toy.gpas("explain", "pre-softsign-s1", "--bounds", "--json").stdout)["cells"][0]["bounds"]
+    assert all(row["error"] < 1e-6 for row in bounds["preserved"])
+    assert bounds["preserved"][0]["predicted"] != 1
+
+
+def test_a_changed_formula_is_another_cell_and_a_space_is_none(toy: Toy) -> None:
+    file = toy.folder / "experiments.yaml"
+    text = file.read_text()
+    key = toy.status()["pre-softsign-s1"]["key"]
+    file.write_text(text.replace("1 + abs", "1+abs"))
+    assert toy.status()["pre-softsign-s1"]["key"] == key
+    file.write_text(text.replace("1 + abs", "2 + abs"))
+    assert toy.status()["pre-softsign-s1"]["state"] == "missing"
+    file.write_text(text.replace(FORMULA, "alpha ** 2"))
+    message = toy.gpas("status", expect=2).stderr
+    assert "gate.activation: alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes" in message
+    file.write_text(text)
