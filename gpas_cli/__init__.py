@@ -13,9 +13,11 @@ The life of one cell, one package per step. Data flows down this list and never 
  9. train/             module + batches -> events (step, layer statistics, spike, evaluation, checkpoint, outcome)
 10. evaluate/          finetuning, downstream scores, layer importance: later stages on the checkpoint
 11. store/             events are journalled in the run directory and ingested into SQL rows
-12. report/            rows -> table cells, figures, a report
+12. report/            rows -> tables, claims and figures, beside the papers' numbers
+13. page/              tables, claims, figures and cells -> one HTML page
 
-Beside it: `state/` (what is true of a stage, concluded from evidence), `doctor/` (diagnosis), `cli/` (the commands).
+Beside it: `state/` (what is true of a stage, concluded from evidence), `origin/` (where a number comes from),
+`statistics/` (means, intervals, tests), `results/` (pandas frames), `doctor/` (diagnosis), `cli/` (the commands).
 """
 
 __version__ = "0.1.0"

@@ -31,9 +31,12 @@ BESIDE = {
     "state": {"grid"},
     "schedule": {"grid"},
     "doctor": {"grid"},
-    "report": {"store", "state", "grid", "spec"},
-    "results": {"report", "store", "state", "grid", "spec"},
-    "cli": {"grid", "data", "report", "evaluate"},
+    "statistics": set(),
+    "report": {"store", "state", "grid", "spec", "statistics"},
+    "page": {"report", "store", "state", "grid", "spec"},
+    "origin": {"report", "store", "state", "grid", "spec"},
+    "results": {"report", "store", "state", "grid", "spec", "statistics"},
+    "cli": {"grid", "data", "report", "page", "origin", "statistics", "evaluate"},
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 350

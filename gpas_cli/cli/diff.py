@@ -26,7 +26,7 @@ from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.origin.diff import CodeDifference, Comparison, CurveDifference, Point, Side, StageDifference
+    from gpas_cli.origin.diff import CodeDifference, Comparison, CurveDifference, Point, Side, StageDifference
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
@@ -55,7 +55,7 @@ def diff(
 
     Example: [bold]gpas diff pre-s1 --in ../copy[/bold]
     """
-    from gpas_cli.report.origin.diff import compare
+    from gpas_cli.origin.diff import compare
 
     if not other and folder is None:
         raise GpasError("name a second cell, an attempt (NAME@2), or another project with --in")
@@ -74,7 +74,7 @@ def diff(
 @contextmanager
 def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
     """Yield what is recorded of the cell, or of the attempt, that `text` names; `folder` is that of another project."""
-    from gpas_cli.report.origin.diff import Side
+    from gpas_cli.origin.diff import Side
 
     match = _ATTEMPT.fullmatch(text)
     name = match[1] if match else text

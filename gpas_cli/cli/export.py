@@ -99,7 +99,7 @@ def export(
 
 
 def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool) -> None:
-    from gpas_cli.report.origin.archive import write_archive
+    from gpas_cli.origin.archive import write_archive
 
     chosen = {name: entries([name]) for name in dict.fromkeys(grids)}
     made = write_archive(path, project(), experiments(), chosen, anonymous=anonymous)

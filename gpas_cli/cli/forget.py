@@ -99,7 +99,7 @@ def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
 
 def _with_dependents(keys: Sequence[str]) -> dict[str, list[str]]:
     """Return the keys of the stages that build on each stage."""
-    from gpas_cli.report.origin.dependents import dependents
+    from gpas_cli.origin.dependents import dependents
     from gpas_cli.store.refresh import results_of
 
     with results_of(project()) as (engine, _):

@@ -11,7 +11,7 @@ from gpas_cli.cli.console import console, json_number
 from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
-    from gpas_cli.report.origin.number import Code, NumberOrigin, SeedOrigin
+    from gpas_cli.origin.number import Code, NumberOrigin, SeedOrigin
     from gpas_cli.state.spent import Spent
 
 INDENT = 16  # characters before a fact
@@ -45,7 +45,7 @@ def _print_fact(name: str, text: str) -> None:
 
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
-    from gpas_cli.report.origin.number import environments
+    from gpas_cli.origin.number import environments
 
     yield origin.place.table.metric.name, _number(origin)
     if origin.place.base is not None:
@@ -109,9 +109,9 @@ def _number(origin: NumberOrigin) -> str:
 
 
 def _difference(origin: NumberOrigin) -> str:
-    from gpas_cli.report.statistics.stats import interval
     from gpas_cli.report.tables.cell_text import cell_text
     from gpas_cli.report.tables.sheet import PLAIN
+    from gpas_cli.statistics.stats import interval
 
     place = origin.place
     base, delta = place.base, place.cell.delta

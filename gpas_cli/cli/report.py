@@ -18,9 +18,9 @@ from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.page.content import Content
+    from gpas_cli.page.limits import Limits
     from gpas_cli.plan.usage import GridUsage, UsageMeter
-    from gpas_cli.report.page.content import Content
-    from gpas_cli.report.page.limits import Limits
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.state.status import CellStatus
 
@@ -40,7 +40,7 @@ def report(
     Example: [bold]gpas report quickstart -o quickstart.html[/bold]
     """
     from gpas_cli.files import replace_file
-    from gpas_cli.report.page.document import to_html
+    from gpas_cli.page.document import to_html
 
     if out.is_dir():
         raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / DEFAULT}`")
@@ -65,7 +65,7 @@ class PageSource:
 
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
-        from gpas_cli.report.page.limits import FILE, SERVED
+        from gpas_cli.page.limits import FILE, SERVED
         from gpas_cli.report.recorded import recorded
 
         states = self._observe()
@@ -79,8 +79,8 @@ class PageSource:
 
     def rescue(self, before: Content | None, error: Exception) -> Content:
         """Return the states of the cells with the last known numbers, for when the database cannot be read."""
-        from gpas_cli.report.page.content import with_states
-        from gpas_cli.report.page.limits import SERVED
+        from gpas_cli.page.content import with_states
+        from gpas_cli.page.limits import SERVED
         from gpas_cli.report.recorded import Recorded
 
         states = self._observe()
@@ -92,7 +92,7 @@ class PageSource:
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
-        from gpas_cli.report.page.cells import details
+        from gpas_cli.page.cells import details
         from gpas_cli.report.recorded import recorded
         from gpas_cli.state.observe import look
 
@@ -108,8 +108,8 @@ class PageSource:
         return states
 
     def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
+        from gpas_cli.page.content import collect
         from gpas_cli.plan.usage import UsageMeter
-        from gpas_cli.report.page.content import collect
 
         made = collect(experiments(), known, states, log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)

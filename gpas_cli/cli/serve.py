@@ -12,7 +12,7 @@ from gpas_cli.cli.console import Names, Where, console
 from gpas_cli.cli.report import PageSource
 
 if TYPE_CHECKING:
-    from gpas_cli.report.page.server import PageServer
+    from gpas_cli.page.server import PageServer
 
 PORT = 8765
 NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
@@ -33,8 +33,8 @@ def serve(
 
     Example: [bold]gpas serve quickstart[/bold]
     """
-    from gpas_cli.report.page.live import LivePage
-    from gpas_cli.report.page.server import PageServer
+    from gpas_cli.page.live import LivePage
+    from gpas_cli.page.server import PageServer
 
     source = PageSource(names, where)
     page = LivePage(source.collect, source.rescue, source.details, refresh)

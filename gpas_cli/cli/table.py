@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.declared import TableSpec
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.recorded import Recorded
-    from gpas_cli.report.tables.external import ExternalNetwork
+    from gpas_cli.report.result import ExternalNetwork
     from gpas_cli.report.tables.table import Table
 
 SEPARATOR = ":"  # in the name of a paper's table, SOURCE:NUMBER

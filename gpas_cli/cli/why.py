@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.origin.number import NumberOrigin
-    from gpas_cli.report.origin.provenance import AttemptProvenance, ForgottenAttempt, Provenance
+    from gpas_cli.origin.number import NumberOrigin
+    from gpas_cli.origin.provenance import AttemptProvenance, ForgottenAttempt, Provenance
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.report.tables.paper_table import Serving
     from gpas_cli.report.tables.table_place import PlaceName
@@ -103,7 +103,7 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
 def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
     """Return the origins of the numbers of tables, and why results are not up to date."""
-    from gpas_cli.report.origin.number import trace_cell
+    from gpas_cli.origin.number import trace_cell
     from gpas_cli.report.papers.layouts import is_printed_name
     from gpas_cli.report.recorded import recorded
 
@@ -122,7 +122,7 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
 
 def _printed_number(name: PlaceName, served: Sequence[Serving], known: Recorded) -> NumberOrigin:
     """Return the origin of our number at a place in a paper's table."""
-    from gpas_cli.report.origin.number import trace_printed
+    from gpas_cli.origin.number import trace_printed
     from gpas_cli.report.tables.paper_table import paper_table
 
     return trace_printed(name, [paper_table(one, known.states, known.results) for one in served], known, project().runs)
@@ -130,7 +130,7 @@ def _printed_number(name: PlaceName, served: Sequence[Serving], known: Recorded)
 
 def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
     """Return the provenance of the stages of cells, and why results are not up to date."""
-    from gpas_cli.report.origin.provenance import trace_number
+    from gpas_cli.origin.provenance import trace_number
     from gpas_cli.store.refresh import results_of
 
     here = project()

@@ -8,8 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, func, select
 
-from gpas_cli.report.result import PARTIAL, Result, TaskResult
-from gpas_cli.report.tables.external import SETTINGS, ExternalNetwork
+from gpas_cli.report.result import PARTIAL, SCORING, ExternalNetwork, Result, TaskResult
 from gpas_cli.spec.downstream import Downstream, metrics_of
 from gpas_cli.spec.stage import EXTERNAL, PRETRAIN
 from gpas_cli.spec.texts import BY_TEXT
@@ -113,7 +112,7 @@ def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
         name=last["name"],
         key=key,
         origin=last["cell"].get("external") or {},
-        settings={name: recorded.get(name, getattr(usual, name)) for name in SETTINGS},
+        settings={name: recorded.get(name, getattr(usual, name)) for name in SCORING},
         precision=last["precision"],
         scores=tuple(TaskResult(**{name: row[name] for name in _SCORE}) for row in rows),
     )

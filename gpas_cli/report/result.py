@@ -1,4 +1,7 @@
-"""The result of one stage that tables show. Without SQLAlchemy, so that tables can be built without a database."""
+"""Results of stages, and scores of networks that were not trained here.
+
+Without SQLAlchemy, so that tables can be built without a database.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 from gpas_cli.spec.downstream import BY_TASK, averages
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
+SCORING = ("shots", "limit", "max_length")  # of the scoring; scores under others cannot be compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,21 @@ class Result:
     def stderr(self, name: str) -> float | None:
         """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
         return standard_error(self.scores, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalNetwork:
+    """A network that `gpas evaluate` scored with one choice of the settings SCORING.
+
+    origin: source, revision, digests of the files and architecture. scores: the newest of each task and metric.
+    """
+
+    name: str
+    key: str
+    origin: Mapping[str, str]
+    settings: Mapping[str, int]
+    precision: str | None
+    scores: tuple[TaskResult, ...]
 
 
 def to_plain(result: Result | None) -> list[Any]:

@@ -261,7 +261,7 @@ def _table_frame(table: Table) -> pd.DataFrame:
 
 
 def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
-    from gpas_cli.report.statistics.stats import interval
+    from gpas_cli.statistics.stats import interval
 
     summary, delta = cell.summary, cell.delta
     low, high = (interval(delta) if delta else None) or (math.nan, math.nan)

@@ -21,7 +21,7 @@ from recorded import environment
 from gpas_cli.cli.console import experiments
 from gpas_cli.cli.report import PageSource
 from gpas_cli.errors import Exit
-from gpas_cli.report.page.live import LivePage
+from gpas_cli.page.live import LivePage
 
 
 @pytest.fixture

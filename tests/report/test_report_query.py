@@ -11,8 +11,8 @@ from report_database import add
 from sqlalchemy.engine import Engine
 
 from gpas_cli.errors import UnknownCell
+from gpas_cli.origin.provenance import differences, trace_number
 from gpas_cli.report import query
-from gpas_cli.report.origin.provenance import differences, trace_number
 from gpas_cli.report.recorded import stage_keys
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build

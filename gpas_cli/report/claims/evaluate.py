@@ -28,7 +28,7 @@ from gpas_cli.report.recorded import Recorded
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.statistics.power import Needed
+    from gpas_cli.statistics.power import Needed
 
 LEVEL = 0.95
 ALPHA = 0.05
@@ -110,7 +110,7 @@ def _each_run(part: Part) -> Part:
 
 def _needed(part: Part, mean: float) -> Needed | None:
     """Return the further seeds that a verdict needs, at least 1 each; None if that is unknown."""
-    from gpas_cli.report.statistics.power import Needed, estimate
+    from gpas_cli.statistics.power import Needed, estimate
 
     low, high = part.bounds()
     crossed = [bound for bound in (low, high) if math.isfinite(bound)]
@@ -134,7 +134,7 @@ def _most(numbers: Iterable[int | None]) -> int | None:
 
 def _decided(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with adjusted p values and verdicts."""
-    from gpas_cli.report.statistics.multiplicity import holm
+    from gpas_cli.statistics.multiplicity import holm
 
     tested = [replace(part, adjusted=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
     if tested and all(part.inside is not None and part.inside <= ALPHA for part in tested):

@@ -16,9 +16,9 @@ from gpas_cli.report.figures.quantities import Quantity, quantity
 from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.labels import usual_label
 from gpas_cli.report.metrics import metric
-from gpas_cli.report.statistics.growth import exponential_evidence
 from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
 from gpas_cli.spec.stage import Metric, StageKind
+from gpas_cli.statistics.growth import exponential_evidence
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry

@@ -16,7 +16,7 @@ from gpas_cli.grid.claim import EACH_RUN
 from gpas_cli.grid.expand import family_of
 from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence
 from gpas_cli.report.claims.verdict import UNDECIDED
-from gpas_cli.report.statistics.sequential import fewest, log_evidence, possible
+from gpas_cli.statistics.sequential import fewest, log_evidence, possible
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpas_cli.report.statistics.stats import aggregate, mean_interval, two_sided_p
+from gpas_cli.statistics.stats import aggregate, mean_interval, two_sided_p
 
 SIGN = "sign"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import Series
-from gpas_cli.report.statistics.growth import LEAST_POINTS, better
+from gpas_cli.statistics.growth import LEAST_POINTS, better
 
 NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpas_cli.report.statistics.stats import two_sided_t
+from gpas_cli.statistics.stats import two_sided_t
 
 LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
 LEVEL = 0.95

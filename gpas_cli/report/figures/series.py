@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from gpas_cli.grid.scalar import Label
 from gpas_cli.printable import one_line
 from gpas_cli.report.labels import label_title, row_title, scheme_titles
-from gpas_cli.report.statistics.stats import Aggregate, aggregate
 from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.statistics.stats import Aggregate, aggregate
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry

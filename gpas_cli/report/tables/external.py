@@ -11,29 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.report.result import TaskResult, standard_error
+from gpas_cli.report.result import SCORING, ExternalNetwork, TaskResult, standard_error
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, Downstream, metrics_of, task_title
 from gpas_cli.words import listed
 
 ALL = "all"  # selects every network
-SETTINGS = ("shots", "limit", "max_length")  # of the scoring; scores under others cannot be compared
 DIGEST_SHOWN = 12  # hex digits
 NAMED = 12  # tasks in one note
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExternalNetwork:
-    """A network that `gpas evaluate` scored with one choice of SETTINGS.
-
-    origin: source, revision, digests of the files and architecture. scores: the newest of each task and metric.
-    """
-
-    name: str
-    key: str
-    origin: Mapping[str, str]
-    settings: Mapping[str, int]
-    precision: str | None
-    scores: tuple[TaskResult, ...]
 
 
 @dataclass(frozen=True)
@@ -84,8 +68,8 @@ def external_rows(
     sections: those of the table's cells, with the effective `max_length`. numbers: the name under which a cell reports
     the number of each column, METRIC/TASK.
     """
-    wanted = {name: sorted({getattr(section, name) for section in sections}) for name in SETTINGS}
-    alike = [network for network in networks if all(wanted[name] == [network.settings[name]] for name in SETTINGS)]
+    wanted = {name: sorted({getattr(section, name) for section in sections}) for name in SCORING}
+    alike = [network for network in networks if all(wanted[name] == [network.settings[name]] for name in SCORING)]
     lists = list(dict.fromkeys(section.tasks for section in sections))
     tasks = tuple(dict.fromkeys(task for one in lists for task in one))
     rows = []
@@ -149,7 +133,7 @@ def _origin(row: ExternalRow) -> str:
 
 def _mismatch(network: ExternalNetwork, tasks: Sequence[str], wanted: Mapping[str, Sequence[int]]) -> str:
     """Return why a network that was scored with other settings is not shown, and how to score it with the cells'."""
-    differing = [name for name in SETTINGS if wanted[name] != [network.settings[name]]]
+    differing = [name for name in SCORING if wanted[name] != [network.settings[name]]]
     parts = [
         f"{name} {network.settings[name]}, cells {' and '.join(str(value) for value in wanted[name])}"
         for name in differing
@@ -168,7 +152,7 @@ def _command(network: ExternalNetwork, tasks: Sequence[str], wanted: Mapping[str
     group = next((name for name, members in GROUPS.items() if set(members) == set(tasks)), ",".join(tasks))
     words = ["gpas", "evaluate", source, "--tasks", group]
     usual = Downstream()
-    for name in SETTINGS:
+    for name in SCORING:
         if wanted[name] != [getattr(usual, name)]:
             words += [f"--{name.replace('_', '-')}", str(wanted[name][0])]
     words += ["--revision", revision] if revision else []

@@ -17,7 +17,6 @@ from gpas_cli.report.metrics import METRICS
 from gpas_cli.report.papers import PublishedTable, has_labels
 from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations
-from gpas_cli.report.statistics import stats
 from gpas_cli.report.tables.entry_status import Results, States, entry_status, missing_numbers
 from gpas_cli.report.tables.grouping import refuse_mixture
 from gpas_cli.report.tables.note import Note
@@ -27,6 +26,7 @@ from gpas_cli.spec.downstream import BY_TASK, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.texts import KNOWN_TEXTS
+from gpas_cli.statistics import stats
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry

@@ -20,14 +20,15 @@ from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, Remark, published
 from gpas_cli.report.papers.compared import compared_value
 from gpas_cli.report.papers.recipes import Deviation, deviations
-from gpas_cli.report.statistics import stats
+from gpas_cli.report.result import ExternalNetwork
 from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
-from gpas_cli.report.tables.external import ExternalNetwork, Externals, external_rows
+from gpas_cli.report.tables.external import Externals, external_rows
 from gpas_cli.report.tables.grouping import group
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.ranking import marks
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
+from gpas_cli.statistics import stats
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry, TableSpec

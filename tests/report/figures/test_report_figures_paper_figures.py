@@ -21,7 +21,7 @@ from gpas_cli.report.figures.paper_figures import (
     request,
 )
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.statistics.growth import better
+from gpas_cli.statistics.growth import better
 
 EXPERIMENTS = load(packaged("experiments.yaml"))
 FIGURES = declared_figures()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpas_cli.report.statistics.growth import better, exponential_evidence, growth
+from gpas_cli.statistics.growth import better, exponential_evidence, growth
 
 DEPTH = range(1, 13)
 

@@ -11,9 +11,9 @@ from browser import CHROMIUM, Visit, chromium
 from live_source import Source, served
 from recorded import finish, gpas, make_project
 
+from gpas_cli.page.content import Content
+from gpas_cli.page.document import to_html
 from gpas_cli.report.figures.figure import Figure, frame
-from gpas_cli.report.page.content import Content
-from gpas_cli.report.page.document import to_html
 
 pytest.importorskip("playwright", reason="needs playwright")
 pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python")

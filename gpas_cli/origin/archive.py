@@ -39,9 +39,9 @@ from gpas_cli.grid.document import parse_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 from gpas_cli.grid.seeds import seeds_path
+from gpas_cli.origin.anonymous import Member, anonymised
+from gpas_cli.origin.archive_readme import readme
 from gpas_cli.report import papers
-from gpas_cli.report.origin.anonymous import Member, anonymised
-from gpas_cli.report.origin.archive_readme import readme
 from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
@@ -89,7 +89,7 @@ def write_archive(
 ) -> Archive:
     """Write the archive of the tables of `grids` to `path`, which ends in .tar.gz, .tgz or .tar.
 
-    anonymous: replace the names of people and machines (`gpas_cli.report.origin.anonymous`).
+    anonymous: replace the names of people and machines (`gpas_cli.origin.anonymous`).
 
     Raises GpasError for another name, if nothing has been run, and for a file that leads out of the project. An
     existing file is replaced once the new one is complete.

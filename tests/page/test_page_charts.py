@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from report_cells import entry, spec
 
+from gpas_cli.page.charts import _panels
 from gpas_cli.report.figures.series import CellCurve
-from gpas_cli.report.page.charts import _panels
 
 
 def run(kind: str, size: str, **axes: str) -> CellCurve:

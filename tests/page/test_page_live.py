@@ -8,7 +8,7 @@ import time
 
 from live_source import Source
 
-from gpas_cli.report.page.live import IDLE_SHARE as IDLE
+from gpas_cli.page.live import IDLE_SHARE as IDLE
 
 
 def test_a_fresh_snapshot_is_not_taken_again() -> None:

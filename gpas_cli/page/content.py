@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
-from gpas_cli.report.page.cells import LogTail, details, row
-from gpas_cli.report.page.charts import grid_charts, paper_charts
-from gpas_cli.report.page.claims import ClaimView, claim_views
-from gpas_cli.report.page.limits import Limits
-from gpas_cli.report.page.paper_tables import PaperTableView, paper_tables
+from gpas_cli.page.cells import LogTail, details, row
+from gpas_cli.page.charts import grid_charts, paper_charts
+from gpas_cli.page.claims import ClaimView, claim_views
+from gpas_cli.page.limits import Limits
+from gpas_cli.page.paper_tables import PaperTableView, paper_tables
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
 from gpas_cli.words import count

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from gpas_cli.report.statistics.noncentral_t import noncentrality_at, upper_tail
-from gpas_cli.report.statistics.stats import aggregate, two_sided_t
+from gpas_cli.statistics.noncentral_t import noncentrality_at, upper_tail
+from gpas_cli.statistics.stats import aggregate, two_sided_t
 
 MOST_PAIRS = 10_000  # a test that needs more is said never to decide
 CONFIDENCE = 0.8  # of the interval of `Needed`

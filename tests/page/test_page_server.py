@@ -10,7 +10,7 @@ import pytest
 from live_source import Source, served
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.page.server import PageServer
+from gpas_cli.page.server import PageServer
 
 
 @pytest.fixture(scope="module")

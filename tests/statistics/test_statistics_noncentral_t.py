@@ -7,8 +7,8 @@ import math
 import pytest
 from scipy.special import nctdtr, stdtrit
 
-from gpas_cli.report.statistics.noncentral_t import noncentrality_at, upper_tail
-from gpas_cli.report.statistics.stats import two_sided_p
+from gpas_cli.statistics.noncentral_t import noncentrality_at, upper_tail
+from gpas_cli.statistics.stats import two_sided_p
 
 FREEDOMS = (1, 2, 3, 4, 7, 9, 20, 99, 1000, 9999)
 SIZES = (0.0, 0.02, 0.3, 0.8, 1.4, 2.0, 3.0, 7.0, 50.0)  # in standard deviations

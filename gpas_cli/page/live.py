@@ -11,12 +11,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.page.document import Document, to_html, to_mapping
-from gpas_cli.report.page.encode import to_json
+from gpas_cli.page.document import Document, to_html, to_mapping
+from gpas_cli.page.encode import to_json
 from gpas_cli.words import date_and_time
 
 if TYPE_CHECKING:
-    from gpas_cli.report.page.content import Content
+    from gpas_cli.page.content import Content
 
 IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid
 

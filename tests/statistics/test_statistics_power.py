@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from gpas_cli.report.statistics.power import MOST_PAIRS, estimate, t_power
-from gpas_cli.report.statistics.stats import interval, paired
+from gpas_cli.statistics.power import MOST_PAIRS, estimate, t_power
+from gpas_cli.statistics.stats import interval, paired
 
 
 @pytest.mark.parametrize(("size", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15)])

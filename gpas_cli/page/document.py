@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from gpas_cli.page.encode import to_json
+from gpas_cli.page.shared import without_repetition
 from gpas_cli.printable import one_line
-from gpas_cli.report.page.encode import to_json
-from gpas_cli.report.page.shared import without_repetition
 from gpas_cli.words import count, date_and_time
 
 if TYPE_CHECKING:
-    from gpas_cli.report.page.content import Content
+    from gpas_cli.page.content import Content
 
 ASSETS = Path(__file__).parent / "assets"
 # In the order in which they are joined.

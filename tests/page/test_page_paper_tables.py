@@ -8,10 +8,10 @@ from report_cells import result
 
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.report.page.paper_tables import paper_tables
+from gpas_cli.page.paper_tables import paper_tables
 from gpas_cli.report.recorded import Recorded
 
-EXPERIMENTS = load(Path(__file__).parents[3] / "experiments.yaml")
+EXPERIMENTS = load(Path(__file__).parents[2] / "experiments.yaml")
 ENTRIES = tuple(entry for entry in expand(EXPERIMENTS, ["table2"]) if entry.axes["norm"] == "lns")
 
 

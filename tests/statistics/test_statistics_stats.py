@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import stdtrit
 
-from gpas_cli.report.statistics.stats import aggregate, interval, mean_interval, paired, two_sided_p, two_sided_t
+from gpas_cli.statistics.stats import aggregate, interval, mean_interval, paired, two_sided_p, two_sided_t
 
 finite = st.floats(-1e6, 1e6)
 

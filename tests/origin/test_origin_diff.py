@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpas_cli.report.origin.diff import curve_difference
+from gpas_cli.origin.diff import curve_difference
 
 
 def test_curves_are_compared_at_the_updates_that_both_have() -> None:

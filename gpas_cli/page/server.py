@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
-    from gpas_cli.report.page.live import LivePage
+    from gpas_cli.page.live import LivePage
 
 ADDRESS = "127.0.0.1"
 SMALL_BYTES = 2000  # answers are compressed from this size on

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from recorded import finish, gpas, make_project
 
-from gpas_cli.report.page.document import ASSETS, SCRIPTS
+from gpas_cli.page.document import ASSETS, SCRIPTS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GRIDS = """\

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gpas_cli.report.page.shared import without_repetition
-from gpas_cli.report.page.thinning import thinned
+from gpas_cli.page.shared import without_repetition
+from gpas_cli.page.thinning import thinned
 
 
 def details(seed: int, torch: str) -> dict[str, object]:

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpas_cli.report.statistics.multiplicity import holm
+from gpas_cli.statistics.multiplicity import holm
 
 if TYPE_CHECKING:
     import numpy as np

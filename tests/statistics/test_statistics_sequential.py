@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.special import gammaln
 from scipy.stats import norm
 
-from gpas_cli.report.statistics.sequential import (
+from gpas_cli.statistics.sequential import (
     EFFECT_SCALE,
     Evidence,
     decide,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpas_cli.page.limits import Limits
+from gpas_cli.page.thinning import thinned
 from gpas_cli.report.curves import curve_names
 from gpas_cli.report.figures.curves import Selection, curves
 from gpas_cli.report.figures.figure import Figure, Line, frame, make_figure
 from gpas_cli.report.figures.paper_figures import PaperFigure, declared_figures, make, request
 from gpas_cli.report.figures.quantities import quantity
 from gpas_cli.report.labels import label_title, objective_title
-from gpas_cli.report.page.limits import Limits
-from gpas_cli.report.page.thinning import thinned
 from gpas_cli.report.recorded import stage_keys
 
 if TYPE_CHECKING:
