@@ -43,7 +43,9 @@ class _Normed(torch.autograd.Function):
         ctx.eps = eps
         wide = _wide(x)
         # As in the reference, the cast precedes the weight: a bfloat16 weight multiplies a bfloat16 tensor.
-        return ((wide * _inverse_rms(wide, eps)).to(weight.dtype) * weight).to(x.dtype)
+        y = (wide * _inverse_rms(wide, eps)).to(weight.dtype) * weight
+        # A cast that changes nothing must not come last: compiled by torch 2.11, all gradients would be zero.
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -7,12 +7,17 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import first_line
 from gpas_cli.model.attention import Packing, Positions
-from gpas_cli.model.llama import Llama
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.parse_cell import parse_model
+from gpas_cli.train.loss import DeviceRows, summed_loss
+from gpas_cli.train.precision import Precision
 
 # From this many FLOPs on, compiling pays on a CPU: such trainings take hours, of which it saves 5 to 10 %, and it costs
 # half a minute at the start of each attempt.
@@ -20,6 +25,8 @@ WORTHWHILE_FLOPS = 1e15
 # All layers share one code object, with a graph for each kind of layer, for full and for packed rows, for a single row,
 # for rows with a mask, with and without gradients. PyTorch's own limit is 8; one more graph is an error.
 MAX_GRAPHS = 64
+# Of a compiled network's gradients, relative to the largest of a parameter: roundings of float32 in another order.
+TOLERANCE = 1e-3
 
 Forward = Callable[..., Tensor]
 
@@ -108,8 +115,8 @@ def _mark(tensor: Tensor, dimension: int) -> None:
 def worth_compiling(device: torch.device, flops: float) -> bool:
     """Return whether a training of `flops` should compile its layers on `device`.
 
-    On a CPU only a long training should; and the machine must be able to, which takes a C++ compiler and Python's
-    headers.
+    On a CPU only a long training should; the machine must be able to, which takes a C++ compiler and Python's headers;
+    and this version of torch must compute the same gradients. Warns with the reason if one of these two is not so.
     """
     return (device.type != "cpu" or flops >= WORTHWHILE_FLOPS) and _can_compile(device)
 
@@ -118,7 +125,35 @@ def worth_compiling(device: torch.device, flops: float) -> bool:
 def _can_compile(device: torch.device) -> bool:
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
+        worst = _error(device)
     except Exception as error:  # its class depends on what is missing
         warnings.warn(f"layers are not compiled, which makes training slower: {first_line(error)}", stacklevel=2)
         return False
+    if not worst <= TOLERANCE:  # true for NaN, too
+        reason = f"torch {torch.__version__} compiles other gradients, off by {worst:.2g}"
+        warnings.warn(f"layers are not compiled, which makes training slower: {reason}", stacklevel=2)
+        return False
     return True
+
+
+@torch.enable_grad()
+def _error(device: torch.device) -> float:
+    """Return the largest difference between the gradients of a small network, captured as for compiling, and those of
+    the network itself; NaN if one of them is NaN.
+
+    torch 2.11 computes zeros for some functions with a backward pass of their own, without an error.
+    """
+    size = {"hidden": 32, "ffn": 40, "heads": 2, "layers": 2, "vocab": 64}
+    model = parse_model({"size": size, "norm": "sandwich", "gate": "gpas"})
+    tokens = np.random.default_rng(0).integers(0, 64, (3, 8))
+    targets = np.where(np.arange(8) < np.array([[8], [5], [2]]), tokens, IGNORED)
+    precision = Precision("fp32", device)
+    plain, captured = (build(model, device=device) for _ in range(2))
+    compile_layers(captured, "aot_eager")
+    for network in (plain, captured):
+        loss = summed_loss(network, DeviceRows.of(tokens, targets, device), precision, float(targets.size))
+        loss.backward()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
+    pairs = [(a.grad, b.grad) for a, b in zip(plain.parameters(), captured.parameters(), strict=True)]
+    worst = [(a - b).abs().max() / a.abs().max() for a, b in pairs if a is not None and b is not None]
+    return float(torch.stack(worst).max()) if len(worst) == len(pairs) else float("nan")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model import products
+from gpas_cli.model import attention, mlp, norm, products
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.probe import activation_variance
@@ -245,6 +248,66 @@ def test_processors_compile_for_trainings_of_hours(monkeypatch: pytest.MonkeyPat
     possible["here"] = False
     assert not worth_compiling(FP32.device, 1e16)
     assert not worth_compiling(torch.device("cuda"), 1e16)
+
+
+class IdleCasts(torch.overrides.TorchFunctionMode):
+    """Collects the addresses of what casts that change nothing return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.Tensor.to and result is args[0]:
+            self.found.add(result.data_ptr())
+        return result
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
+def test_no_function_of_a_compiled_layer_ends_with_a_cast_that_changes_nothing(
+    inputs: torch.dtype, weights: torch.dtype
+) -> None:
+    """Torch 2.11 would compile its gradients as zeros, without an error."""
+    x = torch.randn(1, 6, 8, dtype=inputs)
+    weight = torch.ones(8, dtype=weights)
+    down = torch.ones(4, 8, dtype=inputs)
+    index = torch.arange(6)
+    functions: list[Callable[[SimpleNamespace], torch.Tensor]] = [
+        lambda ctx: norm._Normed.forward(ctx, x, weight, 1e-6),
+        lambda ctx: mlp._GatedDown.forward(ctx, x, x, down, None),
+        lambda ctx: attention._Spread.forward(ctx, x[0], index, index),
+        lambda ctx: attention._Join.forward(ctx, x[0], index, index, index[:, None] >= 0),
+    ]
+    for forward in functions:
+        with IdleCasts() as casts:
+            y = forward(SimpleNamespace(save_for_backward=lambda *tensors: None))
+        assert y.data_ptr() not in casts.found
+    with IdleCasts() as casts:
+        y = (x + 1).to(x.dtype)
+    assert y.data_ptr() in casts.found
+
+
+def test_layers_are_not_compiled_where_torch_compiles_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiling._error(FP32.device) <= compiling.TOLERANCE
+    backward = norm._Normed.backward
+
+    def zeros(ctx: Any, d_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return (*(0 * one for one in backward(ctx, d_y)[:2]), None)
+
+    monkeypatch.setattr(
+        norm._Normed,
+        "backward",
+        staticmethod(lambda ctx, d_y: (zeros if torch.compiler.is_compiling() else backward)(ctx, d_y)),
+    )
+    assert compiling._error(FP32.device) > 0.5
+    compiling._can_compile.cache_clear()
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(compiling, "_error", lambda device: 1.0)
+    with pytest.warns(UserWarning, match="compiles other gradients, off by 1"):
+        assert not worth_compiling(FP32.device, 1e16)
+    compiling._can_compile.cache_clear()
 
 
 def test_a_failing_compilation_is_a_warning_with_the_reason(tmp_path: Path) -> None:
