@@ -144,12 +144,12 @@ def print_paper_tables(sections: Sequence[PrintedPart | Table], form: str) -> No
     if form == "rich":
         print_sheets([sheet(one) if isinstance(one, Table) else printed_sheet.sheet(one) for one in sections])
         return
-    texts = [
-        render.render(one, form) if isinstance(one, Table) else printed_sheet.render(one, form) for one in sections
-    ]
-    if form == "csv" and not ours:  # all have the same columns, the first of which names the table
-        texts = ["".join([texts[0], *(text.partition("\n")[2] for text in texts[1:])])]
-    print_texts(texts)
+    if form == "csv" and (len(sections) > 1 or not ours):
+        print(printed_sheet.together(sections), end="")
+        return
+    print_texts(
+        [render.render(one, form) if isinstance(one, Table) else printed_sheet.render(one, form) for one in sections]
+    )
 
 
 def print_sheets(sheets: Sequence[Sheet]) -> None:

@@ -133,9 +133,10 @@ def table(
             raise GpasError("--value and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
+    names = list(dict.fromkeys(names)) or [experiments().default]
     made = [
         _make(name, varied_entries([name, *settings], where), paper, external or (), value or (), form)
-        for name in names or [experiments().default]
+        for name in names
     ]
     if missing:
         print_missing(made, form)
@@ -145,6 +146,10 @@ def table(
         from gpas_cli.report.tables.cell_text import sheet
 
         print_sheets([sheet(one) for one in made])
+    elif form == "csv" and len(made) > 1:
+        from gpas_cli.report.tables.csv_table import together
+
+        print(together("grid", zip(names, made, strict=True)), end="")
     else:
         print_texts([render_as(one, form) for one in made])
 

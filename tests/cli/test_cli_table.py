@@ -92,7 +92,7 @@ def test_a_papers_table_with_our_numbers(face: Face) -> None:
     one = face("table", "--source", "poster", "two", "--format", "markdown").out
     assert one.startswith("**GPAS poster, Pretrain perplexity")
     narrow = face("table", "gpas:2", "--where", "norm=lns", "--format", "csv").out
-    assert "LNS + GPAS,71m,perplexity" in narrow
+    assert "LNS + GPAS,71m,71M,perplexity" in narrow
     assert "Pre + GPAS,71m" not in narrow
     assert (
         "--value and --external are for the tables of grids" in face("table", "gpas:2", "--value", "loss", expect=2).err
@@ -156,3 +156,33 @@ def test_a_grid_is_run_for_a_papers_table(face: Face) -> None:
     assert "leave out two" in face("run", "grid", "two", "--for-table", "2", expect=2).err
     assert "no grid has cells of gpas:3" in face("run", "grid", "--for-table", "3", expect=2).err
     assert "GPAS paper has no table '7'" in face("run", "grid", "--for-table", "7", expect=2).err
+
+
+def test_several_grids_are_one_csv_file(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    recipes, _, two = TABLE_2.partition("grids:\n")
+    recipes = recipes.splitlines()[-1]
+    face.declare(EXPERIMENTS.replace("claims:", f"{two}claims:").replace("grids:\n", f"{recipes}\ngrids:\n", 1))
+    header, *lines = csv.reader(face("table", "small", "two", "small", "--paper", "--format", "csv").out.splitlines())
+    assert header[:6] == ["grid", "norm", "gate", "size", "metric", "mean"]
+    assert header[-2:] == ["published_gpas", "published_delta_gpas"]  # of `two` alone
+    assert {len(line) for line in lines} == {len(header)}
+    rows = [dict(zip(header, line, strict=True)) for line in lines]
+    assert Counter(row["grid"] for row in rows) == {"small": 4, "two": 4 + 4}  # by two metrics
+    assert [row["mean"] for row in rows if row["mean"]] == ["4.5"]
+    assert {row["published_gpas"] for row in rows if row["grid"] == "small"} == {""}
+    alone = face("table", "small", "--format", "csv").out
+    assert alone.startswith("norm,gate,size,metric,")
+
+
+def test_several_tables_of_papers_are_one_csv_file(face: Face) -> None:
+    face.declare(TABLE_2)
+    header, *lines = csv.reader(face("table", "gpas:2", "gpas:4", "--format", "csv").out.splitlines())
+    assert header[:5] == ["table", "row", "size", "column", "metric"]
+    rows = [dict(zip(header, line, strict=True)) for line in lines]
+    ours = [row for row in rows if row["table"] == "gpas:2" and row["column"] == "71M"]
+    assert {row["row"]: row["published_gpas"] for row in ours}["LNS + GPAS"] == "32.93"
+    assert {row["printed"] for row in ours} == {""}
+    theirs = [row for row in rows if row["table"] == "gpas:4"]
+    assert len(theirs) == 12
+    assert all(float(row["published_gpas"]) and row["printed"] and not row["metric"] for row in theirs)

@@ -12,6 +12,7 @@ table_checks  whether the tables that grids declare can be made
 missing       which cells have no number, and what would run them
 notes         what a reader must know of a table; `published_notes` are those of published numbers
 cell_text     a `Table` -> a `Sheet`: the text of its cells; `printed_sheet` is that of a published table
-render        a `Sheet` as Markdown, LaTeX, HTML, CSV, JSON; `markdown`, `latex` and `html_table` draw it
+render        a `Sheet` as Markdown, LaTeX, HTML, JSON; `markdown`, `latex` and `html_table` draw it
+csv_table     `Table`s as CSV, with one header for several
 terminal      a `Sheet` in a terminal; `column_layout` fits it into the width
 """

@@ -105,7 +105,7 @@ def _rules(table: Table) -> frozenset[int]:
 
 def as_printed(text: str, style: Style) -> str:
     """Return text of a paper with the style's minus before numbers."""
-    return re.sub(r"-(?=\d)", lambda _: style.minus, style.escape(text))
+    return style.minus.join(map(style.escape, re.split(r"-(?=\d)", text)))
 
 
 def grid(table: Table, style: Style) -> list[list[str]]:

@@ -61,6 +61,7 @@ _ESCAPED = {
     **{character: f"$\\{name}$" for character, name in (_GREEK | _SIGNS).items()},
     **{character: f"$^{{{digit}}}$" for character, digit in _RAISED.items()},
 }
+_FORWARD, _BACK = "\N{MULTIPLICATION SIGN}", "\N{DOWNWARDS ARROW}\N{UPWARDS ARROW}"  # with the next or the last word
 # Points that a character takes in \small (9 pt), rounded up; all others take 7.3.
 _WIDTHS = {
     **dict.fromkeys("!',.:;[]`il|", 2.6),
@@ -78,7 +79,7 @@ _OTHER_WIDTH = 7.3
 def latex_escape(text: str) -> str:
     """Return text that LaTeX typesets verbatim."""
     escaped = "".join(_ESCAPED.get(character, character) for character in one_line(text))
-    return re.sub("-(?=-)", "-{}", escaped)  # else two hyphens become a dash
+    return re.sub("-(?=-)", "-{}", escaped).replace("}$$^{", "")  # else two hyphens become a dash
 
 
 LATEX = Style(
@@ -110,7 +111,8 @@ def to_latex(sheet: Sheet) -> str:
         lines = [[f"\\raggedright {line[0]}", *line[1:]] for line in lines]
     if layout.spacing.wrapped:
         _, wrapped = _widths(sheet)
-        lines[0] = [_wrap(lines[0][0], wrapped[0], "l"), *map(_wrap, lines[0][1:], wrapped[1:])]
+        sides = ["l", *"r" * (len(wrapped) - 1)]
+        lines[0] = list(map(_wrap, sheet.texts(MEASURED)[0], lines[0], wrapped, sides))
     environments = []
     for i, block in enumerate(layout.blocks, 1):
         caption = title if len(layout.blocks) == 1 else f"{title} ({i} of {len(layout.blocks)})"
@@ -137,23 +139,28 @@ def _widths(sheet: Sheet) -> tuple[list[float], list[float]]:
     header, *body = sheet.texts(MEASURED)
     widest = [max(map(text_width, column)) for column in zip(*body, strict=True)]
     whole = [max(text_width(text), width) for text, width in zip(header, widest, strict=True)]
-    words = [max(map(text_width, text.split()), default=0) for text in header]
+    words = [max(map(text_width, _words(text)), default=0) for text in header]
     wrapped = list(map(max, words, widest))
     return [min(whole[0], LONGEST_LABEL), *whole[1:]], [min(wrapped[0], LONGEST_LABEL), *wrapped[1:]]
 
 
-def _wrap(text: str, width: float, side: str = "r") -> str:
-    """Return a header broken into lines of at most `width` points."""
+def _words(text: str) -> list[str]:
+    """Return the parts of a header between which a line may break: signs stay beside the words they belong to."""
+    return re.split(rf"(?<![\s{_FORWARD}])\s+(?![\s{_BACK}])", text.strip())
+
+
+def _wrap(text: str, whole: str, width: float, side: str = "r") -> str:
+    """Return a header broken into lines of at most `width` points, or `whole`, its LaTeX, if it needs only one."""
     lines: list[str] = []
-    for word in text.split():
+    for word in _words(text):
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and text_width(longer) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
     if len(lines) <= 1:
-        return text
-    above = r" \\ ".join(lines)
+        return whole
+    above = r" \\ ".join(map(latex_escape, lines))
     return rf"\begin{{tabular}}[b]{{@{{}}{side}@{{}}}}{above}\end{{tabular}}"
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
+from gpas_cli.report.papers.layouts import SEPARATOR, PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.tables.cell_text import as_printed
+from gpas_cli.report.tables.csv_table import LABEL, PUBLISHED, WHICH, Line, columns_of, csv_cell, table_lines, written
 from gpas_cli.report.tables.html_table import to_html
 from gpas_cli.report.tables.latex import to_latex
 from gpas_cli.report.tables.markdown import to_markdown
-from gpas_cli.report.tables.render import csv_cell
 from gpas_cli.report.tables.sheet import Sheet, Style
+from gpas_cli.report.tables.table import Table
 
 FORMATS = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
 CSV_HEADER = ("table", "part", "band", "row", "column", "text", "value", "delta")
@@ -60,6 +61,37 @@ def to_csv(part: PrintedPart) -> str:
     for line in _csv_lines(part):
         writer.writerow(map(csv_cell, line))
     return out.getvalue()
+
+
+def together(sections: Sequence[PrintedPart | Table]) -> str:
+    """Return parts of printed tables, with our numbers beside them or without, as one CSV.
+
+    Its first column names the table. If all are without ours, the columns are those of `to_csv`.
+    """
+    alone = [section for section in sections if isinstance(section, PrintedPart)]
+    if len(alone) == len(sections):
+        return "".join([to_csv(alone[0]), *(to_csv(part).partition("\n")[2] for part in alone[1:])])
+    which = (WHICH, "table")
+    lines: list[Line] = []
+    for section in sections:
+        own = table_lines(section) if isinstance(section, Table) else _lines_as_ours(section)
+        lines += [{which: section.printed if isinstance(section, Table) else section.name, **line} for line in own]
+    columns = [place for section in sections if isinstance(section, Table) for place in columns_of(section)]
+    return written(lines, [which, *columns])
+
+
+def _lines_as_ours(part: PrintedPart) -> Iterator[Line]:
+    """Return the lines of a part without our numbers in the columns of those that have them."""
+    source = part.name.partition(SEPARATOR)[0]
+    for line in part.lines:
+        for heading, cell in zip(part.headings, line.cells, strict=True):
+            labels = {"band": line.band, "row": line.title, "column": heading}
+            found = {"published_": cell.value, "published_delta_": cell.delta}
+            yield {
+                **{(LABEL, name): label for name, label in labels.items() if label},
+                (PUBLISHED, "printed"): cell.text,
+                **{(PUBLISHED, f"{what}{source}"): value for what, value in found.items() if value is not None},
+            }
 
 
 def _csv_lines(part: PrintedPart) -> Iterator[list[object]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.printable import one_line
 from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.external import ExternalRow
 from gpas_cli.report.tables.html_table import to_html
 from gpas_cli.report.tables.latex import to_latex
@@ -22,62 +20,6 @@ from gpas_cli.report.tables.table import Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 
 SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
-
-
-def to_csv(table: Table) -> str:
-    """Return one line per cell, with numbers in full precision.
-
-    Networks that were not trained here have no labels on the axes of the rows; two more columns name them. Text that a
-    spreadsheet would execute as a formula gets an apostrophe in front.
-    """
-    names = ["metric", "mean", "std", "stderr", "n", "wanted"]
-    names += ["delta", "delta_std", "delta_n", "delta_low", "delta_high", "p", "mark", "status"]
-    sources = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    origin = ["external", "weights"] if table.externals.rows else []
-    writer.writerow(map(csv_cell, [*table.spec.rows, table.spec.columns, *names, *sources, *origin]))
-    for row in table.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            if cell.statuses:
-                labels = [*row.key, column.label, column.metric.name]
-                numbers = [*_csv_numbers(cell), *_csv_printed(table, cell), *[None] * len(origin)]
-                writer.writerow(map(csv_cell, [*labels, *numbers]))
-    for line in _csv_externals(table):
-        writer.writerow(map(csv_cell, line))
-    return out.getvalue()
-
-
-def _csv_externals(table: Table) -> Iterator[list[object]]:
-    for row in table.externals.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            labels = [*[None] * len(table.spec.rows), column.label, column.metric.name]
-            n = int(cell.value is not None)
-            numbers = [cell.value, None, cell.stderr, n, 1, *[None] * 6, "", cell.status]
-            printed = [None] * 2 * len(table.published)
-            yield [*labels, *numbers, *printed, row.title, row.network.origin.get("weights")]
-
-
-def csv_cell(value: object) -> object:
-    """Return a number unchanged, and text printable and never a formula."""
-    if not isinstance(value, str):
-        return value
-    text = one_line(value)
-    return f"'{text}" if value.startswith(FORMULA) or text.startswith(FORMULA) else text
-
-
-def _csv_numbers(cell: TableCell) -> list[object]:
-    s, d = cell.summary, cell.delta
-    ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
-    low, high = cell.interval or (None, None)
-    delta = [d.mean, d.std, d.n, low, high, d.p] if d else [None] * 6
-    return [*ours, len(cell.statuses), *delta, cell.mark, cell.status]
-
-
-def _csv_printed(table: Table, cell: TableCell) -> list[object]:
-    printed = [(cell.printed or {}).get(source) for source in table.published]
-    return [part for p in printed for part in ((p.value, p.delta) if p else (None, None))]
 
 
 def to_json(table: Table) -> str:

@@ -153,7 +153,7 @@ def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
     assert lines[5].startswith("| Post-LN | **21.00** | 22.95 |")
     assert lines[10].startswith("| LLaMA-1B |  |")
     assert lines[11].startswith("| Post-LN | **23.00** | 22.95 |")
-    assert render(paper_table(found, {}, results), "csv").startswith("band,row,task,metric,")
+    assert render(paper_table(found, {}, results), "csv").startswith("band,row,task,column,metric,")
 
 
 def test_settings_name_ours_where_they_differ() -> None:

@@ -254,6 +254,14 @@ def test_rules_stay_where_they_are_when_lines_are_stacked() -> None:
     assert narrow.rules == {3}
 
 
+def test_a_sign_never_stands_on_a_line_of_its_own() -> None:
+    header = ["Model", *["WikiText ↓ lr = 3.0 \N{MULTIPLICATION SIGN} 10⁻⁴", "5 % of x\\y"] * 3]
+    lines = [header, ["Vanilla", *["missing"] * 6]]
+    text = to_latex(Sheet("t", lambda own: [list(map(own.escape, line)) for line in lines], [[1, 2, 3, 4, 5, 6]]))
+    assert r"WikiText $\downarrow$ \\ lr = 3.0 \\ $\times$ 10$^{-4}$\end{tabular}" in text
+    assert r"5 \% of \\ x\textbackslash{}y\end{tabular}" in text
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("sizes", [("71m",), SIZES, (*SIZES, "350m", "1b")], ids=len)
 def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str, ...]) -> None:
