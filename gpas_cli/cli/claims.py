@@ -45,7 +45,7 @@ def claims(
 ) -> None:
     """Say for each claim whether the results support or contradict it, or leave it undecided.
 
-    Claims stand in experiments.yaml under `claims`; those of the papers are built in.
+    You declare claims in experiments.yaml under `claims`; those of the papers are built in.
 
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """

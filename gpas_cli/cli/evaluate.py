@@ -42,7 +42,7 @@ def evaluate(
     revision: Annotated[str, typer.Option("--revision", help="A branch, tag or commit of the hub's repository.")] = "",
     name: Annotated[str, typer.Option("--name", help="Its name in tables; by default that of the folder.")] = "",
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run the network's code in the folder (networks that are no LLaMA).")
+        bool, typer.Option("--trust-code", help="Run the code that comes with the network (read it first).")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

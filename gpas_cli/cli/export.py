@@ -39,7 +39,9 @@ Words = Annotated[
 ]
 ArchivePath = Annotated[
     Path | None,
-    typer.Option("--archive", metavar="FILE", help="Write the tables of grids with what made them: .tar.gz or .tar."),
+    typer.Option(
+        "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
+    ),
 ]
 Anonymous = Annotated[
     bool,
@@ -72,7 +74,7 @@ def export(
     license_id: License = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell as a folder for transformers, or with --archive tables with what made their numbers.
+    """Write a trained cell as a folder for transformers, or with --archive tables with everything behind them.
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA with
     the gates folded into its weights; other schemes are exported with code.

@@ -83,7 +83,7 @@ def _undo(entries: Sequence[Entry]) -> None:
 
     withdrawn = run_no_more(project().runs, _keys(entries))
     if not withdrawn:
-        raise GpasError("nothing to withdraw: none of these cells is to run again; `gpas cancel` stops a running one")
+        raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
     for entry in entries:
         if any(stage.key in withdrawn for stage in entry.cell.stages):
             console().print(f"{entry.id}: keeps its earlier result", markup=False)

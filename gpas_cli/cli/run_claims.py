@@ -64,8 +64,9 @@ def run_claims(
 ) -> None:
     """Run seeds where they decide most, until each claim is supported or contradicted or has --max-seeds.
 
-    After each round of runs, a sequential test judges all seeds so far. However often it looks and whenever it stops, a
-    claim gets a wrong verdict with a probability of at most --level. The command waits for its runs, on SLURM too.
+    After each round of runs, a sequential test judges all seeds so far. A claim gets a wrong verdict with a probability
+    of at most --level, however many rounds there are and whenever they stop. The command waits for its runs, also on
+    SLURM.
 
     Seeds that the grids do not declare are written to experiments.seeds.yaml, and are then cells of the grids. After an
     interruption, the same command resumes from what is recorded.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Shrink = Annotated[
     bool,
     typer.Option(
-        "--shrink", help="Smoke test: tiny forms of the cells, two updates each, here, with results of their own."
+        "--shrink", help="Smoke test: train a tiny form of each cell for two updates here; its results are kept apart."
     ),
 ]
 SHOWN = 4  # values of a setting

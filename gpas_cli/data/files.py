@@ -135,7 +135,7 @@ class Files(Source):
         for name, path in files.items():
             if not name.endswith(SUFFIXES):
                 raise DataError(
-                    f"{setting}: {path} is none of {', '.join(SUFFIXES)}; narrow the glob, or use data.source: hf "
+                    f"{setting}: {path} does not end in {', '.join(SUFFIXES)}; narrow the glob, or use data.source: hf "
                     "for .json and .csv files"
                 )
         return dict(sorted(files.items()))

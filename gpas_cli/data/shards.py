@@ -219,7 +219,9 @@ class TokenCache:
             before = len(shards)
             shards, complete = self._present(split, enough)
             if len(shards) <= before:
-                raise DataError(f"{self.folder}: a shard vanished as soon as it was written; is the folder cleaned?")
+                raise DataError(
+                    f"{self.folder}: a new shard disappeared; check whether another program deletes files there"
+                )
 
     def _present(self, split: str, enough: Enough) -> tuple[list[Shard], bool]:
         """Return the complete shards from the first on, as many as needed, and whether they suffice."""

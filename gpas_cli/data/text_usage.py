@@ -144,7 +144,9 @@ def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
         if isinstance(source, Files):
             source.files()
         if data.tokenizer not in TOKENIZERS and not (path := root / Path(data.tokenizer).expanduser()).is_file():
-            return f"data.tokenizer: '{data.tokenizer}' is none of {', '.join(TOKENIZERS)}, and there is no file {path}"
+            return (
+                f"data.tokenizer: '{data.tokenizer}' is not one of {', '.join(TOKENIZERS)}, and there is no file {path}"
+            )
     except DataError as error:
         return str(error)
     return ""

@@ -175,7 +175,7 @@ def make_tokenizer(
     path = root / Path(setting).expanduser()
     if not path.is_file():
         hint = nearest(setting, TOKENIZERS)
-        raise DataError(f"data.tokenizer: '{setting}' is none of {', '.join(TOKENIZERS)}, and no file {path}; {hint}")
+        raise DataError(f"data.tokenizer: '{setting}' is not one of {', '.join(TOKENIZERS)}, nor a file {path}; {hint}")
     return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
 
 

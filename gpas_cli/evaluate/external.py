@@ -223,4 +223,6 @@ class TransformersNetwork(nn.Module):
         expected = self._call(rows, lambda _head, inputs: None).float()
         found = self(rows).float()
         if not (found - expected).abs().max() <= HEAD_TOLERANCE * expected.abs().max():
-            raise GpasError(f"{source}: its logits are not its head's matrix times its last states; it is not scored")
+            raise GpasError(
+                f"{source}: its logits are not its head's matrix times its last states, so it cannot be scored"
+            )

@@ -140,7 +140,9 @@ def examine(
     if it would take half of the free memory or more than MAX_SECONDS.
     """
     if not cell.objective.causal:
-        raise GpasError(f"the bounds are those of causal attention; objective {cell.objective.kind} attends both ways")
+        raise GpasError(
+            f"the bounds are for causal attention; that of objective {cell.objective.kind} is bidirectional"
+        )
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is that of queries and keys without norms; family.qk_norm is not none")
     device = choose_device()

@@ -333,7 +333,9 @@ class _Reader:
                 found.append(str(item.value))
             else:
                 hint = nearest(item.plain(), LAYER_GROUPS)
-                add_problem(self.problems, path, f"'{item.plain()}' is no group of layers and no layer; {hint}", item)
+                add_problem(
+                    self.problems, path, f"'{item.plain()}' is neither a group of layers nor a layer; {hint}", item
+                )
         return tuple(found)
 
     def _updates(self, node: Node | None, path: SettingPath) -> str | int:

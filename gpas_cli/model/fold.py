@@ -88,7 +88,7 @@ def _fold_layer(layer: Block, prefix: str, weights: dict[str, Tensor], stream: f
         stream *= factor["skip"] * residual.skip
         if stream == 0:
             raise GpasError(
-                f"a gate up to {prefix} multiplies the residual stream by 0: this network is not LLaMA; "
+                f"a gate up to {prefix} multiplies the residual stream by 0, so the network is not a LLaMA; "
                 "export it with its own code (--bundled)"
             )
         name = f"{prefix}.{output}.weight"

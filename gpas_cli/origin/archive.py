@@ -138,7 +138,7 @@ def _check_keys(text: Member, experiments: Experiments, grids: Mapping[str, Sequ
         changed = interpret(parse_document(content.decode(), experiments.path.name), experiments.path)
         keys = [[entry.key for entry in expand(changed, [name])] for name in grids]
     except GpasError as error:
-        raise GpasError(f"without the names of people and machines, {error}") from error
+        raise GpasError(f"after names of people and machines are removed: {error}") from error
     if keys != [[entry.key for entry in entries] for entries in grids.values()]:
         raise GpasError(
             f"{experiments.path.name}: cells depend on a path or a name that identifies its author, such as "
@@ -220,7 +220,7 @@ def _inside(path: Path, root: Path) -> Path:
     real = path.resolve()
     if not real.is_relative_to(root.resolve()):
         raise GpasError(
-            f"{path} leads out of {root}, to {real}; an archive holds only files of the project: copy it there"
+            f"{path} leads out of {root}, to {real}; an archive holds only files of the project, so copy it there"
         )
     if not real.is_file():
         raise GpasError(f"{path} is not a file")

@@ -10,7 +10,7 @@ from gpas_cli.words import count
 _TEXT = """\
 # Tables {grids}
 
-The numbers of {cells} in {attempts}, with what made them. Written by gpas_cli {version}.
+The numbers of {cells} in {attempts}, with everything behind them. Written by gpas_cli {version}.
 
 ## Print the tables
 

@@ -91,7 +91,7 @@ def _path_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
     try:
         fixed = fixed_numbers(depth.fixed, layers)
     except ValueError:
-        yield Problem(("fixed",), f"'{depth.fixed}' is not a list of layers such as first,last or 1,2,12, and not none")
+        yield Problem(("fixed",), f"'{depth.fixed}' is neither none nor a list of layers such as first,last or 1,2,12")
         return
     beyond = [layer for layer in fixed if not 1 <= layer <= layers]
     if beyond:

@@ -106,7 +106,7 @@ class Texts:
         for text in self.texts:
             if text_name(text) in KNOWN_TEXTS and text not in KNOWN_TEXTS:
                 yield Problem(
-                    ("texts",), f"'{text_name(text)}' is the name of a text of the hub; give yours another one"
+                    ("texts",), f"'{text_name(text)}' is the name of a text of the hub; choose another name for yours"
                 )
 
 

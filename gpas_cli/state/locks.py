@@ -78,7 +78,9 @@ def hold(path: Path, *, patience: float = 5.0) -> int:
     try:
         while not _try(fd, path):
             if time.monotonic() > deadline:
-                raise GpasError(f"{path} has been locked by another process for {patience:.0f} s; is it stopped?")
+                raise GpasError(
+                    f"{path} has been locked for {patience:.0f} s by another process; check whether it is suspended"
+                )
             time.sleep(0.01)
     except BaseException:
         os.close(fd)

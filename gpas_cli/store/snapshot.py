@@ -42,7 +42,7 @@ def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
     if not target.is_dir():
         _create(target, files)
     if digest(read_files(target / PACKAGE)) != code:
-        raise GpasError(f"{target} has been changed, so jobs would run code other than its name says; delete it")
+        raise GpasError(f"{target} has been changed and no longer holds the code that its name stands for; delete it")
     return Snapshot(code, target, git_facts(package))
 
 

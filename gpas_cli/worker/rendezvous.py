@@ -59,7 +59,7 @@ def meeting(environ: Mapping[str, str]) -> str:
         # (`schedule.slurm.allocation`).
         port = port or str(PORTS[zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % len(PORTS)])
     if not address or not port:
-        raise GpasError("several processes, and nothing says where they meet; set MASTER_ADDR and MASTER_PORT")
+        raise GpasError("several processes need an address at which they connect; set MASTER_ADDR and MASTER_PORT")
     host = f"[{address}]" if ":" in address else address
     return f"tcp://{host}:{port}"
 

@@ -207,7 +207,7 @@ def test_after_continues_behind_a_document(source: Files):
         ("bad.jsonl.gz", b"no gzip", r"bad\.jsonl\.gz: cannot be read"),
         ("bad.txt", b"\xff\xfe\x00", r"bad\.txt: cannot be read as UTF-8"),
         ("bad.parquet", b"x", r"bad\.parquet: cannot be read as Parquet"),
-        ("bad.csv", b"x", r"bad\.csv is none of \.txt, .*data\.source: hf"),
+        ("bad.csv", b"x", r"bad\.csv does not end in \.txt, .*data\.source: hf"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str):

@@ -167,7 +167,7 @@ def test_a_tokenizer_json_of_the_users(source: Files, tmp_path: Path):
     tokenizer = make("mine.json")
     assert tokenizer.identity == hashlib.sha256(plain.encode()).hexdigest()
     assert tokenizer.encode(TEXTS[0]) == bpe().encode(TEXTS[0])
-    with pytest.raises(DataError, match=r"'their\.json' is none of bpe, t5, gpt2, and no file"):
+    with pytest.raises(DataError, match=r"'their\.json' is not one of bpe, t5, gpt2, nor a file"):
         make("their.json")
     (tmp_path / "broken.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(DataError, match=r"broken\.json: not a tokenizer\.json"):

@@ -208,7 +208,7 @@ def test_a_baseline_of_equal_work_is_a_plain_cell() -> None:
         ({"like": "raptr", "stages": "6-24", "average": 5}, "5 is not between 6 and 24 layers"),
         ({"like": "raptr", "stages": "2-4-24", "average": 3}, "would leave stage 3 without an update"),
         ({"like": "raptr", "stages": "6-24", "average": 9, "lengths": [1, 2]}, "remove one of them"),
-        ({"like": "raptr", "stages": "6-24", "fixed": "first,x"}, "'first,x' is not a list of layers"),
+        ({"like": "raptr", "stages": "6-24", "fixed": "first,x"}, "'first,x' is neither none nor a list of layers"),
         ({"like": "raptr", "stages": "6-24", "fixed": "1,25"}, "names layer 25 of a network with 24"),
         ({"like": "raptr", "stages": "2-24", "fixed": "1,2,24"}, "3 layers are on every path, which in stage 1 has 2"),
         ({"like": "raptr", "stages": "6-24", "full_steps": 200_000}, "leaves nothing of the last stage"),

@@ -37,7 +37,7 @@ def document_of(record: Mapping[str, Any], task: str) -> Doc:
     question, choices = _parts(instruction)
     found = re.fullmatch(r"[a-z]+(\d+)", answer)
     if found is None or not 1 <= int(found.group(1)) <= len(choices):
-        raise FormError(f"the answer '{answer}' is none of its {len(choices)} choices")
+        raise FormError(f"the answer '{answer}' is not one of its {len(choices)} choices")
     return make(question, choices, int(found.group(1)) - 1)
 
 

@@ -18,7 +18,7 @@ def with_growth(figure: Figure) -> Figure:
     Raises GpasError unless x counts layers. Series of too few layers, or with values that are not positive, have none.
     """
     if not figure.layers:
-        raise GpasError("a law of growth is over layers; choose a quantity by layer, at one update for each line")
+        raise GpasError("--growth fits a law over layers; choose a quantity by layer, at one update for each line")
     laws = [line for series in figure.series if (line := _law(series))]
     note = NOTE if laws else f"no law of growth: it needs positive values of {LEAST_POINTS} layers"
     return replace(figure, lines=(*figure.lines, *laws), note=note)

@@ -46,9 +46,14 @@ def _configuration(version: str, runs: Path, notices: Collection[int]) -> Iterat
         config = client.configuration()
     except SlurmError as error:
         if "configuration source" in str(error):
-            yield Finding("SLURM", "note", f"{version} is installed and no cluster is configured: jobs run here")
+            yield Finding("SLURM", "note", f"{version} is installed, but no cluster is configured: jobs run here")
         else:
-            yield Finding("SLURM", "problem", f"{version}: {error}", "is this a login node, and the controller up?")
+            yield Finding(
+                "SLURM",
+                "problem",
+                f"{version}: {error}",
+                "check that this is a login node and that the controller is up",
+            )
         return
     yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
     yield from _limits(config)
@@ -74,7 +79,12 @@ def _accounting(config: Mapping[str, str]) -> Finding:
         client.run("sacct", "-n", "-X", "-S", "now-1minutes")
     except SlurmError as error:
         detail = f"{error}: only squeue shows how jobs ended, for {age}"
-        return Finding("SLURM accounting", "note", detail, "run directories have the outcomes; look within that time")
+        return Finding(
+            "SLURM accounting",
+            "note",
+            detail,
+            "jobs record their outcomes in runs/; run `gpas status` within that time for the others",
+        )
     return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
 
 
@@ -119,7 +129,10 @@ def _node(answer: Mapping[str, Any], before: float, after: float, whose: str, gp
     elif answer["lock"] != "held":
         detail = f"{where} does not see that this host holds a file lock"
         yield Finding(
-            "shared locks", "note", detail, "states then rest on SLURM and the age of events; submit from one host"
+            "shared locks",
+            "note",
+            detail,
+            "states are then concluded from SLURM and the age of events; submit from one host",
         )
     else:
         yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
@@ -129,9 +142,9 @@ def _node(answer: Mapping[str, Any], before: float, after: float, whose: str, gp
     )
     yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
     if answer["scontrol"]:
-        yield Finding("scontrol on nodes", "ok", "jobs queue themselves again after a warning")
+        yield Finding("scontrol on nodes", "ok", "jobs requeue themselves after the warning signal")
     else:
-        yield Finding("scontrol on nodes", "note", f"not on {where}", "use gpas run --wait, which submits again")
+        yield Finding("scontrol on nodes", "note", f"not on {where}", "use gpas run --wait, which resubmits jobs")
     torch = "not installed" if answer["torch"] is None else f"torch {answer['torch']}"
     status = "problem" if answer["torch"] is None else "ok"
     remedy = "set resources.python or resources.setup to an environment with torch" if answer["torch"] is None else ""
@@ -139,5 +152,7 @@ def _node(answer: Mapping[str, Any], before: float, after: float, whose: str, gp
         "torch on nodes", status, f"{where}: Python {answer['python']}, {torch}, {answer['gpus']} GPUs", remedy
     )
     if gpus and not answer["gpus"] and answer["torch"] is not None:
-        detail = f"{where}: the job asked for a GPU, and torch sees none"
-        yield Finding("GPUs on nodes", "problem", detail, "jobs leave such a node for another; have it repaired")
+        detail = f"{where}: the job asked for a GPU, but torch finds none"
+        yield Finding(
+            "GPUs on nodes", "problem", detail, "jobs that start there move to another node; have this one repaired"
+        )

@@ -45,5 +45,5 @@ def test_values_without_a_law() -> None:
 
 
 def test_over_updates_there_is_no_depth() -> None:
-    with pytest.raises(GpasError, match="a law of growth is over layers"):
+    with pytest.raises(GpasError, match="--growth fits a law over layers"):
         with_growth(figure([1.0, 2.0, 3.0, 4.0], layers=0))
