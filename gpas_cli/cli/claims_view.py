@@ -95,7 +95,7 @@ def _waiting_table(verdicts: Sequence[Verdict]) -> Table:
 
 def _summary(verdicts: Sequence[Verdict]) -> Text:
     if not verdicts:
-        return Text("No claim is about these grids, of this source and at this size.")
+        return Text("No claim matches these grids, this source and this size.")
     counts = Counter(verdict.verdict for verdict in verdicts)
     words = ", ".join(f"{counts[word]} {word}" for word in (SUPPORTED, CONTRADICTED, UNDECIDED))
     return Text(

@@ -88,9 +88,8 @@ def _compared(origin: NumberOrigin) -> str:
     from gpas_cli.report.tables.sheet import PLAIN
 
     metric = origin.compared.table.metric
-    return (
-        f"{cell_text(origin.compared.cell, metric.digits, PLAIN)}: {metric.name}, which is averaged as the published is"
-    )
+    number = cell_text(origin.compared.cell, metric.digits, PLAIN)
+    return f"{number}: {metric.name}, which is averaged like the published number"
 
 
 def _number(origin: NumberOrigin) -> str:

@@ -271,7 +271,7 @@ def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
         return refusals[0].reason
     *first, last = sorted({refusal.gpus for refusal in refusals})
     numbers = f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
-    return f"their jobs ask for {numbers} GPUs, and {planned.machine.seen()}"
+    return f"their jobs ask for {numbers} GPUs, but {planned.machine.seen()}"
 
 
 def _texts(planned: Plan) -> list[str]:

@@ -41,7 +41,7 @@ def retry(
         states_text = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
         raise GpasError(f"nothing to retry: {states_text}; `gpas run grid` runs what is missing or interrupted")
     if not chosen:
-        console().print("No cell has failed or was cancelled.")
+        console().print("No cell failed or was cancelled.")
         finish(RunSummary())
     if cells:
         chosen += _waiting_for(chosen, asked)

@@ -54,7 +54,7 @@ class NamedGpus(Machine):
         return resources.threads
 
     def check(self, resources: Resources, who: str) -> str:
-        return f"{who} asks for {resources.gpus} GPUs, and {self.seen()}" if self.too_few(resources) else ""
+        return f"{who} asks for {resources.gpus} GPUs, but {self.seen()}" if self.too_few(resources) else ""
 
     def too_few(self, resources: Resources) -> bool:
         return bool(self.number) and resources.gpus > self.number

@@ -57,7 +57,7 @@ class Machine:
         asked = count(max(1, resources.gpus), "GPU")
         if self.gpus and resources.processes > max(1, resources.gpus):
             return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
-        return f"{who} asks for {asked}, and {self.seen()}" if self.too_few(resources) else ""
+        return f"{who} asks for {asked}, but {self.seen()}" if self.too_few(resources) else ""
 
     def too_few(self, resources: Resources) -> bool:
         """Return whether a job asks for more GPUs than there are."""

@@ -190,7 +190,7 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
     if not before:
         return ()
     refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
-    end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will be of both"
+    end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will come from both"
     cells = count(len(before), "cell")
     made = ", ".join(sorted(set(before.values())))
     return (

@@ -67,7 +67,7 @@ class Texts:
             assert self._project is not None
             if not (self._project.config.parent / local_file(name)).is_file():
                 remedy = f"`gpas data import-task FILE --task {base_name(name)}` writes it"
-                yield f"{local_file(name)} is missing, and the task is not scored without it; {remedy}"
+                yield f"{local_file(name)} is missing, so the task cannot be scored; {remedy}"
 
     def _absent_texts(self, cells: Iterable[Cell]) -> Iterator[str]:
         """Yield the missing local texts that the cells' networks are scored on."""
@@ -76,7 +76,7 @@ class Texts:
         for path in paths if self._project else ():
             assert self._project is not None
             if not glob.glob(str(self._project.config.parent / Path(path).expanduser()), recursive=True):  # noqa: PTH207
-                yield f"texts.texts: no file matches '{path}', and the text is not scored without it"
+                yield f"texts.texts: no file matches '{path}', so the text cannot be scored"
 
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
         from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without

@@ -119,7 +119,7 @@ class Finetune:
         """Return why a job with these resources cannot train the layers that are drawn, or ""."""
         if self.method == "lisa" and resources.strategy == "fsdp" and resources.processes > 1:
             return (
-                "finetune.method: lisa trains other layers every few updates, which sharded networks "
+                "finetune.method: lisa trains different layers every few updates, which sharded networks "
                 "(resources.strategy: fsdp) cannot do; set strategy: ddp, or method: full"
             )
         return ""

@@ -154,7 +154,7 @@ def _from_silence(asked: AttemptRecord, lines: Sequence[Line]) -> StageStatus:
     age = _age(lines, _since_created(asked)) or 0.0
     where = _host(asked, lines) or "a host that is not recorded"
     state = "running" if age < SILENCE_SECONDS else "unknown"
-    evidence = f"events from {where}, whose locks are not seen here"
+    evidence = f"events from {where}, whose locks cannot be seen from here"
     return StageStatus(state=state, evidence=evidence, age=age, source="silence")
 
 

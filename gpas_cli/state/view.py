@@ -93,7 +93,7 @@ class SchedulerView:
         if last.state in ALIVE or not self.lives(claim):
             return last
         if last.state == "unknown":  # a claim is released when its job has ended, so the job is still running
-            evidence = f"claimed by {claim}, which lives; {last.evidence}"
+            evidence = f"claimed by {claim}, which is alive; {last.evidence}"
             return replace(last, state="running", evidence=evidence, claim=claim)
         before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
         age = max(0.0, time.time() - claim.since)

@@ -155,7 +155,7 @@ class Journal:
         if self.dropped > self._reported:
             lost = self.dropped - self._reported
             self._reported = self.dropped
-            self._keep(Warned(f"{lost} events were lost while the disk refused writes", dropped=lost))
+            self._keep(Warned(f"{lost} events were lost while the disk could not be written", dropped=lost))
             self._flush()
 
     def _write(self, line: bytes) -> None:

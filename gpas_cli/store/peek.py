@@ -45,7 +45,9 @@ def describe_lost(project: Project, lost: Collection[str]) -> str:
     if not lost:
         return ""
     what = f"the database knows {count(len(lost), 'stage')} whose run directories are not in {project.runs}"
-    return f"{what}, and shows no results of them until the directories are back (is the file system mounted?)"
+    return (
+        f"{what}, and shows no results of them until the directories are back (check that the file system is mounted)"
+    )
 
 
 def describe_missing_runs(project: Project, keys: Collection[str]) -> str:

@@ -212,7 +212,7 @@ def _check_tensors(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor],
         stored = manifest.tensors[name]
         if list(tensor.shape) != stored["shape"] or str(tensor.dtype) != f"torch.{stored['dtype']}":
             raise DamagedCheckpoint(
-                f"{path}: {name} is {stored['dtype']} {stored['shape']}, and this network needs "
+                f"{path}: {name} is {stored['dtype']} {stored['shape']}, but this network needs "
                 f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             )
 

@@ -130,7 +130,7 @@ def _can_compile(device: torch.device) -> bool:
         warnings.warn(f"layers are not compiled, which makes training slower: {first_line(error)}", stacklevel=2)
         return False
     if not worst <= TOLERANCE:  # true for NaN, too
-        reason = f"torch {torch.__version__} compiles other gradients, off by {worst:.2g}"
+        reason = f"torch {torch.__version__} compiles gradients that are off by {worst:.2g}"
         warnings.warn(f"layers are not compiled, which makes training slower: {reason}", stacklevel=2)
         return False
     return True

@@ -174,7 +174,7 @@ def read_manifest(path: Path) -> Manifest:
         content = json.loads((path / MANIFEST).read_bytes())
         recorded = content.pop("sha256")
         if content["format"] != FORMAT:
-            raise DamagedCheckpoint(f"{path} has format {content['format']}, and this version reads format {FORMAT}")
+            raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads format {FORMAT}")
         manifest = Manifest(content["facts"], content["files"], content["tensors"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error

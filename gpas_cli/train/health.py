@@ -103,7 +103,7 @@ class Health:
         self.high = self.high + 1 if loss > bound else 0
         if self.high < self.watch.patience:
             return None
-        past = f"it began at {self.first:.3f}, and guessing costs {self.guessing:.3f}"
+        past = f"it began at {self.first:.3f}, and uniform guessing has {self.guessing:.3f}"
         return Divergence(
             step,
             f"the training loss of update {step}, {loss:.3f}, was above {bound:.3f} for {self.high} updates; {past}",

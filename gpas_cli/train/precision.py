@@ -53,7 +53,7 @@ def missing_gpus(asked: int) -> str:
     count = "none is" if not seen else f"{seen} of {needed} are" if seen > 1 else f"1 of {needed} is"
     listed = f" (CUDA_VISIBLE_DEVICES={','.join(shown)})" if shown else ""
     built = "" if torch.version.cuda or torch.version.hip else f"; torch {torch.__version__} is built for CPUs only"
-    return f"the job asked for {asked} GPU{'s' * (asked > 1)}, and {count} visible on {node_name()}{listed}{built}"
+    return f"the job asked for {asked} GPU{'s' * (asked > 1)}, but {count} visible on {node_name()}{listed}{built}"
 
 
 def node_name() -> str:

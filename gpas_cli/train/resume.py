@@ -51,4 +51,4 @@ def check_code(position: Position, code: str, resources: Resources, emit: Emit) 
             f"{changed}; resources.resume: same-code refuses to mix them. Restore the code (`gpas why` has the commit) "
             "and `gpas retry`, set resume: any-code, or move the stage's run directory away to train from the start"
         )
-    emit(Warned(f"{changed}: the result will be of both"))
+    emit(Warned(f"{changed}: the result will come from both"))

@@ -187,7 +187,7 @@ def test_the_overview_and_a_claim_in_detail(project: Path) -> None:
 
 
 def test_nothing_selected_and_an_unknown_name(project: Path) -> None:
-    assert "No claim is about these grids" in gpas(project, "claims", "--toy").stdout
+    assert "No claim matches these grids" in gpas(project, "claims", "--toy").stdout
     done = gpas(project, "claims", "sings")
     assert (done.returncode, done.stderr.strip()) == (2, "gpas: no claim 'sings'; did you mean 'signs'?")
 

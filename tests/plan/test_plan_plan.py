@@ -207,7 +207,7 @@ def test_absent_gpus_are_estimated_from_their_data_sheet(runs: Path) -> None:
     (basis,) = found.basis
     assert "5 % of the peak of one H100 (by size, from MosaicML's numbers for 0.76B to 2.7B on H100s), 989.5" in basis
     refused = made_plan(runs, *cells, machine=named_gpus("H100:1"))
-    assert (refused.jobs, dict(refused.refused)) == ((), {"the job asks for 2 GPUs, and --gpu names 1": 2})
+    assert (refused.jobs, dict(refused.refused)) == ((), {"the job asks for 2 GPUs, but --gpu names 1": 2})
 
 
 @pytest.mark.parametrize("words", ["H1000", "H100:0", "H100:x", "H100:", "", ":2", "H100:-1", "H100:²"])

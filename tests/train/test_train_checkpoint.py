@@ -90,7 +90,7 @@ def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
     plain, wide = build(parse_model({"size": TINY})), build(parse_model({"size": {**TINY, "ffn": 32}, "gate": "gpas"}))
     with pytest.raises(DamagedCheckpoint, match=r"has network/.*alpha, which is not part of this network"):
         checkpoint.load(path, KEY, plain, None)
-    with pytest.raises(DamagedCheckpoint, match=r"is float32 \[24, 16\], and this network needs float32 \[32, 16\]"):
+    with pytest.raises(DamagedCheckpoint, match=r"is float32 \[24, 16\], but this network needs float32 \[32, 16\]"):
         checkpoint.load(path, KEY, wide, None)
     path = checkpoint.save(tmp_path, KEY, plain, adam, Position(step=1))
     with pytest.raises(DamagedCheckpoint, match=r"has no network/.*alpha"):

@@ -305,7 +305,7 @@ def test_layers_are_not_compiled_where_torch_compiles_other_gradients(monkeypatc
     compiling._can_compile.cache_clear()
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(compiling, "_error", lambda device: 1.0)
-    with pytest.warns(UserWarning, match="compiles other gradients, off by 1"):
+    with pytest.warns(UserWarning, match="compiles gradients that are off by 1"):
         assert not worth_compiling(FP32.device, 1e16)
     compiling._can_compile.cache_clear()
 

@@ -184,7 +184,7 @@ def test_a_warmup_as_long_as_the_finetuning_is_refused(room: Path) -> None:
 def test_lisa_on_shards_and_an_uneven_batch_are_refused_before_anything_starts(room: Path) -> None:
     two = World(0, 2, 0)  # not connected: a collective call would fail
     with pytest.raises(
-        GpasError, match=r"lisa trains other layers every few updates.*set strategy: ddp, or method: full"
+        GpasError, match=r"lisa trains different layers every few updates.*set strategy: ddp, or method: full"
     ):
         run(room, "unused", cell(), pretrained(room), world=two, resources=Resources(strategy="fsdp"))
     with pytest.raises(GpasError, match="5 rows cannot be shared evenly by 2 processes"):

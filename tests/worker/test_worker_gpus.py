@@ -25,10 +25,10 @@ from gpas_cli.train.precision import missing_gpus
         (1, "", 1, ""),
         (8, "3", 1, ""),  # each process sees only its own
         (2, "MIG-a,MIG-b", 1, ""),
-        (1, "", 0, "the job asked for 1 GPU, and none is visible on n1"),
-        (2, "0,1", 0, "the job asked for 2 GPUs, and none is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
-        (8, "0,1,2", 2, "the job asked for 8 GPUs, and 2 of 3 are visible on n1 (CUDA_VISIBLE_DEVICES=0,1,2)"),
-        (2, "0,1", 1, "the job asked for 2 GPUs, and 1 of 2 is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
+        (1, "", 0, "the job asked for 1 GPU, but none is visible on n1"),
+        (2, "0,1", 0, "the job asked for 2 GPUs, but none is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
+        (8, "0,1,2", 2, "the job asked for 8 GPUs, but 2 of 3 are visible on n1 (CUDA_VISIBLE_DEVICES=0,1,2)"),
+        (2, "0,1", 1, "the job asked for 2 GPUs, but 1 of 2 is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
     ],
 )
 def test_missing_gpus_are_described(
@@ -52,5 +52,5 @@ def test_a_job_without_its_requested_gpus_is_interrupted(tmp_path: Path) -> None
     assert done.returncode == 76, done.stderr
     seen = conclude(made)
     assert seen.state == "interrupted"
-    assert seen.cause.startswith("the job asked for 1 GPU, and none is visible on n7")
+    assert seen.cause.startswith("the job asked for 1 GPU, but none is visible on n7")
     assert '"kind":"start"' not in made.journal_path.read_text()

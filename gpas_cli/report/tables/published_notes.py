@@ -66,7 +66,7 @@ def _compared(table: Table) -> Iterator[Note]:
     for source, wanted, name in pairs:
         if wanted not in ("", name):
             short = load(source)["short"]
-            yield Note("compared", f"{short}: its numbers are averaged as in {wanted}, and the table shows {name}")
+            yield Note("compared", f"{short}: its numbers are averaged as in {wanted}, but the table shows {name}")
 
 
 def _unrecorded(table: Table, name: str) -> Iterator[Note]:

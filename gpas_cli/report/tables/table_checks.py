@@ -42,7 +42,7 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
             yield _problem(grid, str(error), "published", source)
             continue
         if printed.metric != what.family:
-            message = f"'{printed.name}' prints {printed.metric}, and the table shows {what.family}"
+            message = f"'{printed.name}' prints {printed.metric}, but the table shows {what.family}"
             yield _problem(grid, message, "published", source)
 
 

@@ -177,7 +177,10 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in job_states.OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with exit status {job.exit or 'unknown'}"
     if signal == job_states.NO_LOG:
-        return "interrupted", f"SLURM could not open the job's log on {job.nodes}: can runs/ be written there?"
+        return (
+            "interrupted",
+            f"SLURM could not open the job's log on {job.nodes}; check that runs/ can be written there",
+        )
     line = last_log_line(log)
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
     return "failed", f"{how}: {line} ({log})" if line else how

@@ -195,7 +195,7 @@ class RankZeroSupervisor(TaskSupervisor):
         if evidence := child.out_of_memory(self.memory.evidence()):
             return {"reduce": evidence} if halved_micro_batch(child.attempt) else {}
         if child.killed() and not self._is_stuck(child):
-            return {"again": "killed by SIGKILL, and nothing shows that memory ran out; the same micro-batch again"}
+            return {"again": "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"}
         return {}
 
     def _is_stuck(self, child: Child) -> bool:

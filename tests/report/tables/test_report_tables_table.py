@@ -411,7 +411,7 @@ def test_sources_that_average_otherwise_leave_the_declared_metric() -> None:
     mixed = {"gpas": "table2_perplexity", "spike_no_more": "table1_perplexity"}
     table = build([lone], {}, {}, spec(published=mixed))
     assert table.metric.name == "perplexity"
-    said = "GPAS paper: its numbers are averaged as in perplexity_reference, and the table shows perplexity"
+    said = "GPAS paper: its numbers are averaged as in perplexity_reference, but the table shows perplexity"
     assert note(table, "compared") == said
 
 

@@ -63,7 +63,7 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
         (
             "value: loss, published: {gpas: table2_perplexity}",
             "44: grids.g.table.published.gpas",
-            "'table2_perplexity' prints perplexity, and the table shows loss",
+            "'table2_perplexity' prints perplexity, but the table shows loss",
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_jobs_never_outnumber_slots(project: Project) -> None:
 
 def test_a_job_this_machine_can_never_run_is_refused_before_any_starts(project: Project) -> None:
     big = replace(entry("done", 2), resources=Resources(gpus=8))
-    with pytest.raises(GpasError, match=r"g/done-2 asks for 8 GPUs, and none can be seen"):
+    with pytest.raises(GpasError, match=r"g/done-2 asks for 8 GPUs, but none can be seen"):
         run(project, entry("done", 1), big)
     assert not ran(project)
     assert states(run(project, entry("done", 1))) == {"done": ["done-1"]}

@@ -20,7 +20,7 @@ act = attempt["axes"]["act"]
 first = attempt["number"] == 1
 journal = Journal(directory / "journal.jsonl")
 if act == "no-gpus":
-    cause = "the job asked for 1 GPU, and none is visible on n1"
+    cause = "the job asked for 1 GPU, but none is visible on n1"
     journal.append(Outcome(outcome="interrupted", step=0, cause=cause, node="n1", metrics={}))
     journal.close()
     sys.exit(76)

@@ -123,7 +123,7 @@ def test_a_killed_job_runs_again_unchanged(cluster: Cluster, tmp_path: Path) -> 
     assert [fact["resources"]["micro_batch"] for fact in toy.facts()] == [4, 4]
     said = toy.gpas("why", "pre-gpas-s1").stdout
     assert ", killed by SIGKILL" in said
-    assert "after attempt 1: killed by SIGKILL, and nothing shows that memory ran out" in said
+    assert "after attempt 1: killed by SIGKILL without a sign that memory ran out" in said
     toy.trained_once()
 
 

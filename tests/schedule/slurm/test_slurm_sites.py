@@ -23,7 +23,7 @@ def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, 
     nodes = [fact["slurm"]["nodes"] for fact in toy.facts()]
     assert len(set(nodes)) == 2, nodes
     cell = toy.status()["pre-gpas-s1"]
-    assert "asked for 1 GPU, and none is visible on" in cell["cause"]
+    assert "asked for 1 GPU, but none is visible on" in cell["cause"]
     assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
     assert "is requeued, to run on another node than" in toy.said()
     toy.gpas("retry", "--executor", "slurm", "--yes")

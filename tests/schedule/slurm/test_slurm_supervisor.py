@@ -67,7 +67,7 @@ def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion
     first, second = facts(tmp_path)
     assert second["resources"]["micro_batch"] == 8
     assert second["retry"]["of"] == 1
-    assert second["retry"]["why"].startswith("killed by SIGKILL, and nothing shows that memory ran out")
+    assert second["retry"]["why"].startswith("killed by SIGKILL without a sign that memory ran out")
     assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["signal"] == 9
     assert "retry" not in first
 
@@ -108,7 +108,7 @@ def test_faulty_nodes_are_avoided_only_for_a_while(tmp_path: Path, programs: Pro
     programs.put("squeue", "")
     seen = observe(tmp_path / "runs", KEY)
     assert seen.state == "failed"
-    assert seen.cause == "1 attempts in a row made no progress; the job asked for 1 GPU, and none is visible on n1"
+    assert seen.cause == "1 attempts in a row made no progress; the job asked for 1 GPU, but none is visible on n1"
 
 
 @pytest.mark.parametrize(
