@@ -66,8 +66,9 @@ class TextUsage:
         if self.data.documents == "separate" and self.pieces > EXPECTED_SPREAD:
             found.append(
                 f"documents: separate: a row has {about}{self.pieces:.1f} documents or parts of one. Where there is no "
-                f"kernel for rows of different lengths (on CPUs, and on GPUs in precision: fp32), attention takes that "
-                f"many times its time and memory, which estimates from FLOPs and `gpas bench` leave out"
+                f"kernel for rows of different lengths (on GPUs in fp32; on CPUs in bf16 or with rows of up to 128 "
+                f"tokens), attention takes that many times its time and memory, which estimates from FLOPs and "
+                f"`gpas bench` leave out"
             )
         return found
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpas_cli.model.cpu_attention import cpu_attention, suits_cpu
 from gpas_cli.model.narrow import LONGEST, NarrowAttention, suits
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.products import outputs
@@ -28,8 +29,8 @@ class Packing:
     tokens alone. `spread` and `join` only gather by index, forward and backward: a gather fuses with the operations
     around it and is deterministic without the sort that scattering by index needs on GPUs.
 
-    `bounds`, (rows + 1,), int32: where each row begins in the stream, and where the last ends. With them attention
-    works on the stream, too (`ragged`); None where the device has no kernel for it.
+    `bounds`, (rows + 1,), int32: where each row begins in the stream, and where the last ends. With them attention can
+    work on the stream, too (`ragged`, `cpu_attention`); None where the device has no kernel for it.
     """
 
     index: Tensor
@@ -42,6 +43,11 @@ class Packing:
     def rows(self) -> int:
         """The number of rows."""
         return len(self.token) // self.time
+
+    def turns(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the tables of the positions in a row, (time, h), as tables of the stream's tokens, (n, h)."""
+        place = self.index % self.time
+        return tables[0].index_select(0, place), tables[1].index_select(0, place)
 
     def spread(self, x: Tensor) -> Tensor:
         """Return the stream x (1, n, d) as rows (rows, time, d). Padding repeats other tokens."""
@@ -139,27 +145,21 @@ class Attention(nn.Module):
             weights = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
             return self.o_proj(NarrowAttention.apply(x, *weights, self.heads, positions.tables))  # type: ignore[no-any-return, no-untyped-call]
         packing = positions.packing
-        if packing and packing.bounds is not None and positions.visible is None and suits_ragged(x, self.head_dim):
-            return self.o_proj(self._on_stream(x, packing, packing.bounds, positions.tables))  # type: ignore[no-any-return]
-        q, k, v = self.projected(x, packing)
+        bounds = packing.bounds if packing and self._takes_stream(x, positions) else None
+        q, k, v = self.projected(x, packing if bounds is None else None)
         if positions.tables is not None:
-            q = rotate(q, positions.tables)
-            k = rotate(k, positions.tables)
-        seen = positions.visible
-        mask = seen.mask if seen else None
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=seen is None).transpose(1, 2).flatten(2)
-        return self.o_proj(packing.join(y) if packing else y)  # type: ignore[no-any-return]
+            tables = positions.tables if packing is None or bounds is None else packing.turns(positions.tables)
+            q = rotate(q, tables)
+            k = rotate(k, tables)
+        y = _attended(q, k, v, positions, bounds).transpose(1, 2).flatten(2)
+        return self.o_proj(y if packing is None or bounds is not None else packing.join(y))  # type: ignore[no-any-return]
 
-    def _on_stream(self, x: Tensor, packing: Packing, bounds: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return the heads' outputs for the stream x without spreading it: (1, n, hidden)."""
-        q, k, v = self.projected(x, None)
-        if tables is not None:
-            place = packing.index % packing.time
-            own = tables[0].index_select(0, place), tables[1].index_select(0, place)
-            q = rotate(q, own)
-            k = rotate(k, own)
-        q, k, v = (heads[0].transpose(0, 1).to(v.dtype) for heads in (q, k, v))
-        return ragged_attention(q, k, v, bounds, packing.time).flatten(1)[None]
+    def _takes_stream(self, x: Tensor, positions: Positions) -> bool:
+        """Return whether there is a kernel that takes the stream x of rows of different lengths as it is."""
+        packing = positions.packing
+        if packing is None or packing.bounds is None or positions.visible is not None:
+            return False
+        return suits_ragged(x, self.head_dim) or suits_cpu(x)
 
     def _is_narrow(self, x: Tensor, positions: Positions) -> bool:
         """Return whether `NarrowAttention` takes x: short whole rows without a prefix, and neither QK-norm nor bias."""
@@ -182,3 +182,18 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
         x = packing.spread(x) if packing else x
         return x.view(*x.shape[:2], self.heads, self.head_dim).transpose(1, 2)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, positions: Positions, bounds: Tensor | None) -> Tensor:
+    """Return softmax(q k^T / sqrt(h) + mask) v: (batch, heads, time, h).
+
+    `bounds`: where rows begin and end in a stream, which is then the only row of the batch.
+    """
+    seen = positions.visible
+    mask = seen.mask if seen else None
+    if suits_cpu(q, k, v):
+        return cpu_attention(q, k, v, bounds, mask, seen is None)
+    if bounds is not None and positions.packing is not None:
+        q, k, v = (heads[0].transpose(0, 1).to(v.dtype) for heads in (q, k, v))
+        return ragged_attention(q, k, v, bounds, positions.packing.time).transpose(0, 1)[None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=seen is None)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpas_cli.model.cpu_attention import later_keys
 from gpas_cli.model.rope import rotate
+from gpas_cli.model.second_order import by_autograd
 
 WIDEST = 256  # hidden; wider networks spend their time in products
 LONGEST = 128  # tokens in a row, whose attention probabilities are kept for the backward pass
@@ -55,7 +56,7 @@ class NarrowRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (*_by_autograd(NarrowRMSNorm.plain, (x, weight), d_y, ctx.eps), None)
+            return (*by_autograd(NarrowRMSNorm.plain, (x, weight), d_y, ctx.eps), None)
         normed = x * inverse
         products = d_y * normed
         means = (products @ weight).unsqueeze(-1)
@@ -82,7 +83,7 @@ class NarrowSwiGLU(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, down, gated, raised = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _by_autograd(NarrowSwiGLU.plain, (x, gate, up, down), d_y)
+            return by_autograd(NarrowSwiGLU.plain, (x, gate, up, down), d_y)
         rows = x.flatten(0, -2)
         d_rows = d_y.flatten(0, -2)
         opened = F.silu(gated)
@@ -107,7 +108,7 @@ class NarrowAttention(torch.autograd.Function):
     def plain(x: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, tables: Tables) -> Tensor:
         q, k, v = (_by_head(F.linear(x, w), heads) for w in (query, key, value))
         scores = rotate(q, tables) @ rotate(k, tables).transpose(-1, -2) / math.sqrt(q.shape[-1])
-        return (torch.softmax(scores + _mask(x.shape[1], x.dtype), -1) @ v).transpose(1, 2).flatten(2)
+        return (torch.softmax(scores + later_keys(x.shape[1], x.dtype), -1) @ v).transpose(1, 2).flatten(2)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, tables: Tables) -> Tensor:
@@ -118,7 +119,7 @@ class NarrowAttention(torch.autograd.Function):
         split = projected.view(-1, 3 * heads, width).transpose(0, 1).contiguous().view(3, heads * rows, time, width)
         _complex(split[:2]).mul_(_turns(*tables))
         q, k, v = split
-        shares = torch.baddbmm(_mask(time, x.dtype), q, k.transpose(1, 2))
+        shares = torch.baddbmm(later_keys(time, x.dtype), q, k.transpose(1, 2))
         shares.sub_(shares.amax(-1, keepdim=True)).exp2_()
         shares.div_(shares.sum(-1, keepdim=True))
         ctx.save_for_backward(x, query, key, value, joined, split, shares)
@@ -131,7 +132,7 @@ class NarrowAttention(torch.autograd.Function):
         heads = ctx.heads
         if torch.is_grad_enabled():
             weights = (x, query, key, value)
-            return (*_by_autograd(NarrowAttention.plain, weights, d_y, heads, ctx.tables), None, None)
+            return (*by_autograd(NarrowAttention.plain, weights, d_y, heads, ctx.tables), None, None)
         q, k, v = split
         d_heads = d_y.reshape(-1, heads, v.shape[-1]).transpose(0, 1).contiguous().view_as(v)
         d_shares = d_heads @ v.transpose(1, 2)
@@ -179,18 +180,3 @@ def _paired(weight: Tensor, heads: int) -> Tensor:
 def _unpaired(weight: Tensor, heads: int) -> Tensor:
     """Undo `_paired`."""
     return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).flatten(0, 2)
-
-
-@functools.lru_cache(maxsize=4)
-def _mask(time: int, dtype: torch.dtype) -> Tensor:
-    """Return 0 where a token sees another and -inf elsewhere: (time, time)."""
-    return torch.full((time, time), -math.inf, dtype=dtype).triu_(1)
-
-
-def _by_autograd(
-    plain: Callable[..., Tensor], inputs: Sequence[Tensor], d_y: Tensor, *more: Any
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `plain` at `inputs`, as differentiable functions of them."""
-    wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad(plain(*inputs, *more), wanted, d_y, create_graph=True))
-    return tuple(next(found) if x.requires_grad else None for x in inputs)

@@ -32,9 +32,9 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: i
 
 
 def suits_ragged(x: Tensor, head_dim: int) -> bool:
-    """Return whether the kernel takes heads of this width, in the dtype in which x is multiplied."""
+    """Return whether the kernel takes heads of this width, on x's device and in the dtype in which x is multiplied."""
     half = x.dtype in HALF or torch.is_autocast_enabled(x.device.type)
-    return half and head_dim % 8 == 0 and head_dim <= 256
+    return x.is_cuda and half and head_dim % 8 == 0 and head_dim <= 256
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
+from gpas_cli.model.cpu_attention import takes_stream
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.ragged import has_ragged
 from gpas_cli.model.transfer import to_device
@@ -113,7 +114,7 @@ def _packing(held: NDArray[np.bool_], time: int, device: torch.device, *, causal
     (index,) = np.nonzero(held)
     token = np.maximum(np.cumsum(held) - 1, 0)
     bounds = None
-    if causal and has_ragged(device):
+    if causal and (takes_stream(device, time) or has_ragged(device)):
         lengths = held.reshape(-1, time).sum(1)
         bounds = _move(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
     return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time, bounds)
@@ -196,9 +197,8 @@ def _chunked(
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None
-    d_head = torch.zeros_like(head, dtype=wide) if wanted else None
-    # Large buffers are allocated once and reused: new memory costs a third of the product that fills it.
-    products = torch.empty(most, len(head), dtype=dtype, device=hidden.device)
+    d_head = torch.empty_like(head, dtype=wide) if wanted else None
+    products = _buffer(most, len(head), dtype, hidden.device)
     # With bfloat16 weights the log-probabilities are bfloat16 too, as in the reference; their sum is not.
     exact = dtype if head.dtype == torch.bfloat16 else wide
     on_cpu = hidden.device.type == "cpu"
@@ -216,16 +216,31 @@ def _chunked(
         if d_hidden is not None and d_head is not None:
             # Ignored targets are masked in the small factors: masking the large one would cost another pass over it.
             torch.mul(logits @ weight, counts, out=d_hidden[part])
-            _add_product(d_head, logits.t(), states * counts)
+            _add_product(d_head, logits.t(), states * counts, first=start == 0)
     return total, d_hidden, None if d_head is None else d_head.to(head.dtype)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the matrix product a b to `total` in place."""
+def _buffer(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return memory for logits, (rows, vocab). On a CPU it is kept: to fill new memory takes as long as to multiply."""
+    if device.type == "cpu":
+        return _kept_buffer(rows, vocab, dtype)
+    return torch.empty(rows, vocab, dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=1)
+def _kept_buffer(rows: int, vocab: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(rows, vocab, dtype=dtype)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """Add the matrix product a b to `total` in place, or if `first` set `total` to it."""
+    beta = 0 if first else 1
     if total.dtype == a.dtype:
-        total.addmm_(a, b)
+        total.addmm_(a, b, beta=beta)
     elif total.device.type == "cuda" and _accumulates_wider(a.dtype, total.dtype):
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
+    elif first:
+        total.copy_(a @ b)
     else:
         total += a @ b
 

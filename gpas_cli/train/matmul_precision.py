@@ -28,8 +28,8 @@ TOLERANCE = 2e-6
 # A path must be faster by this factor to be chosen, so that repeated probes agree.
 MIN_SPEEDUP = 1.25
 _ROUNDS = 7
-# The probe multiplies 512 rows, or fewer if that is much more than a GFLOP.
-_ROWS = 512
+# The probe multiplies 1,024 rows, as many as a batch of the quickstart has, or fewer if that is much more than a GFLOP.
+_ROWS = 1024
 _FLOPS = 2**30
 
 

@@ -100,14 +100,17 @@ def test_only_causal_attention_has_bounds(on_gpu: None) -> None:
     assert rows(*lengths).packing.bounds.tolist() == [0, 9, 14, 18, 20]  # type: ignore[union-attr]
 
 
-def test_a_kernel_is_used_only_for_what_it_takes() -> None:
+def test_a_kernel_is_used_only_for_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_ragged(CPU)
     assert rows(9, 5, 4, 2).packing.bounds is None  # type: ignore[union-attr]
-    assert suits_ragged(torch.empty(1, dtype=torch.bfloat16), 64)
-    assert not suits_ragged(torch.empty(1), 64)
-    assert not suits_ragged(torch.empty(1, dtype=torch.bfloat16), 84)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert suits_ragged(torch.empty(1), 64)
+    assert not suits_ragged(torch.empty(1, dtype=torch.bfloat16), 64)
+    with FakeTensorMode():
+        half, single = (torch.empty(1, device="cuda", dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+        assert suits_ragged(half, 64)
+        assert not suits_ragged(half, 84)
+        assert not suits_ragged(single, 64)
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+        assert suits_ragged(single, 64)
 
 
 def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
