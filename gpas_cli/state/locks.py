@@ -79,7 +79,7 @@ def hold(path: Path, *, patience: float = 5.0) -> int:
         while not _try(fd, path):
             if time.monotonic() > deadline:
                 raise GpasError(
-                    f"{path} has been locked by another process for {patience:.0f} s; check whether that one is suspended"
+                    f"{path} has been locked by another process for {patience:.0f} s; check whether it is suspended"
                 )
             time.sleep(0.01)
     except BaseException:

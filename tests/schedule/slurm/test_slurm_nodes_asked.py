@@ -56,7 +56,7 @@ def test_each_profile_is_probed_with_its_own_partition_python_and_setup(asked: S
     assert "mail-type" not in first
     assert "#SBATCH --array" not in first
     assert found["GPUs on nodes"] == (
-        "problem: node n7 for small/pre-s1 and 11 more: the job asked for a GPU, and torch sees none"
+        "problem: node n7 for small/pre-s1 and 11 more: the job asked for a GPU, but torch finds none"
     )
     assert sorted(asked.programs.calls("scancel")) == sorted(
         f"--name={call.split('--job-name=')[1].split()[0]}" for call in asked.programs.calls("sbatch")

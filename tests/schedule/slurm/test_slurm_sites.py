@@ -61,7 +61,7 @@ def asked(toy: SlurmToy) -> dict[str, str]:
 def test_doctor_probes_a_node_and_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
     toy = one_cell(cluster, tmp_path / "toy", resources="gpus: 1")
     found = asked(toy)
-    assert "torch sees none" in found["GPUs on nodes"]
+    assert "torch finds none" in found["GPUs on nodes"]
     toy.edit("gpus: 1", "python: /no/such/python, partition: high")
     found = asked(toy)
     assert "/no/such/python: not found" in found["SLURM node"]
