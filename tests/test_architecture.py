@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpas_cli.cli.app import COMMANDS
+
 PACKAGE = Path(__file__).parents[1] / "gpas_cli"
 FILES = {
     ".".join(["gpas_cli", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
@@ -97,6 +99,22 @@ def test_the_root_imports_no_room_but_spec() -> None:
     """Every room may import the root modules of the package, so they depend on little themselves."""
     roots = [module for module in FILES if not room(module) and module != "gpas_cli.__main__"]
     assert {room(other) for module in roots for other in imports(module)} <= {"", "spec"}
+
+
+def test_a_file_of_a_command_bears_its_name() -> None:
+    """`commands/table_paper` is a part of `gpas table`."""
+    known = {name for names in COMMANDS.values() for name in names}
+    found = {
+        module.removeprefix("gpas_cli.cli.commands.") for module in FILES if module.startswith("gpas_cli.cli.commands.")
+    }
+    assert known <= found
+    assert {name.split("_")[0] for name in found} <= known
+
+
+def test_views_import_no_command() -> None:
+    views = [module for module in FILES if module.startswith("gpas_cli.cli.views")]
+    assert views
+    assert not [other for module in views for other in imports(module) if other.startswith("gpas_cli.cli.commands")]
 
 
 def test_spec_needs_only_the_standard_library() -> None:

@@ -1,4 +1,19 @@
-"""The command line: one small module per command that parses, calls one function and prints.
+"""The command line.
+
+    app            the `gpas` command: it imports the module of the command that is asked for
+    commands/      one module per command: it parses, calls one function and prints
+    views/         what commands print: text for a terminal, and JSON; a view imports no command
+    schemas/       the types of the JSON that commands print
+
+What several commands share:
+
+    console        the project, its grids, text and JSON output, and common options; `literal_console` prints verbatim
+    cell_filter    --state, --sort and --limit
+    run_options    the options of commands that run cells, and `outcome` their end: JSON, --notify, the exit code
+    planning       what a command would run
+    shrunk         --shrink
+    campaign       claims to decide, and the rounds of runs that add evidence
+    working        what a command shows of its own work while it computes
 
 Modules import nothing heavy at the top, so that `gpas --help` is fast.
 """

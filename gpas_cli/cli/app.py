@@ -111,9 +111,9 @@ def make_app(asked: str = "") -> typer.Typer:
     app.callback()(main)
     known = {name: panel for panel, names in COMMANDS.items() for name in names}
     for name in [asked] if asked in known else known:
-        module = import_module(f"gpas_cli.cli.{name}")
+        module = import_module(f"gpas_cli.cli.commands.{name}")
         if name == "run":
-            import_module("gpas_cli.cli.run_claims")  # adds `gpas run claims`
+            import_module("gpas_cli.cli.commands.run_claims")  # adds `gpas run claims`
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, rich_help_panel=known[name])
         else:

@@ -114,7 +114,7 @@ class Campaign:
 
         Parts with a cell that does not match `where` are left out, and so are those without a cell to run.
         """
-        from gpas_cli.cli.plan import plan_for
+        from gpas_cli.cli.planning import plan_for
         from gpas_cli.grid.seeds import with_seeds
         from gpas_cli.grid.select import select
         from gpas_cli.report.claims.rounds import additions

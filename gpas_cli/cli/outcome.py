@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gpas_cli.cli.console import SCHEMA, STATE, console, json_number, print_json
-from gpas_cli.cli.submitted_view import as_mapping as submitted_mapping
+from gpas_cli.cli.views.submitted import as_mapping as submitted_mapping
 from gpas_cli.errors import Exit
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ class ShrunkCells:
 
     def print(self) -> None:
         """Print the settings that were shrunk, before and after."""
-        from gpas_cli.cli.columns import Columns
+        from gpas_cli.cli.views.columns import Columns
 
         rows = [(change.setting, _shown(change.before), _shown(change.after)) for change in self.changes]
         console().print(Columns(("setting", "declared", "shrunk"), rows))

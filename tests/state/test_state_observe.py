@@ -15,7 +15,7 @@ from attempts import make_attempt
 from launching import entry, key
 
 from gpas_cli.checkpoints import path_of
-from gpas_cli.cli.progress_view import result
+from gpas_cli.cli.views.progress import result
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, event_of
 from gpas_cli.state import cancellation, locks

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gpas_cli.cli.bench import render
+from gpas_cli.cli.commands.bench import render
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand

@@ -1,0 +1,75 @@
+"""`gpas bench`: measure how fast cells train on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.working import working
+from gpas_cli.words import byte_size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.schedule.local.benchmark import Bench
+
+
+def bench(
+    names: Names = None,
+    where: Where = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds to measure each shape.")] = 20,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure even if it takes long or needs more memory than is free.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the speed and memory of a grid's cells on this machine, with synthetic text.
+
+    Measures one cell of each shape (size, rows, batch, precision) on one slot and trains nothing; `gpas plan` bases its
+    estimates on the result. Of a cell that asks for several GPUs, one process is measured: its share of the rows,
+    without communication. Without a GPU, only as many rows of an update are computed as fit into the time. A
+    measurement that would take far longer, or more memory than is free, is refused.
+
+    Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
+    """
+    from gpas_cli.schedule.local.benchmark import bench as measure
+
+    found = []
+    with working("measuring") as show:
+        for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
+            found.append(one)
+    if as_json:
+        print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])
+    else:
+        console().print(render(found))
+
+
+def render(found: list[Bench]) -> RenderableType:
+    """Return a table with a row per shape."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from gpas_cli.cli.views.columns import Columns
+
+    headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")
+    rows = []
+    for one in found:
+        facts = one.facts
+        rows.append((
+            one.job.id, str(one.cells), f"{1e3 * facts['seconds_per_step']:,.1f}",
+            f"{facts['tokens_per_second']:,.0f}", byte_size(facts['peak_memory']), str(facts["micro_batch"]),
+            f"{facts['flops_per_second'] / 1e9:,.1f}",
+        ))  # fmt: skip
+    table = Columns(headers, rows, right=frozenset(headers[1:]))
+    return Group(table, *(Text(line, style="dim") for line in map(_share, found) if line))
+
+
+def _share(one: Bench) -> str:
+    """Return a note if only one of several processes of the job was measured, else ""."""
+    processes = one.facts["processes"]
+    if processes == 1:
+        return ""
+    rows = f"{one.facts['rows']} of {one.job.cell.optim.batch} rows of each update"
+    return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds are those of one device"

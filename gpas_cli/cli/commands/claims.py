@@ -1,0 +1,73 @@
+"""`gpas claims`: what the results say about the papers' claims and the user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.console import AsJson, complete_grid, console, entries, experiments, print_json, recorded_of
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.claim import Claim
+    from gpas_cli.report.claims.verdict import Verdict
+
+
+def complete_claim(incomplete: str) -> list[str]:
+    """Return the claims that begin with `incomplete`, none if the file cannot be read."""
+    from gpas_cli.report.claims.declared import all_claims
+
+    try:
+        return [name for name in all_claims(experiments()) if name.startswith(incomplete)]
+    except GpasError:
+        return []
+
+
+def claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Claims to show in detail; by default, a line for each.", autocompletion=complete_claim),
+    ] = None,
+    grids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", "-g", help="Only claims about this grid. Repeat for more.", autocompletion=complete_grid
+        ),
+    ] = None,
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", help="Only claims of this paper: gpas, curse_of_depth, ...")
+    ] = None,
+    toy: Annotated[
+        bool | None, typer.Option("--toy/--paper-size", help="Only claims at toy size, or only at paper size.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say for each claim whether the results support or contradict it, or leave it undecided.
+
+    You declare claims in experiments.yaml under `claims`; those of the papers are built in.
+
+    Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
+    """
+    from gpas_cli.cli.views.claims import detailed, overview
+    from gpas_cli.cli.views.claims_json import claim_as_mapping
+    from gpas_cli.report.claims.declared import select_claims, undeclared_claims
+
+    chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
+    verdicts = _verdicts(chosen) if chosen else []
+    if as_json:
+        print_json(claims=[claim_as_mapping(verdict) for verdict in verdicts])
+        return
+    shown = detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
+    for part in shown:
+        console().print(part)
+
+
+def _verdicts(chosen: list[Claim]) -> list[Verdict]:
+    from gpas_cli.report.claims.evaluate import evaluate
+
+    declared = experiments().grids
+    grids = [grid for claim in chosen for grid in claim.grids if grid in declared]
+    curves = any(comparison.value.curve for claim in chosen for comparison in claim.comparisons)
+    with recorded_of(entries(list(dict.fromkeys(grids))), database=curves) as known:
+        return [evaluate(claim, known) for claim in chosen]

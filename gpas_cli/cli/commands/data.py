@@ -1,0 +1,224 @@
+"""`gpas data`: tokenise text ahead of the jobs that read it, inspect the token caches, and import tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.words import byte_size, count
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpas_cli.cli.views.columns import Columns
+    from gpas_cli.cli.views.tokenise import TokeniseView
+    from gpas_cli.data.cache_listing import CachedCorpus
+    from gpas_cli.data.requirements import TextRequirement
+    from gpas_cli.data.shards import Totals
+
+app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
+
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
+]
+Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
+
+
+@app.command("prepare")
+def prepare(
+    names: Names = None,
+    where: Where = None,
+    workers: Workers = None,
+    split: Split = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise the text of a grid's cells with all CPUs. Jobs tokenise missing text themselves, but with fewer CPUs.
+
+    Can be killed and run again, or run twice at once: finished shards are kept, and the result is always the same.
+    Shards that fail their checksums are rebuilt.
+
+    Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
+    """
+    from gpas_cli.data.corpora import SPLITS
+    from gpas_cli.data.requirements import requirements
+    from gpas_cli.processor import usable_cores
+
+    if split is not None and split not in SPLITS:
+        raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
+    here = project()
+    splits = (split,) if split else SPLITS
+    wanted = requirements(entry.cell for entry in entries(names, where))
+    made = []
+    for demand in wanted:
+        with _board(as_json) as board:
+            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), board))
+    if as_json:
+        print_json(corpora=made)
+        return
+    for one in made:
+        for name, totals in one["splits"].items():
+            console().print(f"{one['source']} {name}: {_words(totals)} in {one['folder']}", markup=False)
+
+
+def _prepare(
+    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
+) -> dict[str, Any]:
+    from gpas_cli.data.prepare import build, token_cache
+    from gpas_cli.data.shards import sum_of
+    from gpas_cli.data.verify import discard_damaged
+
+    data = demand.data
+    tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
+    tokens.describe()
+    for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
+        board.notice(f"{stem} is damaged and is rebuilt")
+    shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
+    return {
+        "source": data.source,
+        "folder": str(tokens.folder),
+        "fingerprint": tokens.survey.fingerprint,
+        "tokenizer": tokens.tokenizer.identity,
+        "splits": {split: _as_mapping(sum_of(shards[split])) for split in splits},
+    }
+
+
+@contextmanager
+def _board(as_json: bool) -> Iterator[TokeniseView]:
+    """Show progress on the terminal, on standard error if standard output holds JSON."""
+    from gpas_cli.cli.literal_console import LiteralConsole
+    from gpas_cli.cli.views.tokenise import TokeniseView
+
+    with TokeniseView(LiteralConsole(stderr=True) if as_json else console()) as board:
+        yield board
+
+
+@app.command("status")
+def status(as_json: AsJson = False) -> None:
+    """List the token caches of the project: text, tokenizer, documents, tokens and size.
+
+    Also shows the fraction of the text that `layout: pad` cuts off. Reads no text and builds nothing.
+
+    Example: [bold]gpas data status --json[/bold]
+    """
+    from rich.text import Text
+
+    from gpas_cli.data.cache_listing import list_caches, undescribed_caches
+
+    here = project()
+    found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
+    for path in () if as_json else unknown:
+        console().print(f"{path} is missing or damaged; see `gpas data check`", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(
+            cache=str(here.cache), caches=[_stored(one) for one in found], undescribed=[str(path) for path in unknown]
+        )
+    elif not found and not unknown:
+        console().print(
+            Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one")
+        )
+    elif found:
+        console().print(_table(found))
+
+
+@app.command("check")
+def check(as_json: AsJson = False) -> None:
+    """Verify the checksums of the token caches. Changes nothing. Exit code 4 if a file is damaged.
+
+    Example: [bold]gpas data check[/bold]
+    """
+    from rich.progress import track
+
+    from gpas_cli.data.cache_listing import damaged, list_caches, undescribed_caches
+
+    cache = project().cache
+    found, unknown = list_caches(cache), undescribed_caches(cache)
+    shown = track(found, "reading", console=console(), transient=True, disable=as_json)
+    markers = [marker for one in shown for marker in damaged(one)]
+    if as_json:
+        print_json(
+            caches=len(found), damaged=[str(marker) for marker in markers], undescribed=[str(path) for path in unknown]
+        )
+    else:
+        for path in unknown:
+            console().print(f"- {path} is missing or damaged", markup=False, soft_wrap=True)
+        for marker in markers:
+            console().print(f"- {marker.with_suffix('')} is damaged", markup=False, soft_wrap=True)
+        remedy = "`gpas data prepare` with the grids that read them rebuilds them"
+        sound = f"No damage found (token caches: {len(found)})."
+        console().print(remedy if markers or unknown else sound)
+    if markers or unknown:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command("import-task")
+def import_task(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines or a JSON list of documents.")],
+    task: Annotated[
+        str, typer.Option("--task", "-t", metavar="NAME", help="The task whose form the documents have, or a new name.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Add a file of multiple-choice questions to the project, to score networks at them without a network connection.
+
+    Documents have the form of lm-evaluation-harness for the task, or that of LLM-Adapters. Those of a task with a new
+    name have a context, choices and answer, the index of the right choice from 0. The task is named in experiments.yaml
+    with the digest that this command prints.
+
+    Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
+    """
+    from pathlib import Path
+
+    from gpas_cli.evaluate.tasks.local import import_task as import_file
+
+    root = project().config.parent
+    made = import_file(Path(file).expanduser(), task, root)
+    if as_json:
+        print_json(task=made.name, path=str(made.path), questions=made.questions)
+        return
+    where = made.path.relative_to(root)
+    console().print(f"{made.name}: {count(made.questions, 'question')} in {where}", markup=False, soft_wrap=True)
+    console().print(f"in experiments.yaml: downstream: {{tasks: [{made.name}]}}", markup=False, soft_wrap=True)
+
+
+def _stored(one: CachedCorpus) -> dict[str, Any]:
+    return {
+        "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
+        "vocab": one.vocab, "max_doc_tokens": one.limit, "bytes_on_disk": one.size,
+        "splits": {split: _as_mapping(totals) for split, totals in one.splits.items()},
+    }  # fmt: skip
+
+
+def _as_mapping(totals: Totals) -> dict[str, Any]:
+    return {name: getattr(totals, name) for name in ("documents", "tokens", "bytes", "final", "cut")}
+
+
+def _words(totals: dict[str, Any]) -> str:
+    more = "" if totals["final"] else ", more in the source"
+    return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
+
+
+def _table(found: Sequence[CachedCorpus]) -> Columns:
+    from gpas_cli.cli.views.columns import Columns
+
+    facts_of = ("cache", "text", "tokenizer", "vocabulary", "per document", "split")
+    numbers = ("documents", "tokens", "text bytes", "cut off", "complete", "on disk")
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
+        size = byte_size(one.size)
+        for split, totals in one.splits.items():
+            totals_text = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))
+            rows.append((*facts, split, *totals_text, "yes" if totals.final else "grows", size))
+            facts = [""] * len(facts)
+            size = ""
+    return Columns((*facts_of, *numbers), rows, right=frozenset(numbers))
+
+
+def _cut(share: float | None) -> str:
+    """Return the fraction of the text that `layout: pad` cuts off; "?" if an older version wrote the cache."""
+    return "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"

@@ -1,0 +1,139 @@
+"""`gpas db`: maintain the results database, which can always be rebuilt from the run directories."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpas_cli.cli.console import AsJson, Yes, confirm, console, print_json, project, warn
+from gpas_cli.cli.views.merge import merge_lines
+from gpas_cli.errors import Exit, GpasError
+from gpas_cli.permissions import explain
+from gpas_cli.words import count
+
+app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
+
+
+@app.command()
+def upgrade(as_json: AsJson = False) -> None:
+    """Upgrade the schema of the database to this version; make a backup first.
+
+    Example: [bold]gpas db upgrade[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    backup = maintenance.upgrade(project().database)
+    console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.", markup=False)
+    if as_json:
+        print_json(backup=str(backup) if backup else None)
+
+
+@app.command()
+def check(as_json: AsJson = False) -> None:
+    """Compare the database with the run directories. Exit code 4 if they disagree.
+
+    Example: [bold]gpas db check[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    findings = maintenance.check(project().database, project().runs)
+    if as_json:
+        print_json(findings=[str(finding) for finding in findings])
+    else:
+        for finding in findings:
+            console().print(f"- {finding}", markup=False)
+        if not findings:
+            console().print("The database agrees with the run directories.")
+    if findings:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
+    """Rebuild the database from the run directories. The old database is replaced once the new one is complete.
+
+    Example: [bold]gpas db rebuild --yes[/bold]
+    """
+    from gpas_cli.state.ended_index import forget_results
+    from gpas_cli.store import maintenance, session
+
+    confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
+    result = maintenance.rebuild(project().database, project().runs)
+    forget_results(project().runs)
+    console().print(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.", markup=False)
+    for problem in result.problems:
+        console().print(f"- {problem}", markup=False, style="yellow")
+    if as_json:
+        print_json(attempts=result.attempts, problems=list(result.problems))
+
+
+@app.command()
+def backup(as_json: AsJson = False) -> None:
+    """Copy the database to a file beside it, even while it is in use.
+
+    Example: [bold]gpas db backup[/bold]
+    """
+    from gpas_cli.store import maintenance
+
+    made = maintenance.backup(project().database)
+    console().print(f"Backup: {made}", markup=False)
+    if as_json:
+        print_json(backup=str(made))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder to write to; it is created.")], as_json: AsJson = False
+) -> None:
+    """Write the database as Parquet files, one for each table, for pandas, polars, DuckDB or R.
+
+    Example: [bold]gpas db export results[/bold]
+    """
+    from gpas_cli.store.parquet import export_tables
+    from gpas_cli.store.refresh import results_of
+
+    with results_of(project()) as (engine, problem):
+        warn(problem)
+        try:
+            files = export_tables(engine, folder)
+        except OSError as error:
+            raise GpasError(f"{folder}: the tables cannot be written: {explain(error)}") from error
+    for file in files:
+        console().print(f"{file.path}: {count(file.rows, 'row')}", markup=False)
+    if as_json:
+        print_json(files=[{"path": str(file.path), "rows": file.rows} for file in files])
+
+
+@app.command()
+def merge(
+    source: Annotated[Path, typer.Argument(help="The folder of the other project, or its run directories.")],
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Copy checkpoints, too; stages after a training need them.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Copy nothing; say what would be copied.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the results of another project into this one, for example those of another cluster.
+
+    A stage that has a result there and none here is copied with all its attempts, journals and logs, under new
+    numbers; `gpas why` shows where each comes from. A result that is here already is kept, and compared with the
+    other. Merging twice copies nothing. Exit code 4 if a run directory cannot be read.
+
+    Example: [bold]gpas db merge /mnt/other-cluster/gpas[/bold]
+    """
+    from gpas_cli.state.merging import Merge, run_directories
+    from gpas_cli.store.refresh import ingest
+
+    asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
+    stages = list(asked.stages())
+    for line in merge_lines(stages, dry_run):
+        console().print(line, markup=False)
+    if not dry_run:
+        warn(ingest(project()))
+    if as_json:
+        print_json(stages=[asdict(stage) for stage in stages])
+    if any(stage.problem for stage in stages):
+        raise typer.Exit(Exit.FAILED)

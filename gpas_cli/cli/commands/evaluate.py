@@ -1,0 +1,139 @@
+"""`gpas evaluate`: score a network that transformers loads at downstream tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.console import AsJson, complete_from, console, json_number, print_json, project, warn
+from gpas_cli.cli.views.scores import score_as_mapping, scores_table
+from gpas_cli.cli.working import working
+from gpas_cli.errors import Exit, InvalidExperiments, Problem
+from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
+
+if TYPE_CHECKING:
+    from gpas_cli.events import Event
+    from gpas_cli.worker.external import ExternalScores
+
+DEFAULT_TASKS = "poster"
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="PATH|HUB_NAME", help="A folder that transformers loads, or a name on the hub.")
+    ],
+    tasks: Annotated[
+        str,
+        typer.Option(
+            "--tasks",
+            help=f"Tasks, or groups of them ({', '.join(GROUPS)}), separated by commas.",
+            autocompletion=complete_from([*GROUPS, *KNOWN_TASKS]),
+        ),
+    ] = DEFAULT_TASKS,
+    shots: Annotated[int, typer.Option("--shots", help="Answered examples before each question.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", help="Score only the first questions of each task; 0: all.")] = 0,
+    max_length: Annotated[
+        int, typer.Option("--max-length", help="Tokens of a question with a choice; longer ones lose their beginning.")
+    ] = 1024,
+    revision: Annotated[str, typer.Option("--revision", help="A branch, tag or commit of the hub's repository.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Its name in tables; by default that of the folder.")] = "",
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run the code that comes with the network (read it first).")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a network that was not trained here at downstream tasks, and record it with its origin.
+
+    The scores are recorded in a run directory, with digests of the network's files and the versions of the libraries.
+    Tasks that have been scored are not scored again. A cell's own network is scored by the section downstream in
+    experiments.yaml.
+
+    Exit code 0 if every task has a score, 3 if not.
+
+    Example: [bold]gpas evaluate exported/pre-gpas --tasks arc_easy,piqa[/bold]
+    """
+    section = _section({"tasks": tasks.split(","), "shots": shots, "limit": limit, "max_length": max_length})
+    here = project()
+    from gpas_cli.evaluate.external import find_model
+    from gpas_cli.store.refresh import ingest
+    from gpas_cli.worker.external import score_external
+
+    with working("reading the network") as say:
+        found = find_model(model, revision)
+        label = name or (Path(found.source).resolve().name if not found.revision else found.source)
+        say(f"loading {label}")
+        done = score_external(
+            here, found, section, name=label, trust_code=trust_code, watch=lambda event: _say(event, say)
+        )
+    problem = ingest(here)
+    if as_json:
+        print_json(**_document(done, section, found.provenance()))
+    else:
+        _print(done, section)
+    warn(problem)
+    if done.outcome is not None and done.outcome.outcome != "done":
+        raise typer.Exit(Exit.INCOMPLETE)
+
+
+def _section(values: dict[str, object]) -> Downstream:
+    """Return the settings of the scoring. Raises InvalidExperiments with everything that is wrong with them."""
+    from gpas_cli.spec.parse import build
+
+    problems: list[Problem] = []
+    section = build(Downstream, values, (), problems)
+    problems += section.problems() if section else ()
+    if section is None or problems:
+        raise InvalidExperiments([replace(one, path=(f"--{one.path[0]}".replace("_", "-"),)) for one in problems])
+    return section
+
+
+def _say(event: Event, say: Callable[[str], None]) -> None:
+    from gpas_cli.cli.views.events import line
+    from gpas_cli.events import Outcome, Scoring
+
+    if isinstance(event, Scoring):
+        say(f"{event.task} ({event.place} of {event.tasks}) {100 * event.done // max(1, event.total)} %")
+    elif not isinstance(event, Outcome) and (text := line(event)):
+        say(text)
+
+
+def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": done.name,
+        "key": done.key,
+        "directory": str(done.directory),
+        "origin": origin,
+        "new": done.outcome is not None,
+        "missing": _reason(done),
+        "scores": [score_as_mapping(score) for score in done.scores],
+        "metrics": {name: json_number(value) for name, value in _metrics(done, section).items()},
+    }
+
+
+def _metrics(done: ExternalScores, section: Downstream) -> dict[str, float]:
+    """Return accuracies in percent, their averages and perplexities."""
+    return metrics_of({(score.task, score.metric): float(score.value) for score in done.scores}, section.tasks)
+
+
+def _reason(done: ExternalScores) -> str:
+    """Return why tasks have no score, "" if all have one."""
+    outcome = done.outcome
+    return "" if outcome is None or outcome.outcome == "done" else outcome.cause or outcome.outcome
+
+
+def _print(done: ExternalScores, section: Downstream) -> None:
+    drawn = scores_table(done.scores)
+    drawn.title = done.name
+    several = len(section.tasks) > 1
+    for metric, percent in _metrics(done, section).items() if several else ():
+        average = metric.removeprefix("accuracy/")
+        if average in AVERAGE_TITLES:
+            drawn.add_row(AVERAGE_TITLES[average], "acc", f"{percent:.2f} %")
+    console().print(drawn)
+    console().print(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")
+    if reason := _reason(done):
+        console().print(reason, style="yellow", markup=False)

@@ -1,0 +1,101 @@
+"""`gpas explain`: the equations and the configuration of a cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.commands.explain_bounds import as_mapping, print_theory, theory_of
+from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
+
+if TYPE_CHECKING:
+    from gpas_cli.evaluate.theory import Theory
+    from gpas_cli.grid.entry import Entry
+
+
+Bounds = Annotated[
+    bool,
+    typer.Option(
+        "--bounds",
+        help="Also compute the upper bounds of Spike No More and how much of the gradient GPAS preserves, at "
+        "initialisation and in float64, beside measured values. Needs torch.",
+    ),
+]
+
+
+Force = Annotated[
+    bool, typer.Option("--force", help="With --bounds: compute them even if it takes minutes or much memory.")
+]
+
+
+def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json: AsJson = False) -> None:
+    """Print the equation of every layer of a cell, its initialisation and its whole configuration.
+
+    In the equations, f is attention, then the feed-forward network; N is a norm; G(x) = x - act(alpha) sg(x).
+
+    Example: [bold]gpas explain mix-gpas-s1[/bold]
+    """
+    found = find_cells(cells)
+    theories = [theory_of(entry.cell, force=force) if bounds else None for entry in found]
+    if as_json:
+        print_json(cells=[{**_facts(entry), **_bounds(theory)} for entry, theory in zip(found, theories, strict=True)])
+        return
+    for entry, theory in zip(found, theories, strict=True):
+        _print(entry)
+        if theory is not None:
+            print_theory(theory)
+
+
+def _bounds(theory: Theory | None) -> dict[str, object]:
+    return {} if theory is None else {"bounds": as_mapping(theory)}
+
+
+def _facts(entry: Entry) -> dict[str, object]:
+    from gpas_cli.spec.depth_text import depth_lines
+    from gpas_cli.spec.equation import equations
+    from gpas_cli.spec.parse import plain
+    from gpas_cli.spec.shortcut import has_large_shortcut, has_small_sublayers, remark, shortcut_std
+
+    runs = [{"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)]
+    stages = [
+        {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
+         "resources": plain(entry.resources_of(stage))}
+        for stage in entry.cell.stages
+    ]  # fmt: skip
+    model = entry.cell.model
+    shortcut = {
+        "std": shortcut_std(model), "large": has_large_shortcut(model),
+        "small_sublayers": has_small_sublayers(model), "remark": remark(model),
+    }  # fmt: skip
+    return {"key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
+            "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping()}  # fmt: skip
+
+
+def _print(entry: Entry) -> None:
+    import yaml
+    from rich.text import Text
+
+    from gpas_cli.plan.stages import described
+    from gpas_cli.spec.depth_text import depth_lines
+    from gpas_cli.spec.equation import description
+    from gpas_cli.spec.shortcut import conditions, remark
+
+    model = entry.cell.model
+    title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
+    console().print(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
+    for line in description(model):
+        console().print(f"  {line}", markup=False)
+    console().print(f"  {'initially':<14} {conditions(model)}", markup=False)
+    if note := remark(model):
+        console().print(f"  {'note':<14} {note}", markup=False)
+    if not entry.cell.objective.causal:
+        console().print(f"  {'objective':<14} {entry.cell.objective.describe(model.size.vocab)}", markup=False)
+    for number, line in enumerate(depth_lines(entry.cell)):
+        console().print(f"  {'' if number else 'depth':<14} {line}", markup=False)
+    for stage in entry.cell.stages:
+        after = f" after {', '.join(stage.parents)}" if stage.parents else ""
+        asks = described(entry.resources_of(stage))
+        console().print(f"  stage {stage.kind} {stage.key}{after}: {asks}", markup=False)
+    text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
+    console().print("\n".join("    " + line for line in text.splitlines()), style="dim")

@@ -1,0 +1,128 @@
+"""`gpas figure --paper`: the papers' figures as files, and the cells that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gpas_cli.cli.commands.figure_output import Output, print_plots
+from gpas_cli.cli.console import console, experiments, print_json, recorded_of
+from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.words import count, listed
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, Request
+
+FOLDER = Path("figures")
+SUFFIXES = (".pdf", ".svg", ".png")
+SHOWN = 4  # cells that a message names
+
+
+def draw_figures(
+    names: Sequence[str],
+    grid: str,
+    toy: bool,
+    output: Output,
+) -> None:
+    """Draw the named figures of the papers, each as PDF, SVG and PNG, and say which cells are missing.
+
+    Raises typer.Exit if a figure has nothing to draw.
+    """
+    from gpas_cli.report.figures.figure import as_mapping
+    from gpas_cli.report.figures.paper_figures import named
+
+    chosen = named(names)
+    paths = _paths(chosen, output)
+    made = list(_made([_request(spec, grid, toy) for spec in chosen]))
+    for figure in made:
+        if figure.panels and paths:
+            _save(figure, paths[figure.name], output)
+        console().print(_conclusion(figure, paths), soft_wrap=True)
+        if output.terminal:
+            print_plots(figure.panels)
+    if output.as_json:
+        panels = {figure.name: [as_mapping(panel) for panel in figure.panels] for figure in made}
+        print_json(figures=[{**_as_mapping(figure, paths), "panels": panels[figure.name]} for figure in made])
+    if any(not figure.panels for figure in made):
+        raise typer.Exit(Exit.INCOMPLETE)
+
+
+def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
+    """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
+    from gpas_cli.report.figures.plot import check_formats
+
+    asked = output.places(FOLDER)
+    if not asked:
+        return {}
+    named_files = [path for path in asked if path.suffix]
+    if named_files and len(chosen) > 1:
+        raise GpasError(f"{named_files[0]} is one file, and {count(len(chosen), 'figure')} are drawn: name a folder")
+    check_formats(named_files)
+    folders = [path for path in asked if not path.suffix]
+    return {
+        spec.name: [*named_files, *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in SUFFIXES)]
+        for spec in chosen
+    }
+
+
+def _request(spec: FigureSpec, grid: str, toy: bool) -> Request:
+    from gpas_cli.report.figures.paper_figures import request
+
+    if grid and toy:
+        raise GpasError("--grid and --toy exclude each other")
+    if grid and grid not in experiments().grids:
+        raise GpasError(f"no grid '{grid}'; {nearest(grid, experiments().grids)}")
+    return request(spec, experiments(), spec.toy if toy else grid)
+
+
+def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
+    from gpas_cli.report.figures.paper_figures import make
+
+    entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
+    with recorded_of(entries) as known:
+        for request in requests:
+            yield make(request, known, _bounds)
+
+
+def _bounds(entry: Entry) -> list[float]:
+    """Return equation (15) for each layer of a cell at initialisation."""
+    from gpas_cli.cli.commands.explain_bounds import identity_bounds_of
+
+    return identity_bounds_of(entry.cell)
+
+
+def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
+    from gpas_cli.report.figures.plot import Sheet, save
+
+    heading = figure.heading if output.title is None else output.title or figure.note
+    save(Sheet(figure.panels, heading), paths, output.size)
+
+
+def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
+    """Return what was drawn or why not, and which cells are missing and run by which command."""
+    words = [figure.heading + "."]
+    if figure.panels and paths:
+        words = [f"Wrote {', '.join(map(str, paths[figure.name]))}: {figure.heading}."]
+    if figure.problem:
+        words.append(f"Not drawn: {figure.problem}.")
+    if figure.missing:
+        words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, SHOWN)}.")
+        words.append(f"Run: {figure.command}")
+    if not figure.panels and not figure.note:
+        words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
+    if figure.unrecorded:
+        words.append(f"No such curve recorded by {listed(figure.unrecorded, SHOWN)}.")
+    return "\n  ".join(words)
+
+
+def _as_mapping(figure: PaperFigure, paths: dict[str, list[Path]]) -> dict[str, Any]:
+    files = [str(path) for path in paths.get(figure.name, ())] if figure.panels else []
+    return {
+        **{name: value for name, value in vars(figure).items() if name != "panels"},
+        "heading": figure.heading,
+        "files": files,
+    }

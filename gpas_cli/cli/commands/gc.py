@@ -1,0 +1,148 @@
+"""`gpas gc`: what grids occupy on disk, and the deletion of checkpoints that no longer serve a purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.checkpoints import RULES
+from gpas_cli.cli.console import (
+    AsJson,
+    CellsOrGrids,
+    Where,
+    Yes,
+    catalogue,
+    cells_or_grids,
+    complete_from,
+    confirm,
+    console,
+    entries,
+    experiments,
+    print_json,
+    project,
+)
+from gpas_cli.cli.views.columns import Columns
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.words import byte_size, count
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.state.pruning import StageUse
+
+UNDECLARED = "(declared by no grid)"
+NOTHING = ("0 B", "0 B", "0 B")  # of checkpoints, of other files, to delete
+
+
+def gc(
+    words: CellsOrGrids = None,
+    where: Where = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", help=f"{', '.join(RULES)}; repeat for several.", autocompletion=complete_from(RULES)),
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", help="Only checkpoints at least this many days old.", min=0)
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the checkpoints; without it, only list.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.
+
+    The rule superseded, the default, selects all checkpoints of a stage with a result but the last, and those of
+    diverged and forgotten runs. finished selects the last one, too, unless a declared stage without a result builds on
+    it. failed selects those of failed and cancelled stages, which `gpas retry` then starts at the first update.
+
+    Results, journals and logs are never deleted, nor what a run may resume from.
+
+    Example: [bold]gpas gc table2 --rule superseded --rule finished --older-than 30 --delete[/bold]
+    """
+    from gpas_cli.state.pruning import remove
+
+    rules = rule or ["superseded"]
+    for name in rules:
+        if name not in RULES:
+            raise GpasError(f"unknown rule '{name}'; {nearest(name, RULES)}")
+    chosen = cells_or_grids(words, where)
+    if not words and not where:
+        chosen = [*chosen, *_undeclared(chosen)]
+    uses = _uses(chosen, rules, older_than)
+    selected = [use for use in uses.values() if use.removable]
+    console().print(_table(chosen, uses))
+    console().print("\n".join(_totals(uses, rules)), markup=False)
+    if delete and selected:
+        number = sum(len(use.removable) for use in selected)
+        confirm(f"Delete {count(number, 'checkpoint')} ({byte_size(_removable(selected))})?", yes)
+        freed = sum(remove(project().runs, use) for use in selected)
+        console().print(f"Deleted {byte_size(freed)}.", markup=False)
+    if as_json:
+        print_json(deleted=delete, rules=rules, stages=[_as_mapping(use) for use in uses.values()])
+
+
+def _undeclared(declared: Sequence[Entry]) -> list[Entry]:
+    from gpas_cli.plan.undeclared import undeclared
+
+    return undeclared(project().runs, declared, catalogue())
+
+
+def _uses(chosen: Sequence[Entry], rules: Sequence[str], older_than: float | None) -> dict[str, StageUse]:
+    """Return what the stages of the cells occupy, by key."""
+    from gpas_cli.state.observe import statuses
+    from gpas_cli.state.pruning import cutoff, needed_by, stage_use
+
+    runs = project().runs
+    declared = entries(list(experiments().grids))
+    seen = statuses(runs, [*declared, *chosen])
+    needed = needed_by(declared, seen)
+    keys = dict.fromkeys(stage.key for entry in chosen for stage in entry.cell.stages)
+    before = cutoff(older_than)
+    return {key: stage_use(runs, key, seen[key].state, needed=needed, rules=rules, before=before) for key in keys}
+
+
+def _table(chosen: Sequence[Entry], uses: dict[str, StageUse]) -> Columns:
+    declared = experiments().grids
+    grids: dict[str, dict[str, StageUse]] = {}
+    cells: Counter[str] = Counter()
+    for entry in chosen:
+        name = entry.grid if entry.grid in declared else UNDECLARED
+        grids.setdefault(name, {}).update({stage.key: uses[stage.key] for stage in entry.cell.stages})
+        cells[name] += 1
+    headers = ("grid", "cells", "checkpoints", "other files", "can be deleted")
+    rows = [(name, f"{cells[name]:,}", *_row(list(mine.values()))) for name, mine in grids.items()]
+    return Columns(headers, [row for row in rows if row[2:] != NOTHING], right=frozenset(headers[1:]))
+
+
+def _row(uses: Sequence[StageUse]) -> tuple[str, ...]:
+    return tuple(map(byte_size, (*_sums(uses), _removable(uses))))
+
+
+def _totals(uses: dict[str, StageUse], rules: Sequence[str]) -> Iterator[str]:
+    from gpas_cli.state.pruning import size_of
+
+    every = list(uses.values())
+    checkpoints, others = _sums(every)
+    number = sum(len(use.removable) for use in every)
+    yield (
+        f"{byte_size(checkpoints)} of checkpoints and {byte_size(others)} of other files; by rule {', '.join(rules)}, "
+        f"{count(number, 'checkpoint')} ({byte_size(_removable(every))}) can be deleted"
+    )
+    here = project()
+    code, cache = (byte_size(size_of(folder)) for folder in (here.runs / ".code", here.cache))
+    yield f"copies of the code: {code}; token cache: {cache}"
+
+
+def _sums(uses: Sequence[StageUse]) -> tuple[int, int]:
+    return sum(use.checkpoint_bytes for use in uses), sum(use.other_bytes for use in uses)
+
+
+def _removable(uses: Sequence[StageUse]) -> int:
+    return sum(one.bytes for use in uses for one in use.removable)
+
+
+def _as_mapping(use: StageUse) -> dict[str, Any]:
+    selected = [{"path": str(one.path), "bytes": one.bytes, "rule": one.rule} for one in use.removable]
+    return {"key": use.key, "state": use.state, "checkpoint_bytes": use.checkpoint_bytes,
+            "other_bytes": use.other_bytes, "removable": selected}  # fmt: skip

@@ -1,0 +1,111 @@
+"""`gpas plan`: what a run would do and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gpas_cli.cli.console import (
+    STATE,
+    AsJson,
+    Executor,
+    NamesAndSettings,
+    Where,
+    console,
+    print_json,
+    project,
+    varied_entries,
+    warn,
+    without_runs,
+)
+from gpas_cli.cli.planning import plan_for
+from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
+from gpas_cli.cli.views.plan import as_mapping, grids_of, render
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.plan.plan import Plan
+
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them."),
+]
+Mfu = Annotated[
+    float | None,
+    typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the fraction of peak FLOP/s that training reaches."),
+]
+Cells = Annotated[bool, typer.Option("--cells", help="List every cell, however many there are.")]
+Price = Annotated[
+    float | None, typer.Option("--price", min=0.0, help="Price of a GPU-hour; adds the total cost to the plan.")
+]
+
+
+def plan(
+    names: NamesAndSettings = None,
+    where: Where = None,
+    executor: Executor = "auto",
+    gpu: Gpu = None,
+    mfu: Mfu = None,
+    price: Price = None,
+    cells: Cells = False,
+    shrink: Shrink = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which cells are new, done, running or cannot run here, and what they would cost. Changes nothing.
+
+    With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
+    with --price, also the cost. With --shrink, shows the smoke test that `gpas run grid --shrink` would run.
+
+    Exit code 0 if `gpas run grid` can run every cell, 2 if it would refuse to start, 3 if this machine cannot run some
+    cells to the end.
+
+    Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
+    """
+    chosen = varied_entries(names, where)
+    if shrink:
+        if gpu is not None:
+            raise GpasError("--shrink runs on this machine; leave out --gpu")
+        require_local(executor)
+        plan_shrunk(ShrunkCells(chosen, where), cells=cells or None, asked=asked(names, where))
+    warn(without_runs(chosen))
+    planned = _planned(chosen, executor, gpu, mfu)
+    if as_json:
+        print_json(**as_mapping(planned, price))
+    else:
+        console().print(render(planned, price, cells=cells or None, asked=asked(names, where)))
+    raise typer.Exit(planned.exit_code)
+
+
+def asked(names: Sequence[str] | None, where: Sequence[str] | None) -> list[str]:
+    """Return the words that select the same cells in another command."""
+    return [*(names or ()), *(word for condition in where or () for word in ("--where", condition))]
+
+
+def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequence[str] = ()) -> NoReturn:
+    """Show the plan of a smoke test and the settings that were shrunk, and exit with the code of the plan.
+
+    cells and asked are as for `render`.
+    """
+    planned = shrunk.plan()
+    if STATE.as_json:
+        print_json(**as_mapping(planned), shrunk=shrunk.as_mapping())
+    else:
+        shrunk.print()
+        console().print(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
+    raise typer.Exit(planned.exit_code)
+
+
+def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
+    from gpas_cli.plan.gpus import named_gpus
+    from gpas_cli.plan.plan import plan as make_plan
+    from gpas_cli.schedule.scheduler import choose, scheduler_named
+
+    if gpu is not None:
+        gpus = named_gpus(gpu, mfu)
+        return make_plan(project().runs, chosen, machine=gpus, project=project())
+    if mfu is not None:
+        raise GpasError("--mfu needs --gpu, for example --gpu H100")
+    return plan_for(scheduler_named(choose(executor).name, project().runs), chosen)

@@ -1,0 +1,142 @@
+"""`gpas report`: one HTML file with tables, figures and every cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.commands.status import observed
+from gpas_cli.cli.console import Names, Where, console, experiments, project
+from gpas_cli.cli.views.states import ends
+from gpas_cli.errors import GpasError
+from gpas_cli.words import byte_size, count, listed
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.page.content import Content
+    from gpas_cli.page.limits import Limits
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
+    from gpas_cli.report.recorded import Recorded
+    from gpas_cli.state.status import CellStatus
+
+DEFAULT = Path("report.html")
+LOG_LINES = 60  # of a cell on a page that is served
+
+
+def report(
+    names: Names = None,
+    where: Where = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = DEFAULT,
+) -> None:
+    """Write one HTML file with the tables, figures and cells of grids, to open in a browser or to send by mail.
+
+    The file needs no other file and no network. Without names, covers every grid that has been started.
+
+    Example: [bold]gpas report quickstart -o quickstart.html[/bold]
+    """
+    from gpas_cli.files import replace_file
+    from gpas_cli.page.document import to_html
+
+    if out.is_dir():
+        raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / DEFAULT}`")
+    content = PageSource(names, where).collect(file=True)
+    text = to_html(content).html.encode()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(out, text, durable=False)
+    cells = count(len(content.cells), "cell")
+    left = f"; left out: {listed(content.left_out)}" if content.left_out else ""
+    console().print(f"Wrote {out} ({byte_size(len(text))}): {cells}{left}", soft_wrap=True, markup=False)
+
+
+@dataclass
+class PageSource:
+    """Collects what the page shows of the named grids, by default of those that have been started."""
+
+    names: Sequence[str] | None
+    where: Sequence[str] | None
+    _shown: dict[str, Entry] = field(default_factory=dict)
+    _meter: UsageMeter | None = None
+    _last: tuple[object, Content] | None = None  # what `_read_from` returned, and the content
+
+    def collect(self, *, file: bool = False) -> Content:
+        """Return the content; for a file with the details of all cells."""
+        from gpas_cli.page.limits import FILE, SERVED
+        from gpas_cli.report.recorded import recorded
+
+        states = self._observe()
+        with recorded(project(), [state.entry for state in states]) as known:
+            read = None if file else _read_from(states, known)
+            if read is not None and self._last is not None and self._last[0] == read:
+                return replace(self._last[1], made=time.time())
+            made = self._content(states, known, FILE if file else SERVED)
+        self._last = (read, made)
+        return made
+
+    def rescue(self, before: Content | None, error: Exception) -> Content:
+        """Return the states of the cells with the last known numbers, for when the database cannot be read."""
+        from gpas_cli.page.content import with_states
+        from gpas_cli.page.limits import SERVED
+        from gpas_cli.report.recorded import Recorded
+
+        states = self._observe()
+        problem = f"The results cannot be read: {error}"
+        if before is not None:
+            return with_states(before, states, problem)
+        known = Recorded(tuple(state.entry for state in states), problem=problem)
+        return self._content(states, known, SERVED)
+
+    def details(self, name: str) -> dict[str, Any] | None:
+        """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
+        from gpas_cli.page.cells import details
+        from gpas_cli.report.recorded import recorded
+        from gpas_cli.state.observe import look
+
+        if name not in self._shown:
+            return None
+        entry = self._shown[name]
+        with recorded(project(), [entry]) as known:
+            return details(look(project().runs, [entry])[0], known.engine, log_tail(entry, LOG_LINES))
+
+    def _observe(self) -> list[CellStatus]:
+        states = observed(self.names, self.where)
+        self._shown = {state.entry.id: state.entry for state in states}
+        return states
+
+    def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
+        from gpas_cli.page.content import collect
+        from gpas_cli.plan.usage import UsageMeter
+
+        made = collect(experiments(), known, states, log_tail, limits)
+        self._meter = self._meter or UsageMeter(project().runs)
+        return replace(made, activity=activity(self._meter.room(states).total))
+
+
+def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
+    """Return what content is collected from, equal as long as nothing has changed; None while jobs are running."""
+    from gpas_cli.report.query import ingested
+    from gpas_cli.state.status import ALIVE
+
+    if known.engine is None or any(state.state in ALIVE for state in states):
+        return None
+    shown = [{**vars(state), "age": None} for state in states]  # the age grows while nothing changes
+    return shown, known.states, known.results, known.problem, ingested(known.engine)
+
+
+def activity(use: GridUsage) -> str:
+    """Return the hours that cells have used and, while some run, the expected end: "1.20 GPU-hours so far"."""
+    spent, end = use.spent, ends(use)
+    if not spent.gpu_hours and not spent.core_hours:
+        return ""
+    return f"{spent.hours(spent.unit)} {spent.unit} so far{f', ends about {end}' if end else ''}"
+
+
+def log_tail(entry: Entry, lines: int) -> list[str]:
+    """Return the last lines of a cell's log, as `gpas logs` prints them."""
+    from gpas_cli.cli.commands.logs import CellLog
+
+    return CellLog(entry).last(lines, whole=True)

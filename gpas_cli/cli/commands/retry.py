@@ -1,0 +1,59 @@
+"""`gpas retry`: run failed and cancelled cells again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpas_cli.cli.commands.run import run_entries
+from gpas_cli.cli.console import Where, console, entries, experiments, find_cells, project
+from gpas_cli.cli.outcome import finish
+from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+
+
+@with_run_options
+def retry(
+    cells: Annotated[
+        list[str] | None, typer.Argument(help="Cells by name or key; by default every failed or cancelled one.")
+    ] = None,
+    where: Where = None,
+    *,
+    options: RunOptions,
+) -> None:
+    """Run failed and cancelled cells again, from their last checkpoint if they have one. Attempts are kept.
+
+    Cells blocked by these failures are run too.
+
+    Example: [bold]gpas retry pre-gpas-s1[/bold]
+    """
+    from gpas_cli.schedule.summary import RunSummary
+    from gpas_cli.state.observe import look
+
+    asked = find_cells(cells) if cells else entries(list(experiments().grids), where)
+    states = look(project().runs, asked)
+    chosen = [state.entry for state in states if state.state in RETRIED]
+    if not chosen and cells:
+        states_text = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+        raise GpasError(f"nothing to retry: {states_text}; `gpas run grid` runs what is missing or interrupted")
+    if not chosen:
+        console().print("No cell failed or was cancelled.")
+        finish(RunSummary())
+    if cells:
+        chosen += _waiting_for(chosen, asked)
+    run_entries(chosen, options, retry=RETRIED)
+
+
+def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
+    """Return the cells of any grid, other than `asked`, that are blocked by a failed stage of `chosen`."""
+    from gpas_cli.state.observe import statuses
+
+    known = {entry.id for entry in asked}
+    others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]
+    failed = {stage.key for entry in chosen for stage in entry.cell.stages}
+    seen = statuses(project().runs, others)
+    return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]

@@ -1,0 +1,251 @@
+"""`gpas run grid`: run every cell of a grid that has no result."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from gpas_cli.cli.console import (
+    STATE,
+    NamesAndSettings,
+    Where,
+    confirm,
+    console,
+    experiments,
+    print_json,
+    project,
+    varied_entries,
+    warn,
+    without_runs,
+)
+from gpas_cli.cli.outcome import finish
+from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
+from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
+from gpas_cli.cli.views.submitted import SubmissionReporter, print_submitted
+from gpas_cli.errors import GpasError
+from gpas_cli.words import count, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.schedule.scheduler import RunRequest, Scheduler
+    from gpas_cli.schedule.summary import Item, RunSummary, Submitted
+
+
+class RunGroup(TyperGroup):
+    """A command group that reads `gpas run GRID` as `gpas run grid GRID`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["grid", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=RunGroup, no_args_is_help=True)
+
+ASK_ABOVE_HOURS = 1.0
+NAMED = 3  # cells named in one line of the summary
+
+
+@app.command("grid")
+@with_run_options
+def run_grid(
+    names: NamesAndSettings = None,
+    where: Where = None,
+    for_table: Annotated[
+        str | None,
+        typer.Option("--for-table", metavar="[SOURCE:]NUMBER", help="Run the cells of a paper's table: 2, gpas:3."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="SLURM: print when jobs would start; submit nothing.")
+    ] = False,
+    shrink: Shrink = False,
+    *,
+    options: RunOptions,
+) -> None:
+    """Run every cell of a grid that has no result yet. Running a grid twice is free.
+
+    On this machine, the command waits for the jobs. On SLURM, it submits them as job arrays and exits with code 0; with
+    --wait it stays, keeps the queue filled and resubmits interrupted jobs.
+
+    Cells that another `gpas run` is running are followed, not run again. Interrupted cells resume from their last
+    checkpoint; failed and cancelled cells wait for `gpas retry`. Ctrl-C asks the jobs to save and exit; a second Ctrl-C
+    kills them.
+
+    With --shrink, every cell trains for two updates on this machine, with its scheme, gate, schedules and stages but a
+    tiny width, text and batch: a smoke test, which writes to .gpas/shrunk and leaves the project's results alone.
+
+    Exit code 0 if all cells are done, 3 if some are not, 4 if some failed.
+
+    Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
+    """
+    from gpas_cli.cli.commands.plan import asked
+
+    chosen = varied_entries(names, where) if for_table is None else _of_table(for_table, names, where)
+    if shrink:
+        if test_only:
+            raise GpasError("--shrink runs on this machine; leave out --test-only")
+        require_local(options.executor)
+        run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run, words=asked(names, where))
+    run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=asked(names, where))
+
+
+def _of_table(table: str, names: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
+    from gpas_cli.cli.commands.table_paper import table_entries
+
+    if names:
+        raise GpasError(f"--for-table chooses the grids of table {table}; leave out {shlex.join(names)}")
+    return table_entries(table, where)
+
+
+def run_entries(
+    chosen: list[Entry],
+    options: RunOptions,
+    *,
+    dry_run: bool = False,
+    test_only: bool = False,
+    retry: Collection[str] = (),
+    words: Sequence[str] = (),
+) -> None:
+    """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells."""
+    from gpas_cli.cli.planning import plan_for
+    from gpas_cli.cli.views.plan import as_mapping, headline, render
+    from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
+    from gpas_cli.store.refresh import ingest
+
+    here = project()
+    lost = without_runs(chosen)
+    if lost and not dry_run:
+        raise GpasError(f"{lost}; to train these cells again all the same, move the database away")
+    warn(lost)
+    choice = choose(options.executor)
+    scheduler = scheduler_named(choice.name, here.runs)
+    planned = plan_for(scheduler, chosen, retry)
+    if dry_run:
+        console().print(render(planned, asked=words))
+        for text in scheduler.preview(here, planned.jobs):
+            console().print(text, markup=False)
+        if STATE.as_json:
+            print_json(**as_mapping(planned))
+        raise typer.Exit(planned.exit_code)
+    if test_only:
+        for text in scheduler.ask_start(here, planned.jobs):
+            console().print(text, markup=False)
+        return
+    console().print(f"{choice.note}\n{headline(planned)}" if choice.note else headline(planned), markup=False)
+    for warning in planned.warnings:
+        console().print(warning, style="yellow", markup=False)
+    guess = planned.estimate
+    if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
+        confirm(f"Start {count(len(planned.jobs), 'job')}?", options.yes)
+    request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
+    submitted, summary = run_request(scheduler, request, options.wait)
+    if summary:
+        _conclude(summary, words)
+    finish(summary, options.notify, submitted)
+
+
+def run_shrunk(
+    cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
+) -> NoReturn:
+    """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
+    from gpas_cli.cli.commands.plan import plan_shrunk
+    from gpas_cli.schedule.scheduler import RunRequest, scheduler_named
+    from gpas_cli.state.claims import LOCAL
+    from gpas_cli.store.refresh import ingest
+
+    if dry_run:
+        plan_shrunk(cells, asked=words)
+    here = cells.project
+    cells.write_text()
+    cells.print()
+    request = RunRequest(
+        project=here, entries=cells.entries, retry=RETRIED, at_once=options.jobs, ingest=lambda: ingest(here)
+    )
+    submitted, summary = run_request(scheduler_named(LOCAL, here.runs), request, options.wait)
+    assert summary is not None, "local jobs are waited for"
+    lists = print_reasons(summary)
+    for item in lists["failed"]:
+        console().print(f"{item.entry.id}: log in {item.status.directory}", markup=False)
+    counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
+    console().print(counts or "nothing to do", style="bold")
+    finish(summary, options.notify, submitted, cells.as_mapping())
+
+
+def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitted | None, RunSummary | None]:
+    """Submit the cells, and wait for them if the scheduler needs this process or if asked to.
+
+    Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
+    """
+    from gpas_cli.cli.views.progress import make_reporter
+    from gpas_cli.cli.views.results import results_so_far
+    from gpas_cli.schedule.scheduler import stop_on_signals
+
+    waits = scheduler.foreground or wait
+    results = partial(results_so_far, request.project, request.entries)
+    with make_reporter(console(), results) if waits else nullcontext(SubmissionReporter()) as reporter:
+        run = scheduler.submit(replace(request, reporter=reporter))
+        submitted = None if scheduler.foreground else run.submitted
+        if submitted:
+            print_submitted(submitted, request.entries)
+        if not waits:
+            return submitted, None
+        with stop_on_signals(run):
+            return submitted, run.follow()
+
+
+def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
+    """Print how the cells ended and what to do next. `words` selected them, if they are those of grids."""
+    from rich.text import Text
+
+    from gpas_cli.grid.variant import SEPARATOR
+
+    lists = print_reasons(summary)
+    counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
+    ended = [item.entry for items in lists.values() for item in items]
+    grids = list(dict.fromkeys(entry.grid for entry in ended))
+    varied = any(SEPARATOR in entry.name for entry in ended)
+    named = words if varied else grids
+    table = (". Table: ", (f"gpas table {shlex.join(named)}{_paper(grids)}", "bold")) if named or not varied else (".",)
+    console().print(Text.assemble((counts or "nothing to do", "bold"), *table))
+    if varied:
+        console().print("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
+        console().print("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
+    if summary.interrupted:
+        console().print("Run the same command to resume from the last checkpoints.")
+    if summary.failed or summary.cancelled:
+        console().print("`gpas logs CELL` shows why a cell failed; `gpas retry` runs failed and cancelled cells again.")
+
+
+def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
+    """Print why cells have no result. Return all cells by how they ended."""
+    from gpas_cli.state.status import OUTCOMES
+
+    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
+    for name in (*OUTCOMES[1:], "skipped"):
+        for line in _reasons(lists[name]):
+            console().print(f"{name}: {line}", markup=False)
+    return lists
+
+
+def _paper(grids: Sequence[str]) -> str:
+    """Return the option of `gpas table` that shows published numbers, if one of `grids` has some."""
+    tables = [experiments().grids[name].table for name in grids]
+    return " --paper" if any(table and table.published for table in tables) else ""
+
+
+def _reasons(items: Sequence[Item]) -> Iterator[str]:
+    """Yield a line for each reason, with the cells that it applies to."""
+    by_reason: dict[str, list[str]] = {}
+    for item in items:
+        by_reason.setdefault(item.reason, []).append(item.entry.id)
+    for reason, ids in by_reason.items():
+        yield f"{listed(ids, NAMED)}: {reason}" if reason else listed(ids, NAMED)

@@ -1,0 +1,183 @@
+"""`gpas run claims`: run further seeds until claims are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gpas_cli.cli.campaign import Campaign, Round, Rules, entries_of
+from gpas_cli.cli.commands.claims import complete_claim
+from gpas_cli.cli.commands.run import ASK_ABOVE_HOURS, app, print_reasons, run_request
+from gpas_cli.cli.console import STATE, complete_where, confirm, console, experiments, print_json, project
+from gpas_cli.cli.outcome import run_notify
+from gpas_cli.cli.run_options import RunOptions, with_run_options
+from gpas_cli.cli.views.evidence import as_mapping, conclusions, evidence_table, round_lines
+from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.words import count, listed
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.claim import Claim
+    from gpas_cli.report.claims.sequential import ClaimEvidence
+    from gpas_cli.schedule.scheduler import Scheduler
+    from gpas_cli.schedule.summary import RunSummary
+
+DECIDED = "decided"
+DECLARED = "declared"
+
+OnlyRun = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        help="Run only parts whose cells match, such as size=71m; the verdict is on the whole claim. Repeat to narrow.",
+        autocompletion=complete_where,
+    ),
+]
+
+
+@app.command("claims")
+@with_run_options
+def run_claims(
+    names: Annotated[list[str], typer.Argument(help="Claims, as in `gpas claims`.", autocompletion=complete_claim)],
+    until: Annotated[
+        str, typer.Option("--until", help="decided: add seeds; declared: only run the seeds that the grids declare.")
+    ] = DECIDED,
+    max_seeds: Annotated[int, typer.Option("--max-seeds", min=2, help="The most seeds of each part of a claim.")] = 8,
+    level: Annotated[
+        float,
+        typer.Option(
+            "--level", min=0.0001, max=0.5, help="Upper bound on the probability of a wrong verdict on a claim."
+        ),
+    ] = 0.05,
+    step: Annotated[int, typer.Option("--step", min=1, help="Seeds that a round adds to a part.")] = 1,
+    toy: Annotated[
+        bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
+    ] = None,
+    where: OnlyRun = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only print the evidence and what the next round would run.")
+    ] = False,
+    *,
+    options: RunOptions,
+) -> None:
+    """Run seeds where they decide most, until each claim is supported or contradicted or has --max-seeds.
+
+    After each round of runs, a sequential test judges all seeds so far. A claim gets a wrong verdict with a probability
+    of at most --level, however many rounds there are and whenever they stop. The command waits for its runs, also on
+    SLURM.
+
+    Seeds that the grids do not declare are written to experiments.seeds.yaml, and are then cells of the grids. After an
+    interruption, the same command resumes from what is recorded.
+
+    Exit code 0 if each claim is decided, 3 if one is not, 4 if a run failed.
+
+    Example: [bold]gpas run claims gpas-lowers-perplexity --toy --until decided --max-seeds 8[/bold]
+    """
+    if until not in (DECIDED, DECLARED):
+        raise GpasError(f"--until: unknown word '{until}'; {nearest(until, (DECIDED, DECLARED))}")
+    rules = Rules(level, max_seeds, step, until == DECLARED)
+    _run(Campaign(_claims(names, toy), list(where or []), rules, experiments()), options, dry_run=dry_run)
+
+
+def _run(campaign: Campaign, options: RunOptions, *, dry_run: bool) -> NoReturn:
+    """Run rounds until every claim is decided or nothing can be added, and exit."""
+    from gpas_cli.schedule.scheduler import choose, scheduler_named
+
+    choice = choose(options.executor)
+    scheduler = scheduler_named(choice.name, project().runs)
+    if choice.note:
+        console().print(choice.note, markup=False)
+    state = _shown(campaign)
+    following = campaign.next_round(state, scheduler)
+    if dry_run:
+        console().print(round_lines(following, state), markup=False)
+        _finish(campaign, state, options, following)
+    if following:
+        _ask(campaign, state, scheduler, options.yes)
+    while following:
+        console().print(round_lines(following, state), markup=False)
+        before = state
+        stopped = _run_round(campaign, following, scheduler, options.jobs)
+        state = _shown(campaign)
+        if stopped:
+            console().print("Run the same command to resume from what is recorded.")
+            break
+        campaign.note_stuck(following, before, state)
+        following = campaign.next_round(state, scheduler)
+    _finish(campaign, state, options)
+
+
+def _shown(campaign: Campaign) -> list[ClaimEvidence]:
+    state = campaign.look()
+    console().print(evidence_table(state, campaign.rules))
+    return state
+
+
+def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Scheduler, yes: bool) -> None:
+    """Print the most that the campaign can cost, and ask for confirmation if that is much."""
+    from gpas_cli.cli.planning import plan_for
+    from gpas_cli.cli.views.plan import cost
+
+    planned = plan_for(scheduler, campaign.remaining(state, scheduler))
+    guess = planned.estimate
+    jobs = count(len(planned.jobs), "job")
+    console().print(f"At most {jobs}, about {cost(guess)}, if nothing is decided earlier.", markup=False)
+    for warning in planned.warnings:
+        console().print(warning, style="yellow", markup=False)
+    if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
+        confirm(f"Start up to {jobs}?", yes)
+
+
+def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, at_once: int | None) -> bool:
+    """Add the seeds of a round and run its cells to their ends. Return whether the user stopped it."""
+    from gpas_cli.schedule.scheduler import RunRequest
+    from gpas_cli.store.refresh import ingest
+
+    here = project()
+    campaign.add_seeds(following)
+    request = RunRequest(project=here, entries=entries_of(following), at_once=at_once, ingest=lambda: ingest(here))
+    _, summary = run_request(scheduler, request, wait=True)
+    assert summary is not None  # waited for
+    campaign.rounds += 1
+    campaign.failed = campaign.failed or bool(summary.failed)
+    print_reasons(summary)
+    return bool(summary.interrupted) or _unended(summary)
+
+
+def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOptions, following: Round = ()) -> NoReturn:
+    """Print the outcome and exit."""
+    undecided = any(claim.verdict == "undecided" for claim in state)
+    code = Exit.FAILED if campaign.failed else Exit.INCOMPLETE if undecided else Exit.DONE
+    for line in conclusions(state, campaign.stuck_parts(state), campaign.rules):
+        console().print(line, markup=False)
+    document = as_mapping(campaign, state, following, code)
+    if STATE.as_json:
+        print_json(**document)
+    if options.notify:
+        words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
+        run_notify(options.notify, document, f"gpas: {words}")
+    raise typer.Exit(code)
+
+
+def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
+    """Return the named claims at one size each. Raises GpasError if a name has both and none is asked for."""
+    from gpas_cli.report.claims.declared import select_claims
+
+    chosen = select_claims(experiments(), names, toy=toy)
+    for name in names:
+        sizes = [claim for claim in chosen if claim.name == name]
+        if not sizes:
+            raise GpasError(f"claim {name} is not declared at {'toy' if toy else 'paper'} size")
+        if len(sizes) > 1:
+            raise GpasError(f"claim {name} is declared at paper size and at toy size; add --paper-size or --toy")
+        absent = [grid for grid in sizes[0].grids if grid not in experiments().grids]
+        if absent:
+            raise GpasError(f"claim {name} needs {listed(absent, 4)}, which {project().config.name} does not declare")
+    return chosen
+
+
+def _unended(summary: RunSummary) -> bool:
+    """Return whether some runs continue after this process has stopped waiting for them."""
+    return any(item.status.state in ("queued", "running") for item in summary.skipped)

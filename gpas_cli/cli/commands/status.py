@@ -1,0 +1,333 @@
+"""`gpas status`: a summary of each grid, then the states of cells and the evidence for them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
+from gpas_cli.cli.console import (
+    AsJson,
+    NamesAndSettings,
+    Where,
+    complete_from,
+    console,
+    entries,
+    experiments,
+    print_json,
+    project,
+    varied_entries,
+    warn,
+    without_runs,
+)
+from gpas_cli.cli.views.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
+from gpas_cli.grid.entry import counted
+from gpas_cli.words import count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.cli.views.columns import Columns
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.plan.tokenisation import Awaited
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
+    from gpas_cli.state.ended_index import EndedIndex
+    from gpas_cli.state.status import CellStatus
+
+REFRESH_SECONDS = 2.0
+WHOLE = 200  # the most cells of a single grid that `gpas status` without names lists completely
+LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
+LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
+ALIVE = ("running", "queued")
+LEAST = 3  # cells that --watch shows even on a small screen
+
+State = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="STATE,...",
+        help="Only cells in these states, e.g. running,failed.",
+        autocompletion=complete_from(ORDER),
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=complete_from(SORTS)
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
+
+
+def status(
+    names: NamesAndSettings = None,
+    where: Where = None,
+    state: State = None,
+    sort: Sort = None,
+    limit: Limit = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every cell of every grid.")] = False,
+    recorded: Annotated[
+        bool, typer.Option("--undeclared", help="List the cells in runs/ that no grid declares any more.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
+
+    Without names, prints a summary of every grid and the cells that are running, queued or failed. With names or
+    --all, lists every cell. Changes nothing.
+
+    Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
+
+    Example: [bold]gpas status --state failed,unknown --watch[/bold]
+    """
+    view = View(
+        brief=not (names or every) and len(experiments().grids) > 1,
+        selection=CellFilter(states=check_states(state) if state else None, sort=check_sort(sort), limit=limit),
+        narrowed=bool(state or where),
+    )
+    if recorded:
+        _show_undeclared(replace(view, brief=False), as_json)
+    elif as_json:
+        print_json(**view.as_mapping(observed(names, where, jobs=True, started=False)))
+    elif watch:
+        _watch(view, names, where)
+    else:
+        states = observed(names, where, started=False)
+        warn(without_runs([state.entry for state in states]))
+        view = replace(view, brief=view.brief or (len(states) > WHOLE and not (names or every)))
+        for part in view.parts(states):
+            console().print(part)
+        if not names:
+            _remark_undeclared()
+
+
+def _remark_undeclared() -> None:
+    """Print how many running or queued cells no grid declares, because no other command shows them."""
+    from rich.text import Text
+
+    lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
+    if lively:
+        remark = f"{count(len(lively), 'cell')} that no grid declares any more: {totals(lively)}"
+        remedy = "`gpas status --undeclared` lists them, `gpas cancel KEY` cancels one"
+        console().print(Text.from_markup(f"{remark}; {remedy}"))
+
+
+def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
+    """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
+    from gpas_cli.plan.undeclared import undeclared
+    from gpas_cli.state.observe import look
+
+    found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
+    return look(project().runs, found, jobs=not claimed)
+
+
+def _everything() -> Iterator[Entry]:
+    """Yield the cells of all grids; they are expanded when the first one is requested."""
+    yield from entries(list(experiments().grids))
+
+
+def _show_undeclared(view: View, as_json: bool) -> None:
+    from rich.text import Text
+
+    states = _undeclared()
+    if as_json:
+        print_json(**view.as_mapping(states))
+        return
+    fitting = view.selection.fitting(states)
+    shown = view.selection.apply(states)
+    if shown:
+        console().print(cell_table(shown))
+    if len(fitting) > len(shown):
+        console().print(rest(fitting[len(shown) :]), style="dim")
+    total = f"[bold]{count(len(states), 'cell')}[/bold] in runs/ that no grid declares: {totals(states)}"
+    console().print(Text.from_markup(total))
+    if states:
+        console().print("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` accept their keys")
+
+
+def observed(
+    names: Sequence[str] | None,
+    where: Sequence[str] | None,
+    *,
+    jobs: bool = False,
+    started: bool = True,
+    index: EndedIndex | None = None,
+) -> list[CellStatus]:
+    """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
+
+    Without names, return those of all grids or, with `started`, of the default grid and the grids that have been
+    started. `where` does not change which grids count as started; if none of their cells matches, all grids count.
+    `index` is as for `look`.
+    """
+    from gpas_cli.grid.select import select
+    from gpas_cli.state.observe import look
+
+    if names or not started:
+        named = varied_entries(names or list(experiments().grids), where)
+        return look(project().runs, named, jobs=jobs, index=index)
+    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs, index=index)
+    matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
+    chosen = [state for state in only_started(everything) if id(state.entry) in matching]
+    return chosen or [state for state in everything if id(state.entry) in matching]
+
+
+def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
+    """Return the states of the default grid and of the grids that have been started."""
+    names = {state.entry.grid for state in states if state.state != "missing"} | {experiments().default}
+    return [state for state in states if state.entry.grid in names]
+
+
+def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    from gpas_cli.plan.usage import UsageMeter
+
+    meter = UsageMeter(project().runs)
+    with Live(console=console(), screen=False, auto_refresh=False) as live:
+        try:
+            while True:
+                states = observed(names, where, jobs=True, started=False)
+                live.update(Group(*view.screen(states, meter, console().height)), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+@dataclass(frozen=True)
+class View:
+    """What to show of the observed cells.
+
+    brief: no grid was named, so only the cells that need attention are listed. narrowed: --where or --state was given.
+    """
+
+    brief: bool
+    selection: CellFilter
+    narrowed: bool = False
+
+    def parts(self, states: Sequence[CellStatus]) -> Iterator[RenderableType]:
+        """Yield a summary of each grid, the cells, the number of cells not listed, and the totals."""
+        from rich.text import Text
+
+        several = len({state.entry.grid for state in states}) > 1
+        if several:
+            yield grid_table(states, _ends(states))
+            yield Text("")
+        listed = self._picked(states)
+        shown = self._cut(listed)
+        if self.brief or self.selection.sort:
+            none = f"no cell is {' or '.join(self._wanted().states or ('there',))}"
+            yield cell_table(shown) if shown else Text(none, style="dim")
+            yield Text("")
+        else:
+            yield from _by_grid(shown)
+        if len(listed) > len(shown):
+            yield Text(rest(listed[len(shown) :]), style="dim")
+        yield from map(Text, _text_lines(states))
+        yield Text.from_markup(headline(states, "" if several else _ends(states).get(states[0].entry.grid, "")))
+        if self.brief:
+            how = "`gpas status GRID` lists the cells of a grid" if several else "`gpas status --all` lists every cell"
+            yield Text(how, style="dim")
+
+    def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
+        """Return what fits into `height` lines: the totals, a summary of each grid, and the first cells."""
+        from rich.text import Text
+
+        several = len({state.entry.grid for state in states}) > 1
+        heads = [Text.from_markup(totals(states)), *map(Text, _text_lines(states))]
+        for head in heads:
+            head.no_wrap, head.overflow = True, "ellipsis"
+        parts: list[RenderableType] = [*heads]
+        room = height - len(parts) - 3  # the cursor, the heading of the cells, and the line about cells not shown
+        if several and (grids := grid_table(states, _ends(states, meter))).lines <= room - LEAST:
+            parts.append(grids)
+            room -= grids.lines
+        listed = self._picked(states, usual="state")
+        shown = self._cut(listed)[: max(LEAST, room)]
+        parts += [cell_table(shown, meter, wrapped=False)] if shown else []
+        return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
+
+    def as_mapping(self, states: Sequence[CellStatus]) -> dict[str, Any]:
+        """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
+        everything = self.narrowed or not self.brief
+        cells = self.selection.apply(states if everything else only_started(states))
+        return {
+            "grids": grid_mappings(states, _uses(states)),
+            "total": {
+                "cells": len(once(states)),
+                "rows": len(states),
+                "states": Counter(s.state for s in once(states)),
+            },
+            "cells": [as_mapping(state) for state in cells],
+            "texts": [_text_as_mapping(text) for text in _texts(states)],
+        }
+
+    def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
+        """Return the cells to list; each cell once if they are not grouped by grid."""
+        wanted = self._wanted(usual)
+        return wanted.fitting(once(states) if wanted.sort else states)
+
+    def _wanted(self, usual: str | None = None) -> CellFilter:
+        """Return the requested selection, by default the cells that need attention, or all sorted by `usual`."""
+        states = self.selection.states or (LIVELY if self.brief else None)
+        return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
+
+    def _cut(self, listed: list[CellStatus]) -> list[CellStatus]:
+        limit = self.selection.limit
+        return listed[: LISTED if limit is None and self.brief else limit]
+
+
+def headline(states: Sequence[CellStatus], ends: str) -> str:
+    """Return the number of cells in each state, as markup."""
+    cells = counted(state.entry for state in states)
+    return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
+
+
+def _by_grid(states: Sequence[CellStatus]) -> Iterator[Columns]:
+    names = dict.fromkeys(state.entry.grid for state in states)
+    for name in names:
+        yield cell_table([state for state in states if state.entry.grid == name], title=name)
+
+
+def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
+    """Return the resource usage, with the ETA, of each grid that has running cells."""
+    from gpas_cli.plan.usage import UsageMeter
+
+    lively = {state.entry.grid for state in states if state.state == "running"}
+    if not lively:
+        return {}
+    room = (meter or UsageMeter(project().runs)).room([state for state in states if state.entry.grid in lively])
+    return {use.grid: use for use in room.grids}
+
+
+def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, str]:
+    return {name: ends(use) for name, use in _uses(states, meter).items()}
+
+
+def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
+    """Return the corpora that cells wait for."""
+    from gpas_cli.plan.tokenisation import awaited
+
+    return list(awaited(project().runs, states))
+
+
+def _text_lines(states: Sequence[CellStatus]) -> list[str]:
+    from gpas_cli.plan.tokenisation import how_far
+
+    seen = [(text.name, text.status) for text in _texts(states)]
+    return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]
+
+
+def _text_as_mapping(text: Awaited) -> dict[str, Any]:
+    seen = text.status
+    return {
+        "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,
+        "cause": seen.cause or None, "job": seen.job.id if seen.job else None,
+        "directory": str(seen.directory) if seen.directory else None,
+    }  # fmt: skip

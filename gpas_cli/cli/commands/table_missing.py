@@ -1,0 +1,116 @@
+"""The part of `gpas table` that prints which cells have no number, and what would fill them (--missing)."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gpas_cli.cli.console import console, entries, print_json, project
+from gpas_cli.errors import Exit
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.plan.plan import Plan
+    from gpas_cli.report.tables.missing import Hole
+    from gpas_cli.report.tables.table import Table
+
+NAMED = 3  # the most failed cells in one command
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A command that fills holes. `planned`: what it would run and cost, None if it runs nothing."""
+
+    command: str
+    planned: Plan | None = None
+
+
+def print_missing(tables: Sequence[Table], form: str) -> None:
+    """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
+    from gpas_cli.report.tables.missing import holes
+
+    found = [(table, holes(table)) for table in tables]
+    if form == "json":
+        print_json(tables=[_as_mapping(table, missing, list(_remedies(missing))) for table, missing in found])
+    else:
+        for table, missing in found:
+            _print(table, missing)
+    if any(missing for _, missing in found):
+        raise typer.Exit(Exit.INCOMPLETE)
+
+
+def _print(table: Table, missing: Sequence[Hole]) -> None:
+    from gpas_cli.cli.views.columns import Columns
+    from gpas_cli.cli.views.plan import headline, refusals
+
+    console().print(table.spec.title, style="italic", markup=False)
+    if not missing:
+        console().print("Every cell has its numbers.")
+        return
+    by_row: dict[tuple[str, str], list[str]] = {}
+    for hole in missing:
+        by_row.setdefault((hole.row, _states(hole)), []).append(hole.column)
+    rows = [(row, ", ".join(columns), states) for (row, states), columns in by_row.items()]
+    console().print(Columns(("row", "column", "runs without a number"), rows))
+    for remedy in _remedies(missing):
+        console().print(remedy.command, style="bold", markup=False)
+        if remedy.planned is not None:
+            for line in (headline(remedy.planned), *refusals(remedy.planned)):
+                console().print(f"  {line}", markup=False)
+
+
+def _states(hole: Hole) -> str:
+    counts = Counter(run.state for run in hole.runs)
+    return ", ".join(f"{number} {state}" for state, number in counts.items())
+
+
+def _remedies(missing: Sequence[Hole]) -> Iterator[Remedy]:
+    """Yield the commands: one for each grid with cells to run, one for those that failed, one that reads results."""
+    from gpas_cli.cli.planning import plan_for
+    from gpas_cli.grid.select import run_command
+    from gpas_cli.report.tables.missing import RETRIED, to_run
+    from gpas_cli.schedule.scheduler import choose, scheduler_named
+
+    scheduler = scheduler_named(choose("auto").name, project().runs)
+    by_grid: dict[str, list[Entry]] = {}
+    for entry in to_run(missing):
+        by_grid.setdefault(entry.grid, []).append(entry)
+    for grid, chosen in by_grid.items():
+        yield Remedy(run_command(chosen, entries([grid])), plan_for(scheduler, chosen))
+    failed = to_run(missing, RETRIED)
+    if failed:
+        cells = [entry.id for entry in failed] if len(failed) <= NAMED else []
+        yield Remedy(shlex.join(["gpas", "retry", *cells]), plan_for(scheduler, failed, RETRIED))
+    if to_run(missing, ("unsynced",)):
+        yield Remedy("gpas sync")
+
+
+def _as_mapping(table: Table, missing: Sequence[Hole], remedies: Sequence[Remedy]) -> dict[str, Any]:
+    return {
+        "name": table.printed or None,
+        "title": table.spec.title,
+        "missing": [
+            {
+                "row": hole.row,
+                "column": hole.column,
+                "runs": [{"name": run.entry.id, "key": run.key, "state": run.state} for run in hole.runs],
+            }
+            for hole in missing
+        ],
+        "commands": [
+            {
+                "command": remedy.command,
+                "jobs": len(remedy.planned.jobs) if remedy.planned else 0,
+                "gpu_hours": remedy.planned.estimate.gpu_hours if remedy.planned else 0.0,
+                "core_hours": remedy.planned.estimate.core_hours if remedy.planned else 0.0,
+                "wall_hours": remedy.planned.estimate.wall_hours if remedy.planned else 0.0,
+                "refused": dict(remedy.planned.refused) if remedy.planned else {},
+            }
+            for remedy in remedies
+        ],
+    }

@@ -1,0 +1,188 @@
+"""`gpas theory`: the papers' theoretical results, computed and shown beside the printed ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.commands.figure_output import Output, print_plots
+from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json
+from gpas_cli.cli.working import working
+from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from gpas_cli.cli.views.columns import Columns
+    from gpas_cli.evaluate.stability import Simulation
+    from gpas_cli.report.figures.figure import Figure
+    from gpas_cli.spec.cell import Cell as SpecCell
+
+app = typer.Typer(
+    help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
+)
+
+Out = Annotated[
+    list[Path] | None,
+    typer.Option("--out", "-o", help="Also draw a figure to this file (.pdf, .svg, .png). Repeat for more files."),
+]
+Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
+Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
+Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
+TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
+
+
+@app.command("stability")
+def stability(
+    layers: Layers = 64,
+    dimension: Dimension = 100,
+    terminal: Terminal = False,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate how stable linear networks are when a layer is dropped (RaPTr, lemmas 4.3 and G.2, Figure 3).
+
+    The exponents fitted to the simulation stand beside the printed ones: of the norm of the output and of the gap over
+    the depth L, and of Psi, the change of the output without layer l, over L / l. Needs neither a cell nor torch.
+
+    Example: [bold]gpas theory stability -o figure3.pdf[/bold]
+    """
+    from gpas_cli.evaluate.stability import laws, simulate, statements
+
+    known: dict[tuple[str, float], Simulation] = {}
+    rows = []
+    with working("simulating") as show:
+        for statement in statements():
+            case = (statement.kind.title, statement.tau)
+            if case not in known:
+                show(f"{statement.kind.title}, tau {statement.tau:g}")
+                known[case] = simulate(statement.kind, statement.tau, layers=layers, dimension=dimension)
+            rows.append((statement, laws(statement, known[case])))
+    figures = _stability_figures(known)
+    _draw(figures, Output(out, terminal, None, None, as_json))
+    if as_json:
+        documents = [
+            {"statement": statement.name, "network": statement.kind.title, "tau": statement.tau,
+             "laws": [asdict(law) for law in found]}
+            for statement, found in rows
+        ]  # fmt: skip
+        print_json(layers=layers, dimension=dimension, statements=documents, panels=_as_mappings(figures))
+        return
+    heads = ("statement", "network", *(f"{title}: fitted" for title in TITLES.values()), "printed")
+    lines = [
+        [statement.name, statement.kind.title, *(f"{law.fitted:.2f}" for law in found),
+         ", ".join("-" if law.printed is None else str(law.printed) for law in found)]
+        for statement, found in rows
+    ]  # fmt: skip
+    console().print(_columns(heads, lines))
+    console().print(
+        "Exponents of L; of Psi, those of L / l. Without norm, norm and Psi grow as 2 to the power of exponent x L. "
+        f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights.",
+        soft_wrap=True,
+    )
+
+
+@app.command("norms")
+def norms(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJson = False) -> None:
+    """Measure how the residual stream of a cell grows at initialisation (RaPTr, theorem 2.3).
+
+    Squared norms over d, entering layer 1 and after each layer: of the network of the proof, of the cell's network, and
+    of random paths through it with and without square-root scaling, which keeps the growth of the whole network.
+
+    Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
+    """
+    (entry,) = find_cells([cell])
+    found = _computed("norms", entry.cell)
+    figure = _figure("|y|^2 / d at initialisation", "layer", "|y|^2 / d", {
+        one.title: list(enumerate(one.squares)) for one in found
+    })  # fmt: skip
+    _draw([figure], Output(out, terminal, None, None, as_json))
+    if as_json:
+        print_json(cell=entry.id, growths=[asdict(one) for one in found], panels=_as_mappings([figure]))
+        return
+    rows = [
+        [one.title, f"{one.squares[0]:.3f}", f"{one.squares[-1]:.3f}", f"{one.slope:.4f}", f"{one.fit:.3f}"]
+        for one in found
+    ]
+    console().print(_columns(("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line"), rows))
+    console().print("Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10).")
+
+
+@app.command("length")
+def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJson = False) -> None:
+    """Measure the standard deviation of attention's output over the length of its input (Spike No More, equation 48).
+
+    The first layer's attention at initialisation, on normal inputs, at its last token.
+
+    Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
+    """
+    (entry,) = find_cells([cell])
+    found = _computed("length", entry.cell)
+    lines = {
+        "equation (48)": [(point.length, point.predicted) for point in found.points],
+        "measured": [(point.length, point.measured) for point in found.points],
+    }
+    figure = _figure("Attention's output at initialisation", "length", "standard deviation", lines, log=True)
+    _draw([figure], Output(out, terminal, None, None, as_json))
+    if as_json:
+        print_json(cell=entry.id, **asdict(found), panels=_as_mappings([figure]))
+        return
+    rows = [[f"{p.length}", f"{p.predicted:.5f}", f"{p.measured:.5f}", f"{p.measured / p.predicted:.3f}"]
+            for p in found.points]  # fmt: skip
+    console().print(_columns(("length", "equation (48)", "measured", "ratio"), rows))
+    console().print(f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1.")
+
+
+def _computed(law: str, cell: SpecCell) -> Any:
+    """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory."""
+    try:
+        from gpas_cli.evaluate.length_law import length_law
+        from gpas_cli.evaluate.norm_growth import growths
+    except ImportError as error:
+        raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
+    with working("building the network in float64"):
+        return growths(cell) if law == "norms" else length_law(cell)
+
+
+def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figure]:
+    """Return Figure 3: norms by depth, Psi by layer and gaps by depth, with a line for each tau."""
+    from gpas_cli.evaluate.stability import BOTH
+
+    chosen = {f"tau {tau:g}": found for (kind, tau), found in known.items() if kind == BOTH.title}
+    panels = [("norms", "L", "|F|"), ("psi", "layer", "Psi"), ("gaps", "L", "mean of Psi / |F|")]
+    return [
+        _figure("", x, y, {title: list(getattr(found, name)) for title, found in chosen.items()}, log=True)
+        for name, x, y in panels
+    ]
+
+
+def _figure(title: str, x: str, y: str, lines: dict[str, list[tuple[float, float]]], *, log: bool = False) -> Figure:
+    from gpas_cli.report.figures.figure import Figure, Line
+
+    drawn = [Line(name, tuple(points), colour=number) for number, (name, points) in enumerate(lines.items())]
+    return Figure(title, x, y, lines=tuple(drawn), log=log, log_x=log)
+
+
+def _draw(figures: list[Figure], output: Output) -> None:
+    """Draw the panels to the named files, and as text if requested."""
+    if output.out:
+        from gpas_cli.report.figures.plot import Sheet, check_formats, save
+
+        check_formats(output.out)
+        save(Sheet(tuple(figures)), output.out, output.size)
+        console().print(f"Wrote {', '.join(map(str, output.out))}.", soft_wrap=True)
+    if output.terminal:
+        print_plots(figures)
+
+
+def _as_mappings(figures: list[Figure]) -> list[dict[str, Any]]:
+    from gpas_cli.report.figures.figure import as_mapping
+
+    return [as_mapping(figure) for figure in figures]
+
+
+def _columns(heads: tuple[str, ...], rows: list[list[str]]) -> Columns:
+    from gpas_cli.cli.views.columns import Columns
+
+    return Columns(heads, rows, right=frozenset(heads[1:]) - {"network", "printed"})

@@ -1,0 +1,207 @@
+"""`gpas top`: resource usage, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.commands.status import observed
+from gpas_cli.cli.console import AsJson, NamesAndSettings, Where, console, json_number, print_json, project
+from gpas_cli.cli.views.progress import sparkline, spike_mark
+from gpas_cli.cli.views.states import COLOURS, ends, job_mapping, starts
+from gpas_cli.words import byte_size, stopwatch
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.cli.views.columns import Cell
+    from gpas_cli.plan.usage import Activity, GridUsage, Running
+    from gpas_cli.state.status import CellStatus
+
+REFRESH_SECONDS = 2.0
+BAR_WIDTH = 12  # characters
+# Columns left out on a narrow terminal, in this order.
+DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
+DROPPABLE_IN_LINE = ("why",)
+OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
+
+
+def top(names: NamesAndSettings = None, where: Where = None, as_json: AsJson = False) -> None:
+    """Show what runs where and how fast, what is queued and at which position, hours used so far, and the ETA.
+
+    Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
+    view is refreshed until Ctrl-C; when piped or with --json, it is printed once.
+
+    Example: [bold]gpas top table2[/bold]
+    """
+    if as_json:
+        print_json(**as_mapping(_activity(names, where)))
+    elif console().is_terminal:
+        _watch(names, where)
+    else:
+        console().print(render(_activity(names, where), 10**6))
+
+
+def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activity:
+    from gpas_cli.plan.usage import UsageMeter
+    from gpas_cli.state.ended_index import EndedIndex
+
+    runs = project().runs
+    index = EndedIndex(runs)
+    return UsageMeter(runs).room(observed(names, where, jobs=True, index=index), index)
+
+
+def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(render(_activity(names, where), console().height), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def render(room: Activity, height: int) -> RenderableType:
+    """Return the view in about `height` lines."""
+    from rich.console import Group
+    from rich.text import Text
+
+    space = max(4, height - OTHER_LINES - len(room.grids))
+    shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
+    parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room)]
+    if room.running:
+        parts += [Text(""), _running(room, room.running[:shown]), *_more(len(room.running) - shown, "running")]
+    if room.queued:
+        waiting = room.queued[: max(2, space - shown)]
+        parts += [Text(""), _queued(room, waiting), *_more(len(room.queued) - len(waiting), "waiting")]
+    return Group(*parts)
+
+
+def _running(room: Activity, runs: Sequence[Running]) -> RenderableType:
+    rows: list[dict[str, Cell]] = []
+    unit = room.total.spent.unit
+    for i, run in enumerate(runs):
+        again = i > 0 and runs[i - 1].node == run.node
+        first: dict[str, Cell] = {"node": ("" if again else run.node, "bold"), "device": _devices(run.devices)}
+        losses = run.state.progress.losses if run.state.progress else ()
+        last: dict[str, Cell] = {
+            unit: run.spent.hours(unit),
+            "training loss": (sparkline(losses, 2 * BAR_WIDTH), "cyan"),
+        }
+        rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
+    return _table(rows, DROPPABLE, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
+
+
+def _of_progress(state: CellStatus) -> dict[str, Cell]:
+    seen = state.progress
+    if seen is None or seen.step is None or not seen.steps:
+        phase = seen.phase if seen and seen.phase else "starting"
+        return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": ""}
+    full = round(BAR_WIDTH * (state.fraction or 0.0))
+    return {
+        "progress": ("━" * full + "─" * (BAR_WIDTH - full), "cyan"),
+        "step": seen.counted,
+        "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
+        "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
+        "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
+        "memory": byte_size(seen.memory) if seen.memory else "",
+        "left": stopwatch(seen.eta) if seen.eta is not None else "",
+    }
+
+
+def _queued(room: Activity, states: Sequence[CellStatus]) -> RenderableType:
+    rows: list[dict[str, Cell]] = []
+    for state in states:
+        job = state.job
+        why = (job.held or (job.reason if job.reason != "None" else "")) if job else state.evidence
+        begins = starts(job) if job else ""
+        rows.append(
+            {"cell": _name(room, state), "place": job.in_line if job else "", "starts about": begins, "why": why}
+        )
+    return _table(rows, DROPPABLE_IN_LINE, set())
+
+
+def _grids(room: Activity) -> RenderableType:
+    unit = room.total.spent.unit
+    uses = [*room.grids, room.total] if len(room.grids) > 1 else room.grids
+    rows: list[dict[str, Cell]] = []
+    for use in uses:
+        style = "bold" if use is room.total else ""
+        done = sum(use.states[state] for state in ("done", "diverged"))
+        cells = {
+            "grid": use.grid or "in all", "cells": f"{use.states.total()}", "done": f"{done}", "left": f"{use.left}",
+            f"{unit} so far": use.spent.hours(unit), f"{unit} to go": use.to_go.hours(unit) if use.to_go else "",
+            "ends about": ends(use),
+        }  # fmt: skip
+        rows.append({name: (text, style) if style else text for name, text in cells.items()})
+    return _table(rows, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
+
+
+def _table(rows: list[dict[str, Cell]], droppable: Sequence[str], right: set[str]) -> RenderableType:
+    """Return a table without the columns that are empty in every row."""
+    from gpas_cli.cli.views.columns import Columns
+
+    names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
+    return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), droppable)
+
+
+def _shown(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _devices(devices: Sequence[str]) -> str:
+    """Return device names as a count: gpu-0, gpu-1 as "2 GPUs"."""
+    kind = "GPU" if any(device.startswith("gpu") for device in devices) else "core"
+    return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
+
+
+def _name(room: Activity, state: CellStatus) -> str:
+    return state.entry.id if len(room.grids) > 1 else state.entry.name
+
+
+def as_mapping(room: Activity) -> dict[str, Any]:
+    """Return the document `Top` without its schema number. Times are unix times; hours are device hours."""
+    return {
+        "time": time.time(),
+        "running": [_run_mapping(run) for run in room.running],
+        "queued": [{**_cell(state), **job_mapping(state.job)} for state in room.queued],
+        "grids": [{"grid": use.grid, **_use_mapping(use)} for use in room.grids],
+        "total": _use_mapping(room.total),
+    }
+
+
+def _cell(state: CellStatus) -> dict[str, Any]:
+    return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
+
+
+def _run_mapping(run: Running) -> dict[str, Any]:
+    seen = run.state.progress
+    names = ("phase", "step", "steps", "loss", "tokens_per_second", "mfu", "memory", "eta", "spikes")
+    numbers = {name: getattr(seen, name) if seen else None for name in names}
+    return {
+        **_cell(run.state), **job_mapping(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
+        "devices": list(run.devices), **run.spent.as_mapping(),
+        **{name: None if value is None else json_number(value) for name, value in numbers.items()},
+    }  # fmt: skip
+
+
+def _use_mapping(use: GridUsage) -> dict[str, Any]:
+    return {
+        "states": dict(use.states), "left": use.left, **use.spent.as_mapping(),
+        "to_go": use.to_go.as_mapping() if use.to_go else None,
+        "ends": time.time() + use.ends if use.ends is not None else None,
+    }  # fmt: skip
+
+
+def _headline(room: Activity) -> str:
+    states = [f"[{colour}]{room.total.states[s]} {s}[/]" for s, colour in COLOURS.items() if room.total.states[s]]
+    return f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
+
+
+def _more(count: int, what: str) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(f"and {count} more {what}", style="dim")] if count > 0 else []

@@ -1,0 +1,323 @@
+"""`gpas why`: where a cell's number comes from."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpas_cli.cli.commands.table_paper import served_of
+from gpas_cli.cli.console import (
+    AsJson,
+    catalogue,
+    complete_cell,
+    console,
+    entries,
+    experiments,
+    find_cells,
+    json_number,
+    print_json,
+    project,
+    warn,
+)
+from gpas_cli.cli.views.number import hours_text, number_mapping, print_number, spent_mapping
+from gpas_cli.cli.views.scores import score_as_mapping, scores_table
+from gpas_cli.errors import GpasError
+from gpas_cli.structure import to_mapping
+from gpas_cli.words import count, date_and_time, listed
+
+# Why the trainer took its float32 product, by `MatmulChoice.origin`.
+PRODUCT_ORIGINS = {
+    "checkpoint": "as its checkpoint",
+    "record": "as an earlier run on this machine",
+    "probe": "the fastest of those measured",
+    "unrecorded": "the choice could not be recorded",
+}
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sqlalchemy import Engine
+
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.origin.number import NumberOrigin
+    from gpas_cli.origin.provenance import AttemptProvenance, ForgottenAttempt, Provenance
+    from gpas_cli.report.recorded import Recorded
+    from gpas_cli.report.tables.paper_table import Serving
+    from gpas_cli.report.tables.table_place import PlaceName
+    from gpas_cli.state.status import StageStatus
+    from gpas_cli.store.records import Imported
+
+
+GONE = "its run directory is gone"
+SPIKES = 8  # spikes named in one line
+SCORES = 12  # tasks named in one line
+
+
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CELL|GRID[ROW,COLUMN]...",
+        help="Cells (grid/name, a unique name, or the start of a key), or cells of tables: 'table2[pre+gpas,71m]', "
+        "'gpas:2[pre+gpas,71m]'.",
+        autocompletion=complete_cell,
+    ),
+]
+
+
+def why(names: Names, as_json: AsJson = False) -> None:
+    """Show where a number comes from.
+
+    For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a paper's
+    table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
+    environment, the hours that it took, and the command that makes it again.
+
+    Example: [bold]gpas why pre-gpas-s1[/bold]
+
+    Example: [bold]gpas why 'table2[pre+gpas,71m]'[/bold]
+    """
+    from gpas_cli.report.tables.table_place import place_name
+
+    places = [place for name in names if (place := place_name(name))]
+    found = find_cells([name for name in names if not place_name(name)])
+    if places and any("=" in name for name in names if not place_name(name)):
+        raise GpasError("settings vary cells, not numbers of a table; name the cell")
+    numbers, problems = _numbers(places)
+    stages, problem = _stages(found) if found else ([], "")
+    problems = list(dict.fromkeys(filter(None, [*problems, problem])))
+    if as_json:
+        print_json(
+            numbers=[number_mapping(number) for number in numbers],
+            stages=[_as_mapping(stage) for stage in stages],
+            problem="; ".join(problems) or None,
+        )
+        return
+    for problem in problems:
+        warn(problem)
+    for number in numbers:
+        print_number(number)
+    for stage in stages:
+        _print(stage)
+
+
+def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
+    """Return the origins of the numbers of tables, and why results are not up to date."""
+    from gpas_cli.origin.number import trace_cell
+    from gpas_cli.report.papers.layouts import is_printed_name
+    from gpas_cli.report.recorded import recorded
+
+    numbers, problems = [], []
+    for name in names:
+        served = served_of(name.grid) if is_printed_name(name.grid) else []
+        chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
+        with recorded(project(), chosen) as known:
+            if served:
+                numbers.append(_printed_number(name, served, known))
+            else:
+                numbers.append(trace_cell(name, experiments().grids[name.grid].table_spec, known, project().runs))
+            problems.append(known.problem)
+    return numbers, problems
+
+
+def _printed_number(name: PlaceName, served: Sequence[Serving], known: Recorded) -> NumberOrigin:
+    """Return the origin of our number at a place in a paper's table."""
+    from gpas_cli.origin.number import trace_printed
+    from gpas_cli.report.tables.paper_table import paper_table
+
+    return trace_printed(name, [paper_table(one, known.states, known.results) for one in served], known, project().runs)
+
+
+def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
+    """Return the provenance of the stages of cells, and why results are not up to date."""
+    from gpas_cli.origin.provenance import trace_number
+    from gpas_cli.store.refresh import results_of
+
+    here = project()
+    if not here.runs.is_dir():
+        raise GpasError(_not_run(found[0]))
+    with results_of(here, [stage.key for entry in found for stage in entry.cell.stages]) as (engine, problem):
+        keys = _tried(engine, found)
+        return [trace_number(engine, here.runs, key, catalogue=catalogue()) for key in keys], problem
+
+
+def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
+    """Return the keys of the stages with attempts, even if their run directories are gone.
+
+    Raises GpasError for a cell without attempts.
+    """
+    from gpas_cli.report.query import stage
+    from gpas_cli.store.rundir import attempts
+
+    keys: dict[str, None] = {}
+    for entry in found:
+        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or stage(engine, s.key)]
+        if not own:
+            raise GpasError(_not_run(entry))
+        keys |= dict.fromkeys(own)
+    return list(keys)
+
+
+def _not_run(entry: Entry) -> str:
+    return f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it"
+
+
+def _print(stage: Provenance) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    say = console().print
+    say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
+    if stage.parents:
+        say(f"  follows {', '.join(stage.parents)}")
+    if stage.base_key:
+        say(f"  differs from base {stage.base_key} in")
+        for difference in stage.differences:
+            say(f"    {difference.setting}: {' -> '.join(difference.texts)}", markup=False)
+    if stage.spikes:
+        say(f"  {_spikes(stage.spikes)}", markup=False)
+    if stage.scores:
+        say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
+    for text in _taken_over(stage.taken_over):
+        say(f"  {text}", markup=False)
+    say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}", markup=False)
+    for attempt in stage.attempts:
+        _print_try(attempt, stage.decisive)
+    for one in stage.forgotten:
+        say(f"  attempt {one.number}: forgotten: {_forgotten(one)}", markup=False)
+        say(f"    {'directory':<12} {one.directory}", markup=False)
+
+
+def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
+    facts = attempt.facts
+    say = console().print
+    seen = _standing(attempt)
+    mark = "  <- the number in tables" if attempt.number == decisive and seen.state == attempt.outcome else ""
+    if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
+        mark = f" (superseded by attempt {decisive})"
+    killed = f", killed by {_signal(attempt.signal)}" if attempt.signal else ""
+    cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
+    say(f"  attempt {attempt.number}: {seen.state}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
+    commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
+    threads = count(facts["threads"] or 0, "thread")
+    where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
+    retry = attempt.retry
+    lines = {
+        "copied from": _imported(attempt.imported),
+        "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
+        "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",
+        "where": where,
+        "code": f"{facts['code']}, commit {commit}",
+        "text": f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}",
+        "computed": _computed(attempt.computed),
+        "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
+        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in sorted(attempt.metrics.items())),
+        "log": str(attempt.log),
+        "checkpoint": str(attempt.checkpoint or ""),
+    }
+    for name, text in lines.items():
+        if text:
+            say(f"    {name:<12} {text}", markup=False)
+
+
+def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each attempt that measured scores which the stage took over."""
+    from gpas_cli.store.rundir import AttemptDir, stage_dir
+
+    for origin in dict.fromkeys(origins.values()):
+        key, _, number = origin.partition("/")
+        tasks = listed([task for task, own in origins.items() if own == origin], SCORES)
+        try:
+            record = AttemptDir(stage_dir(project().runs, key) / number).read_attempt()
+            cell = f"{record.grid}/{record.name}"
+        except (OSError, ValueError, GpasError):
+            cell = GONE
+        yield f"taken over: {tasks}, measured by attempt {number.lstrip('0')} of stage {key} ({cell})"
+
+
+def _imported(record: Imported | None) -> str:
+    if record is None:
+        return ""
+    return f"{record.runs}, attempt {record.number}, project {record.project}, by {record.user}, {_when(record.t)}"
+
+
+def _forgotten(one: ForgottenAttempt) -> str:
+    reason = f": {one.record.why}" if one.record.why else ""
+    return f"it was {one.outcome or 'without an outcome'}; by {one.record.user}, {_when(one.record.t)}{reason}"
+
+
+def _computed(facts: Mapping[str, Any]) -> str:
+    """Return how the attempt computed, as text; "" if its journal does not record it."""
+    if not facts:
+        return ""
+    parts = [f"micro-batches of {facts['micro_batch']} rows"] if "micro_batch" in facts else []
+    parts += [f"{facts['processes']} processes ({facts['strategy']})"] if facts.get("processes", 1) > 1 else []
+    parts += ["compiled layers"] if facts.get("compiled") else []
+    chosen = PRODUCT_ORIGINS.get(facts.get("gemm_origin", ""), "")
+    parts += [f"float32 products '{facts['gemm']}'{chosen and f' ({chosen})'}"] if "gemm" in facts else []
+    return ", ".join(parts)
+
+
+def _standing(attempt: AttemptProvenance) -> StageStatus:
+    """Return the state of an attempt: without an outcome, concluded from its process."""
+    from gpas_cli.state.attempt import conclude_or_unknown
+    from gpas_cli.state.status import StageStatus
+    from gpas_cli.store.rundir import AttemptDir
+
+    if attempt.gone:
+        return StageStatus(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
+    return conclude_or_unknown(AttemptDir(attempt.directory))
+
+
+def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
+    """Return the first spikes as text."""
+    words = {"loss": "loss", "grad_norm": "gradient norm"}
+    shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes]
+    return f"spikes: {listed(shown, SPIKES)}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _when(moment: float | None) -> str:
+    return date_and_time(moment) if moment else "?"
+
+
+def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
+    seen = _standing(attempt)
+    return {
+        "number": attempt.number,
+        "outcome": attempt.outcome,
+        "cause": attempt.cause,
+        "state": seen.state,
+        "evidence": seen.evidence,
+        "signal": attempt.signal,
+        "retry": vars(attempt.retry) if attempt.retry else None,
+        "imported": to_mapping(attempt.imported) if attempt.imported else None,
+        "computed": dict(attempt.computed),
+        "facts": dict(attempt.facts),
+        "log": str(attempt.log),
+        "metrics": {name: json_number(value) for name, value in attempt.metrics.items()},
+        "directory": str(attempt.directory),
+        "checkpoint": str(attempt.checkpoint) if attempt.checkpoint else None,
+    }
+
+
+def _as_mapping(stage: Provenance) -> dict[str, Any]:
+    tries = [_try_as_mapping(attempt) for attempt in stage.attempts]
+    return {
+        "key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
+        "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
+        "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
+        "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
+        "hours": spent_mapping(stage.spent), "scores": [score_as_mapping(score) for score in stage.scores],
+        "taken_over": dict(stage.taken_over),
+        "forgotten": [
+            {"number": one.number, "outcome": one.outcome, "directory": str(one.directory), **to_mapping(one.record)}
+            for one in stage.forgotten
+        ],
+    }  # fmt: skip

@@ -1,0 +1,230 @@
+"""The origin of a number of a table, as text for the terminal and for JSON."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import console, json_number
+from gpas_cli.words import count, date_and_time, listed
+
+if TYPE_CHECKING:
+    from gpas_cli.origin.number import Code, NumberOrigin, SeedOrigin
+    from gpas_cli.state.spent import Spent
+
+INDENT = 16  # characters before a fact
+LEAST_ROOM = 24  # characters of a fact in one line
+NAMED = 6  # seeds in one line
+PARTS = ("trained", "lost", "failed", "superseded")
+
+
+def print_number(origin: NumberOrigin) -> None:
+    """Print the origin of a number of a table."""
+    from rich.text import Text
+
+    from gpas_cli.report.tables.shown import full_title
+
+    place = origin.place
+    table = place.table
+    title = f"{full_title(place.row)}, {table.columns[place.column].title}"
+    console().print(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
+    for name, text in _lines(origin):
+        _print_fact(name, text)
+    console().print(_seed_rows(origin))
+
+
+def _print_fact(name: str, text: str) -> None:
+    """Print a fact; on a terminal its lines are wrapped beside its name."""
+    room = console().width - INDENT if console().is_terminal else len(text) + 1
+    lines = textwrap.wrap(text, max(room, LEAST_ROOM), break_on_hyphens=False) or [""]
+    for number, line in enumerate(lines):
+        console().print(f"  {'' if number else name:<{INDENT - 3}} {line}", markup=False, soft_wrap=True)
+
+
+def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
+    """Yield what is printed of the number, as (name, text)."""
+    from gpas_cli.origin.number import environments
+
+    yield origin.place.table.metric.name, _number(origin)
+    if origin.place.base is not None:
+        yield "from base", _difference(origin)
+    if origin.published and origin.compared.table.metric != origin.place.table.metric:
+        yield "to compare", _compared(origin)
+    for published in origin.published:
+        delta = f" ({published.delta:+g})" if published.delta is not None else ""
+        column = f", its {published.as_if}" if published.as_if else ""
+        text = f"{published.value:g}{delta}: {published.short}, {published.table}{column}: {published.what}"
+        yield "published", text
+    for code in origin.codes:
+        yield "code", _code(code, len(origin.seeds))
+    same, differing = environments(origin.seeds)
+    if same:
+        yield "environment", ", ".join(f"{name} {value}" for name, value in same.items())
+    for name, values in differing.items():
+        yield "", f"{name} differs: {listed([str(value) for value in values], NAMED)}"
+    yield from _texts(origin.seeds)
+    yield origin.spent.total.unit, hours_text(origin.spent)
+    yield from _again(origin)
+
+
+def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
+    """Yield the commands that make the number again, and how to run them with the recorded code."""
+    also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
+    yield "make again", f"{origin.command_line}   # in an empty project{also}"
+    if any(seed.result for seed in origin.seeds):
+        yield "", f"{shlex.join(['gpas', 'rerun', *(seed.entry.id for seed in origin.seeds)])}   # in this project"
+    for code in origin.codes:
+        ways = [f"PYTHONPATH={shlex.quote(str(code.snapshot))} before the command"] if code.snapshot else []
+        ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []
+        if ways:
+            yield "with its code", " or ".join(ways)
+
+
+def _compared(origin: NumberOrigin) -> str:
+    """Return the number that is compared with the published ones, if they have another metric than the table."""
+    from gpas_cli.report.tables.cell_text import cell_text
+    from gpas_cli.report.tables.sheet import PLAIN
+
+    metric = origin.compared.table.metric
+    number = cell_text(origin.compared.cell, metric.digits, PLAIN)
+    return f"{number}: {metric.name}, which is averaged like the published number"
+
+
+def _number(origin: NumberOrigin) -> str:
+    from gpas_cli.report.tables.cell_text import cell_text
+    from gpas_cli.report.tables.sheet import PLAIN
+
+    cell, metric = origin.place.cell, origin.place.table.metric
+    over = origin.place.table.spec.over
+    text = cell_text(cell, metric.digits, PLAIN)
+    if cell.summary is None:
+        return f"no number: {text}"
+    of = f"the number of one {over}"
+    if cell.summary.n > 1:
+        of = f"mean ± sample standard deviation over {count(cell.summary.n, over)}"
+    return f"{text}: {of}; {metric.better} is better"
+
+
+def _difference(origin: NumberOrigin) -> str:
+    from gpas_cli.report.tables.cell_text import cell_text
+    from gpas_cli.report.tables.sheet import PLAIN
+    from gpas_cli.statistics.stats import interval
+
+    place = origin.place
+    base, delta = place.base, place.cell.delta
+    assert base is not None  # asked for by the caller
+    theirs = f"{base.row.title} ({base.words}): {cell_text(base.cell, place.table.metric.digits, PLAIN)}"
+    if delta is None:
+        return f"no {place.table.spec.over} has both numbers; {theirs}"
+    digits = place.table.metric.digits
+    test = f", p = {delta.p:.2g} (paired t test)" if delta.p is not None else ""
+    if bounds := interval(delta):
+        test = f", 95 % interval {bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f}{test}"
+    return f"{delta.mean:+.{digits}f} over {count(delta.n, 'pair')}{test}; {theirs}"
+
+
+def _code(code: Code, seeds: int) -> str:
+    commit = f"commit {code.commit[:12]}{' with local changes' if code.dirty else ''}" if code.commit else "no git"
+    copy = f"copy in {code.snapshot}" if code.snapshot else "its copy is gone"
+    of = f" (seed {listed([str(label) for label in code.seeds], NAMED)})" if len(code.seeds) < seeds else ""
+    return f"{code.code or 'not recorded'}, {commit}, {copy}{of}"
+
+
+def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
+    results = [seed.result for seed in seeds if seed.result]
+    for name, found in (
+        ("train text", [result.fingerprint for result in results]),
+        ("validation", [result.validation_fingerprint for result in results]),
+    ):
+        if known := list(dict.fromkeys(text for text in found if text)):
+            yield name, listed(known, NAMED)
+
+
+def _seed_rows(origin: NumberOrigin) -> Any:
+    from gpas_cli.cli.views.columns import Columns
+
+    table = origin.place.table
+    digits = table.metric.digits + 2
+    headers = [table.spec.over, table.metric.name, "from base", "cell", "attempt", "where", "ended", "run directory"]
+    rows = []
+    for seed in origin.seeds:
+        result = seed.result
+        difference = "" if seed.value is None or seed.base is None else f"{seed.value - seed.base:+.{digits}f}"
+        rows.append([
+            str(seed.seed),
+            seed.state if seed.value is None else f"{seed.value:.{digits}f}",
+            difference,
+            seed.entry.id,
+            str(result.number) if result else "",
+            ", ".join(part for part in (result.host, result.gpu or result.device) if part) if result else "",
+            date_and_time(result.ended) if result and result.ended else "",
+            result.directory if result else "",
+        ])  # fmt: skip
+    right = frozenset((table.spec.over, table.metric.name, "from base", "attempt"))
+    return Columns(headers, rows, right=right, droppable=("ended", "where", "from base"))
+
+
+def hours_text(spent: Spent) -> str:
+    """Return the usage and its parts: "0.84: 0.61 trained, 0.20 lost, 0.03 failed"."""
+    unit = spent.total.unit
+    parts = [(name, getattr(spent, name)) for name in PARTS]
+    shown = [f"{part.hours(unit)} {name}" for name, part in parts if part.seconds or name != "superseded"]
+    return f"{spent.total.hours(unit)}: {', '.join(shown)}"
+
+
+def spent_mapping(spent: Spent) -> dict[str, Any]:
+    """Return the usage for JSON."""
+    return {name: getattr(spent, name).as_mapping() for name in PARTS}
+
+
+def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
+    """Return the origin of a number for JSON."""
+    place = origin.place
+    summary, delta = place.cell.summary, place.cell.delta
+    beside = origin.compared.cell.summary
+    return {
+        "grid": origin.grid,
+        "cell": place.words,
+        "row": dict(zip(place.table.spec.rows, place.row.key, strict=True)),
+        "column": {place.table.spec.columns: place.table.columns[place.column].label},
+        "metric": place.table.metric.name,
+        "mean": None if summary is None else json_number(summary.mean),
+        "std": _optional(summary.std if summary else None),
+        "n": summary.n if summary else 0,
+        "status": place.cell.status,
+        "delta": None if delta is None else {"mean": json_number(delta.mean), "n": delta.n, "p": _optional(delta.p)},
+        "base": place.base.words if place.base else None,
+        "compared": {"metric": origin.compared.table.metric.name, "mean": _optional(beside.mean if beside else None)},
+        "published": [vars(published) for published in origin.published],
+        "seeds": list(_seed_mappings(origin.seeds)),
+        "code": [{**vars(code), "snapshot": str(code.snapshot or "") or None, "seeds": list(code.seeds)}
+                 for code in origin.codes],
+        "hours": spent_mapping(origin.spent),
+        "command": list(origin.command),
+        "other_cells": origin.others,
+    }  # fmt: skip
+
+
+def _seed_mappings(seeds: Iterable[SeedOrigin]) -> Iterator[dict[str, Any]]:
+    for seed in seeds:
+        result = seed.result
+        yield {
+            "seed": seed.seed,
+            "cell": seed.entry.id,
+            "key": seed.key,
+            "state": seed.state,
+            "value": _optional(seed.value),
+            "base": _optional(seed.base),
+            "attempt": result.number if result else None,
+            "directory": result.directory if result else None,
+            "host": result.host if result else None,
+            "device": (result.gpu or result.device) if result else None,
+            "ended": result.ended if result else None,
+            "environment": dict(seed.environment),
+        }
+
+
+def _optional(value: float | None) -> Any:
+    return None if value is None else json_number(value)

@@ -1,0 +1,217 @@
+"""The plan of a run as text for the terminal, and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.words import byte_size, count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpas_cli.plan.device_memory import JobMemory
+    from gpas_cli.plan.elsewhere import CostElsewhere
+    from gpas_cli.plan.estimate import Estimate
+    from gpas_cli.plan.plan import Plan, Refusal
+
+
+def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
+    """Return the document `Plan` without its schema number."""
+    rows = [
+        {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
+         "action": row.action, "detail": row.detail, "will_run": row.will_run}
+        for row in planned.rows
+    ]  # fmt: skip
+    from gpas_cli.spec.parse import plain
+
+    guess = {name: value for name, value in vars(planned.estimate).items() if name != "works"}
+    return {
+        "cells": rows,
+        "jobs": len(planned.jobs),
+        "texts": [job.name for job in planned.texts],
+        "stages": dict(planned.stages),
+        "estimate": guess,
+        "warnings": planned.warnings,
+        "sizes": [vars(size) for size in planned.sizes],
+        "stage_costs": [{**vars(one), "resources": plain(one.resources)} for one in planned.stage_costs],
+        "cost": None if price is None else price * planned.estimate.gpu_hours,
+        "memory": [_memory_mapping(one) for one in planned.memory],
+        "elsewhere": [_elsewhere_mapping(one) for one in planned.elsewhere],
+    }
+
+
+def _memory_mapping(one: JobMemory) -> dict[str, Any]:
+    totals = {"total": one.memory.total, "fits": one.memory.fits}
+    return {"size": one.size, "jobs": one.jobs, "gpu": one.gpu, "devices": one.devices, **vars(one.memory), **totals}
+
+
+def _elsewhere_mapping(cost: CostElsewhere) -> dict[str, Any]:
+    from gpas_cli.plan.elsewhere import basis
+
+    mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
+    return {
+        "gpus": list(cost.names),
+        "number": cost.machine.number,
+        "gpu_hours": cost.estimate.gpu_hours,
+        "longest_hours": cost.estimate.longest_hours,
+        "wall_hours": cost.estimate.wall_hours,
+        "basis": basis([cost]),
+        "sizes": [{**vars(size), "assumed_mfu": mfu} for size, mfu in zip(cost.sizes, mfus, strict=True) if size.jobs],
+    }
+
+
+def render(
+    planned: Plan, price: float | None = None, *, cells: bool | None = None, asked: Sequence[str] = ()
+) -> RenderableType:
+    """Return the totals, why cells cannot run, the cost by size and its basis, and the cells.
+
+    `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
+    cells, for the commands that are proposed; by default the names of their grids.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from gpas_cli.cli.views import plan_tables as tables
+
+    basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
+    parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
+    parts += [Text(money(planned.estimate, price))] if price is not None else []
+    parts += [tables.by_size(planned)] if planned.jobs or not planned.elsewhere else []
+    parts += [tables.by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
+    parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
+    parts += _memory(planned)
+    words = shlex.join(asked or grids_of(planned))
+    parts += _elsewhere(planned, words)
+    parts += _cells(planned, cells, words)
+    return Group(Text(headline(planned), style="bold"), *parts)
+
+
+def _memory(planned: Plan) -> list[RenderableType]:
+    """Return the predicted memory of each GPU, if its kind is known."""
+    from rich.text import Text
+
+    from gpas_cli.cli.views import plan_tables as tables
+
+    if not planned.memory:
+        return []
+    first = planned.memory[0]
+    has = byte_size(first.memory.device_bytes)
+    return [Text(f"predicted memory of each GPU ({first.gpu}, {has}):"), tables.memory(planned.memory)]
+
+
+def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
+    """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
+    from rich.text import Text
+
+    from gpas_cli.cli.views import plan_tables as tables
+    from gpas_cli.plan.elsewhere import basis
+
+    if not planned.elsewhere:
+        return []
+    unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
+    lines = (
+        *unfit,
+        basis(planned.elsewhere),
+        f"for one of them, also with --price and --mfu: {_command(planned, words)}",
+    )
+    return [
+        Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
+        tables.on_gpus(planned.elsewhere),
+        Text("\n".join(f"  {line}" for line in lines), style="dim"),
+    ]
+
+
+def _command(planned: Plan, words: str) -> str:
+    """Return the command that estimates the plan on GPUs that this machine does not have."""
+    number = planned.elsewhere[0].machine.number
+    return f"gpas plan {words} --gpu H100:{number}"
+
+
+def grids_of(planned: Plan) -> list[str]:
+    """Return the names of the grids of the plan's cells, each once."""
+    return list(dict.fromkeys(row.entry.grid for row in planned.rows))
+
+
+def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableType]:
+    """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
+    from rich.text import Text
+
+    from gpas_cli.cli.views import plan_tables as tables
+
+    if listed or (listed is None and len(planned.rows) <= tables.MOST_LISTED):
+        return [tables.cells(planned.rows)]
+    notes = [Text(line) for line in tables.notes_of_cells(planned.rows)]
+    counted = [tables.summary_of_cells(planned.rows)] if len(planned.actions) > 1 else []
+    return [*counted, *notes, Text(f"every cell: gpas plan {words} --cells", style="dim")]
+
+
+def refusals(planned: Plan) -> list[str]:
+    """Return why cells cannot run here: first those that need more GPUs, then each other reason once."""
+    short = [refusal for row in planned.rows for refusal in row.refusals if refusal.gpus]
+    others = Counter(refusal.reason for row in planned.rows for refusal in row.refusals if not refusal.gpus)
+    lines = [f"{count(len(short), 'cell')} cannot run here: {_too_few(planned, short)}"] if short else []
+    lines += [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in others.items()]
+    return lines
+
+
+def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
+    if len({refusal.reason for refusal in refusals}) == 1:
+        return refusals[0].reason
+    *first, last = sorted({refusal.gpus for refusal in refusals})
+    numbers = f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
+    return f"their jobs ask for {numbers} GPUs, but {planned.machine.seen()}"
+
+
+def _texts(planned: Plan) -> list[str]:
+    jobs = [(job.name, job.resources.cpus) for job in planned.texts]
+    return [f"{name} is tokenised first, in a job with {cpus} cores; its time is not estimated" for name, cpus in jobs]
+
+
+def headline(planned: Plan) -> str:
+    """Return the plan as one sentence."""
+    from gpas_cli.cli.views.plan_tables import COLOURS, WORDS
+
+    actions = planned.actions
+    counts = ", ".join(f"{actions[name]} {WORDS.get(name, name)}" for name in COLOURS if actions[name])
+    cells = count(len(planned.rows), "cell")
+    if not planned.jobs:
+        return f"{cells}: {counts}; no job to start"
+    guess = planned.estimate
+    shared = planned.uses - sum(planned.stages.values())
+    saved = f" ({count(shared, 'training')} shared)" if shared else ""
+    jobs = count(len(planned.jobs), "job")
+    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_wall_time(planned)}"
+
+
+def _wall_time(planned: Plan) -> str:
+    """Return how long the jobs take, as far as that is known."""
+    from gpas_cli.cli.views.plan_tables import rounded_hours
+    from gpas_cli.plan.gpus import NamedGpus
+
+    guess = planned.estimate
+    gpus = planned.machine
+    if isinstance(gpus, NamedGpus):
+        if not gpus.number:
+            return f"the longest takes {rounded_hours(guess.longest_hours)}"
+        return f"{rounded_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
+    if guess.wall_hours is None:
+        longest = rounded_hours(guess.longest_hours)
+        return f"the longest takes {longest} once started; the scheduler decides when jobs start"
+    return f"{rounded_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
+
+
+def money(guess: Estimate, price: float) -> str:
+    """Return what the GPU-hours cost, in the currency of `price`."""
+    if not guess.gpu_hours:
+        return "no GPU-hours; --gpu estimates them for a GPU that this machine does not have"
+    return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
+
+
+def cost(guess: Estimate) -> str:
+    """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
+    from gpas_cli.cli.views.plan_tables import occupied
+
+    return occupied(guess.gpu_hours, guess.core_hours)

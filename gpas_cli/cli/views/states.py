@@ -1,0 +1,172 @@
+"""States of cells as tables and as plain data, for `gpas status`, `gpas top` and `gpas plan`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpas_cli.cli.console import json_number
+from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.progress import spike_mark
+from gpas_cli.spec.stage import Metric, main_result
+from gpas_cli.words import clock_time, duration
+
+if TYPE_CHECKING:
+    from gpas_cli.cli.views.columns import Cell
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
+    from gpas_cli.state.status import CellStatus, SchedulerJob
+
+COLOURS = {
+    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
+    "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
+}  # fmt: skip
+DROPPABLE = ("evidence", "key")  # columns left out on a narrow terminal, in this order, then the result
+
+
+def once(states: Iterable[CellStatus]) -> list[CellStatus]:
+    """Return the states with cells that several grids share only once."""
+    found: dict[str, CellStatus] = {}
+    for state in states:
+        found.setdefault(state.entry.key, state)
+    return list(found.values())
+
+
+def totals(states: Iterable[CellStatus]) -> str:
+    """Return the number of cells in each state, as markup. A cell that several grids share counts once."""
+    counts = Counter(state.state for state in once(states))
+    parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
+    return ", ".join(parts) if parts else "no cells"
+
+
+def grid_table(states: Sequence[CellStatus], ends: Mapping[str, str]) -> Columns:
+    """Return a table with a row per grid: how many cells are in each state, and the ETA (`ends`)."""
+    by_grid: dict[str, Counter[str]] = {}
+    for state in states:
+        by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
+    occurring = [name for name in COLOURS if any(counts[name] for counts in by_grid.values())]
+    rows: list[tuple[Cell, ...]] = []
+    for grid, counts in by_grid.items():
+        numbers = [(str(counts[name]) if counts[name] else "", COLOURS[name]) for name in occurring]
+        rows.append((grid, str(counts.total()), *numbers, ends.get(grid, "")))
+    headers = ("grid", "cells", *occurring, "ends about" if ends else "")
+    return Columns(headers, rows, right=frozenset(("cells", *occurring)))
+
+
+def cell_table(
+    states: Sequence[CellStatus], meter: UsageMeter | None = None, *, title: str = "", wrapped: bool = True
+) -> Columns:
+    """Return a table with a row per cell; with a meter, also what each cell is doing.
+
+    Cells are named with their grid, unless `title` is the grid's name.
+    """
+    results = [main_result(state.metrics) for state in states]
+    names = {metric.words for metric, _ in filter(None, results)}
+    # Cells at different stages have different results, which then carry their names.
+    header = "result" if len(names) > 1 else next(iter(names), "perplexity")
+    headers = ("cell", "key", "state", header, *(["doing"] if meter else []), "evidence")
+    shown = [_result(found, named=len(names) > 1) for found in results]
+    rows = [_row(state, text, meter, named=bool(title)) for state, text in zip(states, shown, strict=True)]
+    return Columns(headers, rows, title, frozenset({header}), (*DROPPABLE, header) if meter else (), wrapped)
+
+
+def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
+    if found is None:
+        return ""
+    metric, value = found
+    return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
+
+
+def _row(state: CellStatus, shown: str, meter: UsageMeter | None, *, named: bool) -> tuple[Cell, ...]:
+    doing = [_doing(state, meter)] if meter else []
+    name = state.entry.name if named else state.entry.id
+    return (name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
+            evidence(state))  # fmt: skip
+
+
+def _how_far(state: CellStatus) -> str:
+    progress = state.progress
+    if state.state == "running" and progress and progress.step and progress.steps:
+        return f"running {progress.counted}{spike_mark(progress.spikes)}"
+    return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
+
+
+def evidence(state: CellStatus) -> str:
+    """Return what the state was concluded from and how old that is: "finished 15 min ago"."""
+    cause = f": {state.cause}" if state.cause else ""
+    ago = "" if state.age is None else f"{duration(state.age)} ago"
+    if state.source == "outcome" and ago:
+        return f"{'finished' if state.state in ('done', 'diverged') else 'ended'} {ago}{cause}"
+    return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
+
+
+def _doing(state: CellStatus, meter: UsageMeter) -> str:
+    """Return loss, time left, GPU-hours and node of a running cell; position, start and reason of a queued one."""
+    parts = []
+    seen = state.progress
+    job = state.job
+    if state.state == "running" and seen:
+        doing = [seen.phase] if seen.phase and seen.share is None else []  # `counted` has the task
+        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else doing
+        parts += [f"{duration(seen.eta)} left"] if seen.eta is not None else []
+        parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
+    if state.state == "running" and job:
+        parts += [f"on {job.nodes}"] if job.nodes else []
+    if state.state == "queued" and job:
+        parts += [job.in_line] if job.in_line else []
+        parts += [f"starts about {begins}"] if (begins := starts(job)) else []
+        parts += [job.held or job.reason] if job.reason not in ("", "None") else []
+    return ", ".join(parts)
+
+
+def starts(job: SchedulerJob) -> str:
+    """Return when SLURM expects to start a job, "" if unknown."""
+    return clock_time(job.start) if job.start else ""
+
+
+def grid_mappings(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> list[dict[str, Any]]:
+    """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
+    by_grid: dict[str, Counter[str]] = {}
+    for state in states:
+        by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
+    left = {grid: use.ends for grid, use in uses.items() if use.ends is not None}
+    return [
+        {"grid": grid, "cells": counts.total(), "states": counts,
+         "ends": time.time() + left[grid] if grid in left else None}
+        for grid, counts in by_grid.items()
+    ]  # fmt: skip
+
+
+def ends(use: GridUsage) -> str:
+    """Return the ETA of the running and queued cells at the current rate, "" if unknown."""
+    if use.ends is None:
+        return ""
+    return f"{clock_time(time.time() + use.ends)}, in {duration(use.ends)}"
+
+
+def as_mapping(state: CellStatus) -> dict[str, Any]:
+    """Return a cell's state for `--json`; numbers that are not finite become strings."""
+    entry, progress = state.entry, state.progress
+    return {
+        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
+        "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
+        "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
+        "directory": str(state.directory) if state.directory else None,
+        **job_mapping(state.job),
+        "step": progress.step if progress else None, "steps": progress.steps if progress else None,
+        "spikes": progress.spikes if progress else None,
+        "metrics": {name: json_number(value) for name, value in state.metrics.items()},
+    }  # fmt: skip
+
+
+def job_mapping(job: SchedulerJob | None) -> dict[str, Any]:
+    """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
+    if job is None:
+        return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
+    waits = job.pending
+    return {
+        "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
+        "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
+        "expected_start": job.start or None if waits else None,
+    }  # fmt: skip

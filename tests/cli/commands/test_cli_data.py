@@ -1,0 +1,237 @@
+"""`gpas data`: a corpus of the user's own, tokenised by two processes, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from gpas_cli.cli.views.tokenise import Pace, TokeniseView
+from gpas_cli.data.prepare import Need
+from gpas_cli.data.requirements import TextRequirement, requirements
+from gpas_cli.data.shards import Totals
+from gpas_cli.spec.data import Data
+from gpas_cli.spec.parse_cell import cell_from
+
+REPOSITORY = Path(__file__).parents[3]
+EXPERIMENTS = """
+version: 1
+default: mine
+corpora:
+  own: {source: files, path: "text/*.jsonl", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}
+grids:
+  mine:
+    base:
+      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 300}
+      data: own
+      optim: {lr: 1e-3, warmup: 2, steps: 10, batch: 4}
+    axes: {norm: [pre, post]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "block").mkdir()
+    (tmp_path / "block/torch.py").write_text('raise ImportError("torch is not installed here")\n')
+    (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
+    write(tmp_path, 400)
+    return tmp_path
+
+
+def write(folder: Path, number: int) -> None:
+    draw = random.Random(1)
+    lines = [" ".join(draw.choices(["gate", "norm", "depth", "scale", "loss"], k=60)) for _ in range(number)]
+    (folder / "text/a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+    environment = {**clean, "PYTHONPATH": f"{folder / 'block'}{os.pathsep}{REPOSITORY}"}
+    command = [sys.executable, "-m", "gpas_cli", "data", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def gpas(folder: Path, *words: str) -> tuple[int, str, str]:
+    process = start(folder, *words)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_prepare_then_status(folder: Path) -> None:
+    assert "no token cache" in gpas(folder, "status")[1]
+    code, out, err = gpas(folder, "prepare", "--workers", "2", "--json")
+    assert code == 0, out + err
+    document = json.loads(out)
+    (corpus,) = document["corpora"]  # two cells, one text
+    assert (document["schema"], corpus["source"]) == (1, "files")
+    assert sum(split["documents"] for split in corpus["splits"].values()) == 400
+    assert all(split["final"] for split in corpus["splits"].values())
+    again = json.loads(gpas(folder, "prepare", "--json")[1])
+    assert again == document
+    shown = json.loads(gpas(folder, "status", "--json")[1])
+    (cache,) = shown["caches"]
+    assert cache["splits"] == corpus["splits"]
+    assert {name: cache[name] for name in ("folder", "fingerprint", "tokenizer")} == {
+        name: corpus[name] for name in ("folder", "fingerprint", "tokenizer")
+    }
+    assert (cache["vocab"], cache["max_doc_tokens"]) == (300, None)
+    assert cache["bytes_on_disk"] == sum(p.stat().st_size for p in Path(cache["folder"]).rglob("*") if p.is_file())
+    assert "files-" in gpas(folder, "status")[1]
+
+
+def test_a_byte_that_changed_is_found_and_made_again(folder: Path) -> None:
+    assert gpas(folder, "prepare")[0] == 0
+    code, out, _ = gpas(folder, "check")
+    assert (code, "No damage found (token caches: 1)" in out) == (0, True)
+    (shard,) = folder.glob("cache/tokens/*/train/00000.bin")
+    sound = shard.read_bytes()
+    shard.write_bytes(bytes([sound[0] ^ 1]) + sound[1:])
+    code, out, _ = gpas(folder, "check")
+    assert code == 4
+    assert f"{shard.with_suffix('')} is damaged" in out
+    code, out, _ = gpas(folder, "check", "--json")
+    marker = shard.with_suffix(".json")
+    assert (code, json.loads(out)["damaged"]) == (4, [str(marker)])
+    code, out, _ = gpas(folder, "prepare")
+    assert (code, f"{shard.with_suffix('')} is damaged and is rebuilt" in out) == (0, True)
+    assert shard.read_bytes() == sound
+    shard.write_bytes(sound[:-2])  # too short: jobs make such a shard again by themselves
+    assert gpas(folder, "check")[0] == 4
+    assert gpas(folder, "prepare")[0] == 0
+    assert gpas(folder, "check")[0] == 0
+
+
+def deep(content: bytes) -> bytes:
+    return b"[" * 100_000
+
+
+def flipped(content: bytes) -> bytes:
+    return content.replace(b'"vocab": 300', b'"vocab": 301')
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flipped, deep, lambda content: b"\0" * len(content), lambda content: b'{"source": NaN}', lambda content: b"{}"],
+    ids=["a flipped bit", "deep JSON", "NUL", "NaN", "nothing in it"],
+)
+def test_a_damaged_description_is_reported_and_written_again(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    (spec,) = folder.glob("cache/tokens/*/spec.json")
+    sound = spec.read_bytes()
+    spec.write_bytes(damage(sound))
+    code, out, err = gpas(folder, "status")
+    assert (code, f"{spec} is missing or damaged" in out, err) == (0, True, "")
+    code, out, err = gpas(folder, "check")
+    assert (code, f"- {spec} is missing or damaged" in out, err) == (4, True, "")
+    assert json.loads(gpas(folder, "check", "--json")[1])["undescribed"] == [str(spec)]
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    assert spec.read_bytes() == sound
+    assert gpas(folder, "check")[0] == 0
+
+
+@pytest.mark.parametrize("marker", ['{"documents": "1"}', "[" * 100_000, "\0", '{"documents": 1e999}'])
+def test_a_crafted_marker_is_reported(folder: Path, marker: str) -> None:
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    (path,) = folder.glob("cache/tokens/*/train/00000.json")
+    whole = json.loads(path.read_bytes())
+    path.write_text(json.dumps(whole | json.loads(marker)) if marker.startswith("{") else marker)
+    assert gpas(folder, "status")[0] == 0
+    code, out, err = gpas(folder, "check")
+    assert (code, f"{path.with_suffix('')} is damaged" in out, err) == (4, True, "")
+    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
+    assert json.loads(path.read_bytes()) == whole
+
+
+def test_one_split_alone(folder: Path) -> None:
+    code, out, _ = gpas(folder, "prepare", "mine", "--where", "norm=pre", "--split", "validation", "--workers", "1")
+    assert code == 0
+    assert "files validation:" in out
+    assert "files train:" not in out
+    (cache,) = json.loads(gpas(folder, "status", "--json")[1])["caches"]
+    assert cache["splits"]["train"] == {"documents": 0, "tokens": 0, "bytes": 0, "final": False, "cut": 0.0}
+    code, out, err = gpas(folder, "prepare", "--split", "valid")
+    assert (code, "did you mean 'validation'?" in err) == (2, True)
+
+
+def test_two_commands_at_once_of_which_one_is_killed(folder: Path) -> None:
+    """The second has the whole cache in the end, and no process of the first is left."""
+    write(folder, 8_000)
+    first = start(folder, "prepare", "--workers", "2")
+    family: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while len(family) < 3 and time.monotonic() < deadline and first.poll() is None:  # two workers and a tracker
+        family = psutil.Process(first.pid).children(recursive=True)
+        time.sleep(0.01)
+    second = start(folder, "prepare", "--workers", "2", "--json")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    out, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+    (corpus,) = json.loads(out)["corpora"]
+    assert sum(split["documents"] for split in corpus["splits"].values()) == 8_000
+
+
+def test_a_mistake_in_the_text_is_one_message(folder: Path) -> None:
+    (folder / "text/b.jsonl").write_text('{"txt": "a"}\n')
+    code, out, err = gpas(folder, "prepare")
+    assert code == 2
+    assert "b.jsonl:1: no field 'text' (data.text_field)" in err
+    assert "Traceback" not in out + err
+
+
+def test_each_corpus_is_wanted_once_and_as_much_as_the_greediest_cell_reads() -> None:
+    def cell(steps: int, **values: object):
+        optim = {"lr": 1e-3, "warmup": 1, "steps": steps, "batch": 8}
+        return cell_from({"size": "71m", "optim": optim, **values})
+
+    few = Data(eval_tokens=1000)
+    cells = [
+        cell(10),
+        cell(50, norm="post"),
+        cell(20, data={"like": "c4", "eval_tokens": 1000}),
+        cell(5, data="quickstart"),
+    ]
+    first, second = requirements(cells)
+    assert first == TextRequirement(Data(), 32_000, 400)
+    assert second.data.source == "stdlib"
+    assert requirements([cells[2]]) == [TextRequirement(few, 32_000, 160)]
+
+
+def test_pace() -> None:
+    pace = Pace(Need("documents", 1000), Totals(100, 20_000), 50.0)
+    assert pace.left is None
+    pace.update(Totals(300, 60_000), 60.0)
+    assert pace.tokens_per_second == 4000
+    assert pace.left == 35.0
+    assert pace.words() == "300 documents, 60,000 tokens, 4,000 tokens/s, 0:35 left"
+    endless = Pace(None, Totals(), 0.0)
+    endless.update(Totals(10, 1000), 10.0)
+    assert endless.left is None
+    assert endless.words() == "10 documents, 1,000 tokens, 100 tokens/s"
+
+
+def test_the_bar_on_a_terminal() -> None:
+    out = StringIO()
+    with TokeniseView(Console(file=out, force_terminal=True, width=120)) as board:
+        board.notice("training a tokenizer")
+        for documents in (0, 50, 100):
+            board.watch("train", Need("documents", 100), Totals(documents, 10 * documents))
+        board.watch("validation", None, Totals(7, 70))
+    assert "training a tokenizer" in out.getvalue()
+    assert "100 documents, 1,000 tokens" in out.getvalue()
+    assert "7 documents, 70 tokens" in out.getvalue()

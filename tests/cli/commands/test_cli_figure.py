@@ -1,0 +1,109 @@
+"""`gpas figure`: files as asked for, and the numbers behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import launching
+import pytest
+from recorded import attempt_at, finish, gpas, make_project
+
+from gpas_cli.cli.commands.figure import _require_comparable
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Layers, Outcome, Started
+from gpas_cli.report.figures.curves import Selection
+from gpas_cli.report.figures.quantities import quantity
+from gpas_cli.report.figures.series import CellCurve
+
+GRIDS = """
+  g:
+    title: My grid
+    base: BASE
+    axes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a grid of eight cells, of which the last is missing."""
+    folder = tmp_path_factory.mktemp("figure")
+    for i, entry in enumerate(make_project(folder, GRIDS)[:-1]):
+        finish(folder / "runs", entry, 30 + i)
+    return folder
+
+
+def test_the_numbers_of_a_figure_as_json(project: Path) -> None:
+    done = gpas(project, "figure", "--what", "activation_variance", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["what"], document["files"]) == (1, "activation_variance", [])
+    assert (document["x"], document["title"], document["log"]) == ("layer (at update 40)", "My grid", True)
+    assert document["missing"] == ["g/lns-gpas-s2"]
+    assert [series["title"] for series in document["series"]] == ["Pre-LN", "Pre-LN + GPAS", "LNS", "LNS + GPAS"]
+    first = document["series"][0]
+    assert [(point["x"], point["n"]) for point in first["points"]] == [(1, 2), (2, 2), (3, 2)]
+    assert first["points"][0]["mean"] == pytest.approx(0.1 * 30.5)
+    assert first["final_norm"]["mean"] == pytest.approx(0.4 * 30.5)
+    assert [(run["name"], run["over"]) for run in first["runs"]] == [("g/pre-s1", 1), ("g/pre-s2", 2)]
+    assert document["series"][3]["points"][0]["std"] is None
+    assert not list(project.glob("*.svg"))
+
+
+def test_heat_maps_have_the_means_over_seeds_of_every_distance(tmp_path: Path) -> None:
+    for entry in make_project(tmp_path, GRIDS.replace("[pre, lns]", "[pre]")):
+        seed = entry.cell.seed
+        rows = {"angular_distance": [0.1, 0.2, 0.3], "angular_distance/2": [0.4, 0.5], "angular_distance/3": [0.6]}
+        values = {name: [seed * value for value in row] for name, row in rows.items()}
+        attempt_at(tmp_path / "runs", entry, [Started(), Layers(40, values), Outcome("done", 40)])
+    document = json.loads(gpas(tmp_path, "figure", "--what", "angular_distances", "--json").stdout)
+    assert (document["x"], document["y"]) == ("first layer (at update 40)", "number of layers")
+    for series in document["series"]:
+        assert [[round(value, 9) for value in row] for row in series["matrix"]] == [
+            [0.15, 0.3, 0.45],
+            [0.6, 0.75],
+            [0.9],
+        ]
+    line = json.loads(gpas(tmp_path, "figure", "--what", "angular_distance", "--json").stdout)["series"][0]
+    assert [round(point["mean"], 9) for point in line["points"]] == [0.15, 0.3, 0.45]
+    assert line["matrix"] is None
+
+
+def test_units_are_those_of_the_axis(project: Path) -> None:
+    document = json.loads(gpas(project, "figure", "--what", "memory", "--json").stdout)
+    assert document["y"] == "memory (GB)"
+    assert document["series"][0]["points"][0]["mean"] == pytest.approx(0.4)
+
+
+def test_a_file_for_each_suffix(project: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    done = gpas(project, "figure", "g", "-o", "out/a.pdf", "-o", "out/b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "Wrote out/a.pdf and out/b.svg and out/b.png: 4 lines from 7 runs; 1 of 8 cells have no such curve yet.\n"
+    )
+    assert sorted(path.name for path in (project / "out").iterdir()) == ["a.pdf", "b.png", "b.svg"]
+    assert (project / "out/a.pdf").read_bytes().startswith(b"%PDF-")
+    assert ">My grid<" in (project / "out/b.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
+        (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
+        (("--what", "importance"), "My grid: no such curve has been recorded"),
+    ],
+)
+def test_mistakes(project: Path, words: tuple[str, ...], message: str) -> None:
+    done = gpas(project, "figure", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_training_losses_of_different_objectives_are_not_drawn_together() -> None:
+    runs = [CellCurve(launching.entry(objective=objective), "seed", ()) for objective in ("causal", "mlm")]
+    _require_comparable(runs, Selection(quantity("lr")))
+    _require_comparable(runs[1:], Selection(quantity("loss")))
+    with pytest.raises(GpasError, match=r"objectives causal, mlm cannot be compared; choose .* objective\.kind=causal"):
+        _require_comparable(runs, Selection(quantity("loss")))

@@ -1,0 +1,124 @@
+"""`gpas serve` as a process: its address, its answers when files disappear, and its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished import Finished
+from recorded import environment
+
+from gpas_cli.cli.commands.report import PageSource
+from gpas_cli.cli.console import experiments
+from gpas_cli.errors import Exit
+from gpas_cli.page.live import LivePage
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Finished:
+    made = Finished(tmp_path / "project")
+    made.finish_all()
+    return made
+
+
+@pytest.fixture
+def serving(project: Finished) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "gpas_cli", "serve", "--port", "0", "--refresh", "1"],
+        cwd=project.folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    yield started
+    started.kill()
+    started.communicate()
+
+
+def address(serving: subprocess.Popen[str]) -> str:
+    assert serving.stdout
+    found = re.fullmatch(r"Serving (http://localhost:\d+/\S+/)", serving.stdout.readline().strip())
+    assert found
+    # Read here: `communicate` does not see what is already in the buffer of `stdout`.
+    assert "ssh -L " in serving.stdout.readline()
+    return found[1]
+
+
+def read(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def test_the_page_survives_what_happens_to_its_files_and_stops_at_ctrl_c(
+    project: Finished, serving: subprocess.Popen[str]
+) -> None:
+    url = address(serving)
+    cells = read(f"{url}data.json")["cells"]
+    assert [cell["state"] for cell in cells] == ["done"] * 4
+    opened = read(f"{url}cell.json?id={cells[0]['id']}")
+    assert opened["attempts"][0]["outcome"] == "done"
+    assert "| printed by the job" in opened["log"]
+
+    shutil.rmtree(project.runs)
+    for file in project.folder.glob("gpas.db*"):
+        file.unlink()
+    while {cell["state"] for cell in read(f"{url}data.json")["cells"]} != {"missing"}:
+        time.sleep(0.1)
+    assert [grid["name"] for grid in read(f"{url}data.json")["grids"]] == ["tiny"]
+
+    serving.send_signal(signal.SIGINT)
+    out, err = serving.communicate(timeout=20)
+    assert serving.returncode == Exit.DONE
+    assert out.endswith("Stopped.\n")
+    assert err == ""
+
+
+def test_a_database_that_cannot_be_read_is_said_and_the_states_are_shown(
+    project: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.gpas("sync")
+    (project.folder / "gpas.db").write_bytes(b"no database" * 100)
+    for suffix in ("-wal", "-shm"):
+        (project.folder / f"gpas.db{suffix}").unlink(missing_ok=True)
+    monkeypatch.chdir(project.folder)
+    experiments.cache_clear()
+    source = PageSource(None, None)
+    shown = LivePage(source.collect, source.rescue, source.details, 1000.0).snapshot().content
+    assert "cannot be read" in shown.problem
+    assert shown.states == {"done": 4}
+
+
+def test_content_is_collected_again_only_after_a_change(project: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.folder)
+    experiments.cache_clear()
+    source = PageSource(None, None)
+    first = source.collect()
+    again = source.collect()
+    assert again.cells is first.cells
+    assert again.made > first.made
+    journal = next(project.runs.glob("*/*/001/journal.jsonl"))
+    changed = journal.read_bytes().replace(b'"outcome":"done"', b'"outcome":"dono"')
+    assert changed != journal.read_bytes()
+    journal.write_bytes(changed)
+    assert source.collect().states != first.states
+
+
+def test_unknown_grids_and_used_ports_are_one_message(project: Finished, serving: subprocess.Popen[str]) -> None:
+    assert "did you mean 'tiny'?" in project.gpas("serve", "tiney", expect=Exit.USAGE).stderr
+    port = re.search(r":(\d+)/", address(serving))
+    assert port
+    said = project.gpas("serve", "--port", port[1], expect=Exit.USAGE).stderr
+    assert said.startswith(f"gpas: port {port[1]}: another program uses it; choose another one: `gpas serve --port ")
+    assert said.count("\n") == 1

@@ -1,0 +1,133 @@
+"""`gpas status`: a summary per grid, the cells that need attention, and what fits on a screen."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from face import EXPERIMENTS, START, Face, step
+from rich.console import Console, Group
+from scored import finish_cells
+
+from gpas_cli.cli import console as shared
+from gpas_cli.cli.cell_filter import CellFilter
+from gpas_cli.cli.commands import status
+from gpas_cli.cli.commands.status import View, observed
+from gpas_cli.plan.usage import UsageMeter
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+
+
+@pytest.fixture
+def cells(face: Face) -> Face:
+    """Of the eight cells one runs, one has failed and two are done, one of these with half the other's perplexity."""
+    face.ended("pre-s1", "done", 8.0)
+    face.ended("pre-s2", "done", 4.0)
+    face.ended("post-s1", "failed", cause="no luck")
+    running = face.attempt("post-s2", ("start", START), ("step", step(1)), ("step", step(2)))
+    lock = locks.hold(alive_path(running))
+    yield face
+    locks.os.close(lock)
+
+
+def test_without_names_each_grid_is_summed_up_and_what_needs_attention_is_listed(cells: Face) -> None:
+    lines = cells("status").out.splitlines()
+    assert lines[0].split() == ["grid", "cells", "done", "running", "failed", "missing", "ends", "about"]
+    assert lines[1].split()[:6] == ["small", "8", "2", "1", "1", "4"]
+    assert lines[2].split() == ["shares", "6", "2", "4"]
+    listed = [line.split()[0] for line in lines if line.startswith(("small/", "shares/"))]
+    assert listed == ["small/post-s2", "small/post-s1"]
+    assert "10 cells, 4 of which belong to several grids: 2 done, 1 running, 1 failed, 6 missing" in lines
+    assert "`gpas status GRID` lists the cells of a grid" in lines
+
+
+def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
+    counted = "10 cells, 4 of which belong to several grids"
+    assert counted in cells("status", "--all").out
+    assert any(counted in finding["detail"] for finding in cells("doctor", "--json").json["findings"])
+    document = cells("status", "--json").json
+    assert document["total"] == {
+        "cells": 10,
+        "rows": 14,
+        "states": {"done": 2, "running": 1, "failed": 1, "missing": 6},
+    }
+    assert [(grid["grid"], grid["cells"]) for grid in document["grids"]] == [("small", 8), ("shares", 6)]
+    assert len(document["cells"]) == 14
+
+
+def test_of_a_single_large_grid_what_needs_attention_is_listed(cells: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells.declare(EXPERIMENTS.partition("  shares:")[0])
+    assert cells("status").out.count("-s") == 8
+    monkeypatch.setattr(status, "WHOLE", 7)
+    text = cells("status").out
+    assert [line.split()[0] for line in text.splitlines() if "-s" in line] == ["small/post-s2", "small/post-s1"]
+    assert "`gpas status --all` lists every cell" in text
+    assert cells("status", "--all").out.count("-s") == 8
+
+
+def test_a_named_grid_lists_all_its_cells(cells: Face) -> None:
+    text = cells("status", "small").out
+    assert text.startswith("small\ncell")
+    rows = {line.split()[0]: line for line in text.splitlines() if "-s" in line}
+    assert len(rows) == 8
+    assert "finished 0 s ago" in rows["pre-s1"]
+    assert "ended 0 s ago: no luck" in rows["post-s1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--state", "done"), ["pre-s1", "pre-s2"]),
+        (("--state", "failed,running"), ["post-s1", "post-s2"]),
+        (("--state", "failed,running", "--sort", "state"), ["small/post-s2", "small/post-s1"]),
+        (("--sort", "perplexity", "--limit", "2"), ["small/pre-s2", "small/pre-s1"]),
+        (("--sort", "name", "--limit", "3"), ["small/post-gpas-s1", "small/post-gpas-s2", "small/post-s1"]),
+    ],
+)
+def test_cells_are_filtered_and_sorted(cells: Face, words: tuple[str, ...], names: list[str]) -> None:
+    lines = cells("status", "small", *words).out.splitlines()
+    assert [line.split()[0] for line in lines if line.split() and "-s" in line.split()[0]] == names
+    document = cells("status", "small", *words, "--json").json["cells"]
+    assert [cell["name"] for cell in document] == [name.rpartition("/")[2] for name in names]
+
+
+def test_unlisted_cells_are_counted(cells: Face) -> None:
+    assert "and 6 more: 4 missing, 2 done" in cells("status", "small", "--sort", "state", "--limit", "2").out
+    assert "no cell is cancelled" in cells("status", "--state", "cancelled").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--state", "fialed"), "--state: no state 'fialed'; did you mean 'failed'?"),
+        (("--sort", "perplexty"), "cells cannot be sorted by 'perplexty'; did you mean 'perplexity'?"),
+    ],
+)
+def test_a_state_or_order_that_does_not_exist(face: Face, words: tuple[str, ...], message: str) -> None:
+    assert message in face("status", *words, expect=2).err
+
+
+@pytest.mark.parametrize("height", [8, 10, 12, 40])
+@pytest.mark.parametrize("brief", [True, False])
+def test_the_watched_view_fits_the_screen(cells: Face, height: int, brief: bool) -> None:
+    shared.experiments.cache_clear()
+    states = observed(None, None, started=False)
+    drawn = Console(file=io.StringIO(), width=60, height=height, color_system=None)
+    drawn.print(Group(*View(brief, CellFilter()).screen(states, UsageMeter(cells.runs), height)))
+    lines = drawn.file.getvalue().splitlines()
+    assert len(lines) < height
+    assert "small/post-s2" in "".join(lines)  # what runs is shown on however small a screen
+    assert brief or height == 40 or any(line.startswith("and ") and "missing" in line for line in lines)
+
+
+def test_cells_at_different_stages_name_their_results(face: Face) -> None:
+    face.ended("pre-s1", "done", 8.0)
+    finish_cells(face)
+    one = face("status", "scored").out
+    assert re.search(r"cell +key +state +accuracy", one)
+    assert re.search(r"pre-gpas +\w+ +done +46\.00 %", one)
+    several = face("status", "scored", "small", "--sort", "name").out
+    assert re.search(r"cell +key +state +result", several)
+    assert re.search(r"scored/pre-gpas +\w+ +done +accuracy 46\.00 %", several)
+    assert re.search(r"done +perplexity \d", several)
