@@ -138,7 +138,7 @@ def activation_fault(text: str) -> str:
     if text in ACTIVATIONS:
         return ""
     if text.replace("-", "").replace("_", "").isalnum() and ALPHA not in text:
-        return f"unknown value '{text}'; {nearest(text, ACTIVATIONS)}"
+        return f"unknown value '{text}'; {nearest(text, (*ACTIVATIONS, 'a formula of alpha'))}"
     if len(text) > MAX_LENGTH:
         return f"a formula has at most {MAX_LENGTH} characters, this one {len(text)}"
     try:

@@ -31,6 +31,7 @@ def test_the_slope_is_the_limit_of_differences(act: str) -> None:
     ("text", "message"),
     [
         ("gelu", "unknown value 'gelu'; did you mean 'relu'?"),
+        ("mish", "silu, silu-beta-8, a formula of alpha"),
         ("alpha", "the formula 'alpha' is identity; write activation: identity"),
         ("alpha * sigmoid(alpha)", "write activation: silu"),
         ("alpha - alpha / (1 + exp(alpha))", "write activation: silu"),
