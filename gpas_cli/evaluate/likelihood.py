@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations given their contexts, which scores of downstream tasks are computed from."""
+"""Log-likelihoods of continuations given their contexts, from which the scores of downstream tasks are computed."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 On a GPU the linear maps of one input are one product with their joined weights, and the width of a feed-forward network
 is padded with zeros to a multiple of ALIGNED_WIDTH. Zero rows and columns add nothing: silu, gelu and relu of 0 are 0.
 Weights are joined and padded when they are used, which is fused with the cast of a compiled layer under autocast; the
-parameters, their names and their gradients stay as they are. On a CPU neither pays, and nothing changes.
+parameters, their names and their gradients stay as they are. On a CPU neither is worthwhile, so nothing changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Triton kernel of `dot_products`. Importing this file imports triton, which CUDA builds of torch bring along."""
+"""The Triton kernel of `dot_products`. Importing this file imports triton, which comes with CUDA builds of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive of tables: their numbers with what made them, so that a reader can rebuild and print the same tables.
+"""An archive of tables: their numbers with everything behind them, from which a reader can print the same tables.
 
     NAME/README.md              what is inside, and how to print the tables
     NAME/archive.json           the grids, versions and counts

@@ -7,6 +7,6 @@ claims     verdicts on claims, with the drawing of each interval
 limits     how much fits on a page; `shared` leaves out what cells have in common
 document   content -> HTML, with the style sheet and the scripts of assets/ inside
 encode     data as JSON that is safe inside HTML
-live       content that is collected again when it is asked for and has become old
+live       content that is collected again when it is requested and out of date
 server     an HTTP server for this machine alone
 """

@@ -1,4 +1,4 @@
-"""The page while a grid runs: content that is collected again when it is asked for and has become old."""
+"""The page while a grid runs: content that is collected again when it is requested and out of date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve the page on this machine: read-only, to who knows its address."""
+"""Serve the page on this machine: read-only, for anyone who knows its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half the micro-batch for a stage that ran out of memory. The batch of an update, and so the result, stays."""
+"""Half the micro-batch for a stage that ran out of memory. The batch of an update and the result stay the same."""
 
 from __future__ import annotations
 

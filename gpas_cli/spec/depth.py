@@ -37,8 +37,8 @@ class Depth:
     a list of relative lengths. average: the average number of layers over the training. With stages it replaces
     `lengths` as RaPTr, appendix C, does: of equal and proportional stages it takes those whose average is closer, and
     removes the same number of updates from every stage but the last, which gets them. With `layerdrop` it replaces
-    `keep`. full_steps: in this many updates at the start the whole network trains; the last stage is shorter by them
-    (`raptr`).
+    `keep`. full_steps: the number of updates at the start in which the whole network trains; the last stage is
+    shorter by as many (`raptr`).
 
     fixed: layers that are on every path, "first,last" or numbers such as "1,2,12", or `none`. scale: s. `sqrt` is the
     square root of the distance to the next layer on the path (RaPTr, h_sqr: squares add up to the number of layers),

@@ -133,10 +133,10 @@ class Masked(Objective):
 class Spans(Objective):
     """Span corruption with a prefix language model (Raffel et al. 2020; Tay et al. 2022).
 
-    Spans of a row are replaced by one sentinel each. The row's inputs, which see each other both ways, are followed by
-    its targets, which see the inputs and the targets before them: each sentinel with the tokens that it replaced, then
-    an end token. Only they count in the loss. A row and its sentinels fit into `data.length` tokens: the end of a full
-    row is left out.
+    Spans of a row are replaced by one sentinel each. The row's inputs, which attend to each other in both directions,
+    are followed by its targets, which attend to the inputs and the targets before them: each sentinel with the tokens
+    that it replaced, then an end token. Only they count in the loss. A row and its sentinels fit into `data.length`
+    tokens: the end of a full row is left out.
 
     denoisers: one of them is drawn for each row: "r MEAN RATE" and "x MEAN RATE" corrupt the share RATE of the tokens
     in spans of MEAN tokens on average, "s RATE" the last RATE of the row; name one twice to have it twice as often.

@@ -21,13 +21,13 @@ class Optim:
     `mean_rows`: 0 weighs all tokens of an update equally; n averages the means over each n consecutive rows, as the
     reference does with the rows of a micro-batch (256 at 71M and 130M, 128 at 250M and 350M, 32 at 1B, 4 at 7B). The
     number of rows on a device at once has no effect.
-    `stop`: the update after which training ends, with its final evaluation, of a schedule that ends at `steps`; 0
-    trains to its end. GPAS Appendix A reports 7B after 40,000 of 150,000 updates. Batches are those of the whole
-    schedule, so that the updates are the first of a training to its end, bit for bit.
+    `stop`: the update after which training ends, with the final evaluation, although the schedule ends at `steps`; 0
+    trains to the end of the schedule. GPAS Appendix A reports 7B after 40,000 of 150,000 updates. The batches are those
+    of the whole schedule, so the updates are, bit for bit, the first ones of a training to its end.
     `z_loss`: the weight of log^2 Z, where Z is the sum of the exponentials of a token's logits, in the loss that is
     minimised (1e-4 in PaLM); the loss that is reported is the cross entropy alone.
-    `validation_rows`: the rows of a validation batch, on which only the two averages over batches depend; 0 takes those
-    of the reference for its sizes, else `batch`.
+    `validation_rows`: the rows of a validation batch. Only the two averages over batches depend on it. 0 takes the
+    reference's number for its sizes, and `batch` for others.
     """
 
     lr: float = setting(above=0, high=10)

@@ -81,7 +81,7 @@ class OptimizerKind:
 
 @dataclass(frozen=True, kw_only=True)
 class AdafactorSettings:
-    """Adafactor (Shazeer and Stern 2018, algorithms 4 and 5), with the rate that the schedule says.
+    """Adafactor (Shazeer and Stern 2018, algorithms 4 and 5), with the rate of the schedule.
 
     The update of a parameter is the rate times its root mean square, at least `min_scale`: a gate, which starts at 0,
     moves by at most rate * min_scale * update_clip. beta2_exponent: the second moments have the decay
@@ -97,9 +97,10 @@ class AdafactorSettings:
 class MuonSettings:
     """Muon (Jordan 2024) for the matrices of the layers, and AdamW, with beta1, beta2 and eps, for everything else.
 
-    momentum, nesterov: of the gradients that are orthogonalised, by `newton_steps` Newton-Schulz iterations.
-    matrix_scale: `adamw` multiplies the rate by 0.2 sqrt(max(rows, columns)), with which a matrix moves as with AdamW
-    (Liu et al. 2025); `original` by sqrt(max(1, rows / columns)). matrix_lr: a further factor of the rate of matrices.
+    momentum, nesterov: the momentum of the gradients, which `newton_steps` Newton-Schulz iterations orthogonalise.
+    matrix_scale: `adamw` multiplies the rate by 0.2 sqrt(max(rows, columns)), with which a matrix moves as far as with
+    AdamW (Liu et al. 2025); `original` by sqrt(max(1, rows / columns)). matrix_lr: a further factor of the rate of
+    matrices.
     """
 
     momentum: float = setting(0.95, low=0, high=0.999999)

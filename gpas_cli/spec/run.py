@@ -80,7 +80,7 @@ class Resources:
     """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is a SLURM time, D-HH:MM:SS.
 
     `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for
-    trainings of hours, if a C++ compiler is installed.
+    trainings that take hours, if a C++ compiler is installed.
     `ranks`: the number of processes, 0 for one per GPU. Each has a copy (`ddp`) or a shard (`fsdp`) of the network;
     `auto` shards networks whose state is large for the GPU, and recomputes activations layer by layer (`blocks`) where
     too few tokens would fit at once.

@@ -92,7 +92,7 @@ class InverseSqrt(Schedule):
 class WarmupStableDecay(Schedule):
     """The peak rate, then a decay to `min_ratio` of it (Hu et al. 2024; RaPTr, appendix B, in its last stage).
 
-    decay: how long the decay is, at the end of the schedule: its share of `steps` below 1, else a number of updates;
+    decay: the length of the decay at the end of the schedule, a share of `steps` if below 1, else a number of updates;
     `last-stage`: as long as the last stage of `depth`. With p from 0 to 1 over the decay, decay_shape is `linear`,
     1 - p; `cosine`, (1 + cos(pi p)) / 2; `sqrt`, 1 - sqrt(p) (Haegele et al. 2024), each from the peak to `min_ratio`;
     or `exponential`, min_ratio^p.

@@ -1,4 +1,4 @@
-"""`gpas export`: a trained cell as a folder that `transformers` loads, or tables as an archive with what made them."""
+"""`gpas export`: a trained cell as a folder that `transformers` loads, or an archive of tables and all behind them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ pairs          subjects with their bases, by seed
 significance   p values and intervals of effects over seeds
 evaluate       a claim + what is recorded -> `Verdict`
 verdict        `Verdict` and its parts
-sequential     evidence that holds however often it is looked at
+sequential     evidence that stays valid however often it is read
 rounds         which seeds to run next
 commands       the commands that run what is missing
 """

@@ -1,7 +1,7 @@
 """`Table`s -> CSV: a line per cell, and one header for any number of tables.
 
 A column is known by the part of the line that it belongs to and by its name, so that an axis may be called `mean`. The
-columns of several tables are the union of theirs; a line has nothing in those of other tables.
+columns of several tables are the union of theirs; a line leaves those of other tables empty.
 """
 
 from __future__ import annotations

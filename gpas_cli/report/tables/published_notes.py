@@ -1,4 +1,4 @@
-"""Notes about published numbers: where they are from, what they are compared with, and how ours were made otherwise."""
+"""Notes about published numbers: their sources, what they are compared with, and how ours were obtained differently."""
 
 from __future__ import annotations
 
