@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.slots import Lease
+from gpas_cli.schedule.local.forked import LOST, ForkedJob, ForkServer
+from gpas_cli.schedule.local.slots import Lease, Slots
 from gpas_cli.schedule.out_of_memory import adjusted_to_last_attempt
 from gpas_cli.schedule.process import JOB, job_environment, record_exit, token
 from gpas_cli.state import locks
@@ -31,10 +33,10 @@ NOT_STARTED = 127  # the shell's exit code for a command that could not be run
 
 @dataclass
 class Process:
-    """The running process of one attempt, a child of this one."""
+    """The running process of one attempt, a child of this one or of its fork server."""
 
     attempt: AttemptDir
-    child: subprocess.Popen[bytes]
+    child: subprocess.Popen[bytes] | ForkedJob
     _died: float | None = None
 
     def ended(self) -> bool:
@@ -44,8 +46,8 @@ class Process:
         """
         if self.child.poll() is None or self._others_live():
             return False
-        if not self.attempt.exit_path.exists():
-            code = self.child.returncode
+        code = self.child.returncode
+        if code is not None and code != LOST and not self.attempt.exit_path.exists():
             record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None)
         return True
 
@@ -72,7 +74,7 @@ class Process:
                 os.killpg(self.child.pid, signal.SIGKILL)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spawner:
     """A launcher of attempts on this machine. The attempt directory is appended to `command`."""
 
@@ -80,6 +82,26 @@ class Spawner:
     snapshot: Snapshot
     submitter: Submitter
     command: Sequence[str] = JOB
+    _server: ForkServer | None = None
+
+    def prepare(self, jobs: Iterable[StageJob], slots: Slots) -> None:
+        """Start a fork server if several of `jobs` can share it: those with one thread, without a GPU."""
+        if self.command != JOB or slots.machine.gpus or sys.platform != "linux":
+            return
+        single = [job for job in jobs if job.resources.processes == slots.machine.threads(job.resources) == 1]
+        if len(single) > 1:
+            environment = self._environment(slots.variables(single[0].resources))
+            self._server = ForkServer(self.project.config.parent, environment)
+
+    def preparing(self) -> bool:
+        """Return whether jobs should wait for the fork server."""
+        return self._server is not None and self._server.loading()
+
+    def close(self) -> None:
+        """End the fork server. Jobs that still run are not affected."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def start(self, job: StageJob, lease: Lease, *, reduce: bool = False) -> Process:
         """Create the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
@@ -93,7 +115,7 @@ class Spawner:
         attempt = create_attempt(runs, record)
         alive = locks.hold(alive_path(attempt))
         try:
-            child = self._popen(attempt, lease, alive)
+            child = self._launch(attempt, lease, alive)
         except OSError as error:
             record_exit(attempt, NOT_STARTED, None, error=f"could not be started: {error}")
             raise
@@ -104,26 +126,31 @@ class Spawner:
             write_record(process_path(attempt), process)
         return Process(attempt, child)
 
-    def _popen(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
+    def _launch(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes] | ForkedJob:
+        environment = self._environment(lease.variables)
+        inherited = (alive, *lease.fds)
         with attempt.log_path.open("ab") as log:
+            if self._server is not None and self._server.serves(environment):
+                with suppress(ConnectionError):  # the server has just ended: start the job without it
+                    return self._server.fork(attempt.path, log.fileno(), inherited)
             return subprocess.Popen(
                 [*self.command, str(attempt.path)],
                 cwd=self.project.config.parent,
-                env=self._environment(lease),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(alive, *lease.fds),
+                pass_fds=inherited,
                 start_new_session=True,  # Ctrl-C or closing the terminal does not signal the jobs
             )
 
-    def _environment(self, lease: Lease) -> dict[str, str]:
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         places = {
             "GPAS_CONFIG": str(self.project.config),
             "GPAS_RUNS_DIR": str(self.project.runs),
             "GPAS_CACHE": str(self.project.cache),
         }
-        return job_environment(self.snapshot.path, {**lease.variables, **places})
+        return job_environment(self.snapshot.path, {**variables, **places})
 
     def _record(self, job: StageJob, lease: Lease) -> AttemptRecord:
         return attempt_of(

@@ -112,6 +112,7 @@ class LocalRun:
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
             self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
+            self._spawner.prepare((task.job for task in self._in("waiting")), self._slots)
         except BaseException:
             self._claims.close()
             raise
@@ -130,6 +131,7 @@ class LocalRun:
                 time.sleep(POLL_SECONDS)
             self._report()
         finally:
+            self._spawner.close()
             self.claims.close()
         self._refresh()
         return self._summary()
@@ -140,7 +142,7 @@ class LocalRun:
         self._reap()
         self._carry_out_stop()
         self._drop_orphans()
-        if not self._stops:
+        if not self._stops and not self._spawner.preparing():
             self._start_ready()
         if time.monotonic() >= self._next_tick:
             began = time.monotonic()
