@@ -96,7 +96,7 @@ class EvidencePartJson(TypedDict):
     seeds: Annotated[list[int], "the seeds that the evidence is made of, in order"]
     effects: Annotated[list[NumberJson | None], "of these seeds; null if both runs diverged"]
     effect: Annotated[float | None, "the mean of the finite effects; of ratios, the geometric mean"]
-    interval: Annotated[list[float] | None, "the confidence sequence; null: unbounded yet"]
+    interval: Annotated[list[float] | None, "the confidence sequence; null: still unbounded"]
     e_for: Annotated[float, "e-value for the claimed interval; the part is supported from 1 / level on"]
     e_against: Annotated[float, "e-value against it"]
     pending: Annotated[list[int], "further seeds of the grids that are not all recorded"]
