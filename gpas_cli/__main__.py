@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import NoReturn
 
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import advise
 from gpas_cli.printable import printable
 
 EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
+EXIT_SIGPIPE = 141  # and one that wrote to a closed pipe
 
 
 def main() -> None:
@@ -20,7 +22,11 @@ def main() -> None:
     try:
         from gpas_cli.cli.app import make_app
 
-        make_app(sys.argv[1] if len(sys.argv) > 1 else "")()
+        try:
+            make_app(sys.argv[1] if len(sys.argv) > 1 else "")()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here a closed pipe is an exception; at exit it would be a message
     except KeyboardInterrupt:  # during the imports; later each command handles Ctrl-C
         print("Aborted.", file=sys.stderr)
         sys.exit(EXIT_SIGINT)
@@ -28,9 +34,12 @@ def main() -> None:
         print(printable(f"gpas: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader (`head`, a pager) closed the pipe. That is no error, but the interpreter must not flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(Exit.DONE)
+        _end_of_pipe()
+    except SystemExit as ended:
+        # Click and Rich handle a closed pipe themselves, with exit code 1.
+        if isinstance(ended.__context__, BrokenPipeError):
+            _end_of_pipe()
+        raise
     except OSError as error:
         # A full disk or a folder without permission is a problem of the machine, not a bug.
         print(printable(f"gpas: {advise(error)}"), file=sys.stderr)
@@ -38,6 +47,12 @@ def main() -> None:
     finally:
         # Otherwise the interpreter runs a last collection over all objects at exit: 2 s after 100,000 cells.
         gc.freeze()
+
+
+def _end_of_pipe() -> NoReturn:
+    """Exit without a message: the reader (`head`, a pager) has closed the pipe, and nothing may be flushed again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_SIGPIPE)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
+from gpas_cli.grid.plugins import PATH as PLUGINS
 from gpas_cli.grid.plugins import known_plugins
-from gpas_cli.grid.read import read_grid
+from gpas_cli.grid.read import UNKNOWN_STAGE, read_grid
 from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping, read_text
 from gpas_cli.grid.resources import read_resources
 from gpas_cli.grid.seeds import read_seeds, seeds_path
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.parse_cell import Catalogue
+from gpas_cli.spec.parse_cell import UNKNOWN_SCHEME, Catalogue
 from gpas_cli.spec.size import SIZES, Size
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
     parts = read_mapping(root, (), problems, TOP_LEVEL_KEYS)
     _check_version(parts.get("version"), root, problems)
     plugins = known_plugins(parts.get("plugins") if run_plugins else None, path, problems)
+    lacking = any(problem.path == PLUGINS for problem in problems)
     catalogue = Catalogue(
         schemes=plugins.schemes,
         stage_kinds=plugins.stage_kinds,
@@ -74,8 +76,13 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]
-        raise InvalidExperiments([*problems, *more])
+        raise InvalidExperiments(_causes([*problems, *more]) if lacking else [*problems, *more])
     return experiments
+
+
+def _causes(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems without those that a plugin's own may cause: names that it would have defined."""
+    return [problem for problem in problems if not problem.message.startswith((UNKNOWN_SCHEME, UNKNOWN_STAGE))]
 
 
 def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> None:

@@ -6,27 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Override, TableSpec, Value
+from gpas_cli.grid.beside_cells import may_lack_cells, read_cadence, read_table, read_watch
+from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Override, Value
 from gpas_cli.grid.document import Mark, Node, mapping
 from gpas_cli.grid.names import name_fault
 from gpas_cli.grid.ranges import is_range, spelling_of, values_of
 from gpas_cli.grid.readers import (
     add_problem,
-    read_dataclass,
     read_list,
     read_mapping,
     read_sentence,
     read_text,
-    read_text_mapping,
-    read_texts,
 )
 from gpas_cli.grid.resources import read_grid_resources
 from gpas_cli.grid.scalar import Label, identity, same, spelled
 from gpas_cli.grid.settings import CELL_PARTS, children, has_label, label, merge, nested, unnamed
 from gpas_cli.spec.parse import SettingPath, control_character
-from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
 
+UNKNOWN_STAGE = "unknown stage"  # how the message about a stage that no plugin defines begins
 GRID_KEYS = (
     *("title", "base", "axes", "when", "exclude", "override", "include"),
     *("stages", "cadence", "watch", "resources", "table"),
@@ -38,19 +36,26 @@ AxisLabels = dict[str, tuple[Label, ...]]
 
 
 def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Problem]) -> Grid | None:
-    """Return the grid declared by `node`, or None after adding to `problems`. `stages` are those after pretraining."""
+    """Return the grid declared by `node`, or None if what is wrong with it is also wrong with its cells.
+
+    Adds what is wrong to `problems`. `stages` are those after pretraining.
+    """
+    aside: list[Problem] = []  # problems that leave the cells as they are
     before = len(problems)
     path = ("grids", name)
     if message := name_fault(name):
-        add_problem(problems, path, message, node.key or node.mark)
-    parts = read_mapping(node, path, problems, GRID_KEYS)
+        add_problem(aside, path, message, node.key or node.mark)
+    parts = read_mapping(node, path, aside, GRID_KEYS)
+    if may_lack_cells(node, GRID_KEYS):
+        problems += aside
+        aside = []
     base = _read_base(parts, path, stages, problems, node.mark)
     axes = _read_axes(parts.get("axes"), (*path, "axes"), stages, problems)
     labels = known_labels(base, axes)
     when = _read_when(parts.get("when"), (*path, "when"), labels, stages, problems)
     for step in when:
         labels = with_axes(labels, step.axes)
-    title = read_sentence(parts.get("title"), (*path, "title"), problems, name)
+    title = read_sentence(parts.get("title"), (*path, "title"), aside, name)
     grid = Grid(
         name=name,
         title=title,
@@ -61,15 +66,17 @@ def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Probl
         exclude=_read_exclude(parts.get("exclude"), (*path, "exclude"), labels, problems),
         override=_read_override(parts.get("override"), (*path, "override"), labels, stages, problems),
         include=_read_include(parts.get("include"), (*path, "include"), problems),
-        cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), problems),
-        watch=_read_watch(parts.get("watch"), (*path, "watch"), problems),
-        resources=read_grid_resources(parts.get("resources"), stages, (*path, "resources"), problems),
-        table=_read_table(parts.get("table"), (*path, "table"), title, problems),
+        cadence=read_cadence(parts.get("cadence"), (*path, "cadence"), aside),
+        watch=read_watch(parts.get("watch"), (*path, "watch"), aside),
+        resources=read_grid_resources(parts.get("resources"), stages, (*path, "resources"), aside),
+        table=read_table(parts.get("table"), (*path, "table"), title, aside),
         table_node=parts.get("table"),
     )
     if not grid.has_own_cells and not grid.include and len(problems) == before:
         add_problem(problems, path, "has no cells: it needs base, axes or include", grid.mark)
-    return grid if len(problems) == before else None
+    readable = len(problems) == before
+    problems += aside
+    return grid if readable else None
 
 
 def _read_base(
@@ -90,7 +97,7 @@ def _read_stages(node: Node | None, path: SettingPath, stages: Sequence[str], pr
     named = {read_text(item, path, problems): item for item in read_list(node, path, problems)}
     for stage, item in named.items():
         if stage and stage not in (PRETRAIN, *stages):
-            add_problem(problems, path, f"unknown stage '{stage}'; {nearest(stage, (PRETRAIN, *stages))}", item)
+            add_problem(problems, path, f"{UNKNOWN_STAGE} '{stage}'; {nearest(stage, (PRETRAIN, *stages))}", item)
     if PRETRAIN not in named:
         add_problem(problems, path, "needs the stage 'pretrain', with which every cell starts", node)
     chosen = {stage: mapping({}, item.mark) for stage, item in named.items() if stage in stages}
@@ -302,27 +309,3 @@ def _read_include(node: Node | None, path: SettingPath, problems: list[Problem])
         terms = tuple((axis, nodes, tuple(label(n, axis) for n in nodes)) for axis, nodes in condition.items())
         found.append(Include(name, Condition(item.mark, terms), item.mark))
     return tuple(found)
-
-
-def _read_cadence(node: Node | None, path: SettingPath, problems: list[Problem]) -> Cadence:
-    return (read_dataclass(Cadence, node, path, problems) if node else None) or Cadence()
-
-
-def _read_watch(node: Node | None, path: SettingPath, problems: list[Problem]) -> Monitoring:
-    return (read_dataclass(Monitoring, node, path, problems) if node else None) or Monitoring()
-
-
-def _read_table(node: Node | None, path: SettingPath, title: str, problems: list[Problem]) -> TableSpec | None:
-    if node is None:
-        return None
-    known = ("title", "rows", "columns", "value", "over", "against", "published")
-    parts = read_mapping(node, path, problems, known)
-    return TableSpec(
-        title=read_sentence(parts.get("title"), (*path, "title"), problems, title),
-        rows=read_texts(parts.get("rows"), (*path, "rows"), problems) or TableSpec.rows,
-        columns=read_text(parts.get("columns"), (*path, "columns"), problems, TableSpec.columns),
-        value=read_text(parts.get("value"), (*path, "value"), problems, TableSpec.value),
-        over=read_text(parts.get("over"), (*path, "over"), problems, TableSpec.over),
-        against=read_text_mapping(parts.get("against"), (*path, "against"), problems),
-        published=read_text_mapping(parts.get("published"), (*path, "published"), problems),
-    )

@@ -18,9 +18,10 @@ MAX_INCLUDE_DEPTH = 50
 
 
 def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:
-    """Return the grids whose includes end, whose conditions and tables name what exists, and that are not too large.
+    """Return the grids whose includes end, whose conditions name what exists, and that are not too large.
 
-    `declared` has None for a grid that could not be read. Adds the faults of all others to `problems`.
+    `declared` has None for a grid that could not be read. Adds the faults of all others to `problems`, also those of
+    tables, which leave a grid's cells as they are.
     """
     grids = {name: grid for name, grid in declared.items() if grid and _includes_known(grid, declared, problems)}
     kept: dict[str, Grid] = {}
@@ -28,8 +29,10 @@ def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) ->
         message = _include_fault(grids, name)
         if message:
             add_problem(problems, ("grids", name, "include"), message, grid.include[0].mark)
-        elif _small_enough(grids, grid, problems) and _names_exist(grids, grid, problems):
+        elif _small_enough(grids, grid, problems) and _includes_exist(grids, grid, problems):
             kept[name] = grid
+            if grid.table is not None:
+                _check_table(grid, labels_of(grids, grid), problems)
     # A grid that includes a removed grid is removed, too; the reason has been reported above.
     while missing := [g.name for g in kept.values() if any(i.grid not in kept for i in g.include)]:
         kept = {name: grid for name, grid in kept.items() if name not in missing}
@@ -85,14 +88,12 @@ def _small_enough(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]
     return total <= MAX_CELLS
 
 
-def _names_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
-    """Check the names in conditions of includes and in the table."""
+def _includes_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
+    """Check the names in conditions of includes."""
     before = len(problems)
     for include in grid.include:
         if include.grid in grids:
             _check_include(include, labels_of(grids, grids[include.grid]), grid, problems)
-    if grid.table is not None:
-        _check_table(grid, labels_of(grids, grid), problems)
     return len(problems) == before
 
 

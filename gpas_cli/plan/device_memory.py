@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from gpas_cli.plan.machine import GpuKind, Machine
-from gpas_cli.plan.sizes import size_label
+from gpas_cli.plan.sizes import Names, size_label
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.memory import DeviceMemory, predicted
 from gpas_cli.spec.stage import PRETRAIN
@@ -34,10 +34,10 @@ class JobMemory:
         return f"{what}, and {has}: {remedy}"
 
 
-def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine) -> list[JobMemory]:
+def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: Names) -> list[JobMemory]:
     """Return the memory of the pretrainings among `jobs` on the GPUs of `machine`; nothing if their kind is unknown.
 
-    For cells of one size and distribution it is the largest.
+    For cells of one size and distribution it is the largest. `names`: of sizes that are not built in.
     """
     kind = machine.gpu_kind()
     if kind is None:
@@ -49,7 +49,7 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine) -> list[JobMemory
             continue
         same_memory = (job.cell.seedless, id(job.resources))
         if same_memory not in known:
-            known[same_memory] = _predicted(job, machine.needs(job.resources), kind)
+            known[same_memory] = _predicted(job, machine.needs(job.resources), kind, names)
         one = known[same_memory]
         group = (one.size, one.devices, one.memory.strategy, one.memory.recompute)
         before = groups.get(group, one)
@@ -58,6 +58,6 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine) -> list[JobMemory
     return list(groups.values())
 
 
-def _predicted(job: StageJob, devices: int, kind: GpuKind) -> JobMemory:
+def _predicted(job: StageJob, devices: int, kind: GpuKind, names: Names) -> JobMemory:
     memory = predicted(job.cell, job.resources, kind.memory, devices)
-    return JobMemory(size_label(job.cell), 1, kind.name, devices, memory)
+    return JobMemory(size_label(job.cell, names), 1, kind.name, devices, memory)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.device_memory import JobMemory, memory_of_jobs
 from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.gpus import MFU_SOURCE, NamedGpus
-from gpas_cli.plan.sizes import SizeCost, by_size
+from gpas_cli.plan.sizes import Names, SizeCost, by_size, size_names
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.spec.cell import Cell, distinct
+from gpas_cli.spec.cell import distinct
 from gpas_cli.spec.flops import peak_flops
 
 GPUS = ("A100", "H100", "H200", "B200")
@@ -27,24 +28,25 @@ class CostElsewhere:
     machine: NamedGpus
     estimate: Estimate
     sizes: tuple[SizeCost, ...]
+    size_names: Names
 
     @cached_property
     def too_large(self) -> list[JobMemory]:
         """The jobs that do not fit one of these GPUs, by size."""
         kinds = (replace(self.machine, name=name) for name in self.names)
-        found = (one for kind in kinds for one in memory_of_jobs([work.job for work in self.estimate.works], kind))
+        jobs = [work.job for work in self.estimate.works]
+        found = (one for kind in kinds for one in memory_of_jobs(jobs, kind, self.size_names))
         return [one for one in found if one.warning()]
 
 
 def costs_elsewhere(
-    runs: Path, cells: Iterable[Cell], jobs: Sequence[StageJob], resume: Mapping[str, int]
+    runs: Path, entries: Sequence[Entry], jobs: Sequence[StageJob], resume: Mapping[str, int]
 ) -> tuple[CostElsewhere, ...]:
-    """Return the cost of `jobs` and of the sizes of `cells` on each of GPUS; nothing without jobs."""
+    """Return the cost of `jobs` and of the sizes of `entries` on each of GPUS; nothing without jobs."""
     if not jobs:
         return ()
-    chosen = list(cells)
     number = max(NODE_GPUS, *(job.resources.gpus for job in jobs))
-    return tuple(_cost(runs, names, number, chosen, jobs, resume) for names in _alike(jobs))
+    return tuple(_cost(runs, names, number, entries, jobs, resume) for names in _alike(jobs))
 
 
 def basis(costs: Sequence[CostElsewhere]) -> str:
@@ -70,10 +72,12 @@ def _cost(
     runs: Path,
     names: tuple[str, ...],
     number: int,
-    cells: Sequence[Cell],
+    entries: Sequence[Entry],
     jobs: Sequence[StageJob],
     resume: Mapping[str, int],
 ) -> CostElsewhere:
     machine = NamedGpus((), (), names[0], number, None)
     guess = estimate(runs, jobs, machine, resume)
-    return CostElsewhere(names, machine, guess, tuple(by_size(cells, guess.works)))
+    known = size_names(entries)
+    costs = by_size((entry.cell for entry in entries), guess.works, known)
+    return CostElsewhere(names, machine, guess, tuple(costs), known)

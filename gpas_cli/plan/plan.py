@@ -16,11 +16,12 @@ from gpas_cli.plan.elsewhere import CostElsewhere, costs_elsewhere
 from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.gpus import NamedGpus
 from gpas_cli.plan.machine import Cluster, Machine
-from gpas_cli.plan.sizes import SizeCost, by_size
+from gpas_cli.plan.sizes import SizeCost, by_size, size_names
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
 from gpas_cli.plan.stages import StageCost, by_stage
 from gpas_cli.plan.texts import Texts
 from gpas_cli.spec.run import Resources
+from gpas_cli.spec.size import Size
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.state.attempt import resumable
 from gpas_cli.state.claim_set import CLAIMABLE
@@ -104,7 +105,7 @@ class Plan:
     @cached_property
     def memory(self) -> list[JobMemory]:
         """The predicted memory of each GPU of the jobs to start, by size; nothing if the kind of GPU is unknown."""
-        return memory_of_jobs(self.jobs, self.machine)
+        return memory_of_jobs(self.jobs, self.machine, self.size_names)
 
     @property
     def texts(self) -> tuple[StageJob, ...]:
@@ -118,7 +119,12 @@ class Plan:
     @property
     def sizes(self) -> list[SizeCost]:
         """The number of cells and the cost of their jobs, by size of network."""
-        return by_size((row.entry.cell for row in self.rows), self.estimate.works)
+        return by_size((row.entry.cell for row in self.rows), self.estimate.works, self.size_names)
+
+    @cached_property
+    def size_names(self) -> dict[Size, str]:
+        """The labels of sizes that are not built in."""
+        return size_names(row.entry for row in self.rows)
 
     @property
     def stage_costs(self) -> list[StageCost]:
@@ -175,7 +181,7 @@ def plan(
         estimate=estimate(runs, fitting.values(), machine, resume),
         machine=machine,
         startable=len(fitting) == len(needed),
-        elsewhere=costs_elsewhere(runs, (entry.cell for entry in entries), too_few, resume),
+        elsewhere=costs_elsewhere(runs, entries, too_few, resume),
         code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.estimate import Work
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.flops import parameters
-from gpas_cli.spec.size import SIZES
+from gpas_cli.spec.size import SIZES, Size
+from gpas_cli.words import count
 
+Names = Mapping[Size, str]  # of sizes that are not built in
 _Group = tuple[object, ...]
 
 
@@ -37,36 +40,44 @@ class SizeCost:
     core_hours: float
 
 
-def size_label(cell: Cell) -> str:
-    """Return the name of the cell's size, or "LAYERS x WIDTH" for any other size."""
+def size_names(entries: Iterable[Entry]) -> dict[Size, str]:
+    """Return the labels of sizes that are not built in, by size: those that belong to one size of these cells alone."""
+    labels = {entry.cell.model.size: str(entry.axes["size"]) for entry in entries if "size" in entry.axes}
+    uses = Counter(labels.values())
+    return {size: name for size, name in labels.items() if uses[name] == 1 and name not in SIZES}
+
+
+def size_label(cell: Cell, names: Names) -> str:
+    """Return the name of the cell's size, built in or one of `names`, or "4 layers, 32 wide" if it has none."""
     size = cell.model.size
-    return next((name for name, known in SIZES.items() if known == size), f"{size.layers} x {size.hidden}")
+    built_in = next((name for name, known in SIZES.items() if known == size), "")
+    return built_in or names.get(size, f"{count(size.layers, 'layer')}, {size.hidden} wide")
 
 
-def by_size(cells: Iterable[Cell], works: Sequence[Work]) -> list[SizeCost]:
+def by_size(cells: Iterable[Cell], works: Sequence[Work], names: Names) -> list[SizeCost]:
     """Return the cost of each group of equally expensive cells, in the order of the cells.
 
     Teachers add jobs, but no cells.
     """
     cells = list(cells)
     every = distinct([*cells, *(work.job.cell for work in works)])
-    groups = {cell.seedless: _group(cell) for cell in every}
+    groups = {cell.seedless: _group(cell, names) for cell in every}
     first = {groups[cell.seedless]: cell for cell in reversed(every)}
     numbers = Counter(groups[cell.seedless] for cell in cells)
     mine: dict[_Group, list[Work]] = {group: [] for group in numbers}
     for work in works:
         mine.setdefault(groups[work.job.cell.seedless], []).append(work)
-    return [_cost(first[group], numbers[group], found) for group, found in mine.items()]
+    return [_cost(first[group], numbers[group], found, names) for group, found in mine.items()]
 
 
-def _group(cell: Cell) -> _Group:
+def _group(cell: Cell, names: Names) -> _Group:
     recipe = (cell.precision, cell.optim.batch, cell.data.length, cell.optim.updates)
-    return (size_label(cell), parameters(cell), *recipe)
+    return (size_label(cell, names), parameters(cell), *recipe)
 
 
-def _cost(cell: Cell, cells: int, works: Sequence[Work]) -> SizeCost:
+def _cost(cell: Cell, cells: int, works: Sequence[Work], names: Names) -> SizeCost:
     return SizeCost(
-        size=size_label(cell),
+        size=size_label(cell, names),
         cells=cells,
         jobs=len(works),
         parameters=parameters(cell),

@@ -25,6 +25,8 @@ from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
 
+UNKNOWN_SCHEME = "unknown scheme"  # how the message about a scheme that no plugin defines begins
+
 
 @dataclass(frozen=True)
 class Catalogue:
@@ -204,7 +206,7 @@ def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tu
     scheme = values.pop("scheme", values.pop("like", None))
     if not isinstance(scheme, str) or scheme not in catalogue.schemes:
         path = ("norm", "scheme") if isinstance(value, Mapping) and "scheme" in value else ("norm",)
-        problems.append(Problem(path, f"unknown scheme {scheme!r}; {nearest(scheme, catalogue.schemes)}"))
+        problems.append(Problem(path, f"{UNKNOWN_SCHEME} {scheme!r}; {nearest(scheme, catalogue.schemes)}"))
         return None, None
     cls = catalogue.schemes[scheme]
     digest = values.pop("wiring", None) if cls.origin else None

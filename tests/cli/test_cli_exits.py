@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from face import EXPERIMENTS, Face
+from recorded import environment
 
 from gpas_cli.errors import Exit
 
@@ -63,3 +68,17 @@ def test_plan_and_run_give_the_same_answer(
     if code is Exit.USAGE:
         assert not list(face.runs.glob("??/*/001"))
         assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
+
+
+@pytest.mark.parametrize("command", ["status", "status --json", "plan --cells", "--help", "table gpas:2 --format csv"])
+def test_a_closed_pipe_ends_a_command_without_a_message(face: Face, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` does after its lines
+    words = [sys.executable, "-m", "gpas_cli", *command.split()]
+    try:
+        done = subprocess.run(
+            words, cwd=face.folder, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

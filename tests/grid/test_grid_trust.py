@@ -175,3 +175,16 @@ def test_a_plugin_that_is_not_a_file_is_one_message(config: Path, name: str, mes
     config.write_text(EXPERIMENTS.replace("schemes/mine.py", name))
     lines = refusal(config).splitlines()
     assert len([line for line in lines if message in line]) == 1, lines
+
+
+@pytest.mark.parametrize("broken", ["raise ValueError('boom')", None])
+def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path, broken: str | None) -> None:
+    plugin = config.parent / "schemes/mine.py"
+    plugin.unlink()
+    if broken:
+        plugin.write_text(broken)
+    config.write_text(config.read_text().replace("g: {base", "g: {stages: [pretrain, whiten], base"))
+    with pytest.raises(InvalidExperiments) as raised:
+        load(config)
+    (line,) = str(raised.value).splitlines()
+    assert ("ValueError: boom" if broken else "No such file") in line

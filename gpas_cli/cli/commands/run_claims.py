@@ -51,7 +51,14 @@ def run_claims(
             "--level", min=0.0001, max=0.5, help="Upper bound on the probability of a wrong verdict on a claim."
         ),
     ] = 0.05,
-    step: Annotated[int, typer.Option("--step", min=1, help="Seeds that a round adds to a part.")] = 1,
+    step: Annotated[
+        int,
+        typer.Option(
+            "--step",
+            min=1,
+            help="Seeds that a round adds to a part; if it needs more for any decision, it gets these at once.",
+        ),
+    ] = 1,
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
     ] = None,

@@ -102,9 +102,10 @@ def cells(rows: Sequence[PlanRow]) -> Columns:
 
 def summary_of_cells(rows: Sequence[PlanRow]) -> Columns:
     """Return a table with a row for each grid, size and action: the number of cells."""
-    from gpas_cli.plan.sizes import size_label
+    from gpas_cli.plan.sizes import size_label, size_names
 
-    groups = Counter((row.entry.grid, size_label(row.entry.cell), row.action) for row in rows)
+    names = size_names(row.entry for row in rows)
+    groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in rows)
     shown = [
         (grid, size, (WORDS.get(action, action), COLOURS[action]), f"{number:,}")
         for (grid, size, action), number in groups.items()

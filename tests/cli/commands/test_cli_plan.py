@@ -174,3 +174,25 @@ def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:
     said = face("plan").out
     assert "text/long.txt: the training text is read about " in said
     assert "layout: pad cuts off about " in said
+
+
+OWN_SIZES = """\
+version: 1
+sizes:
+  mine: {hidden: 32, ffn: 48, heads: 2, layers: 4, vocab: 280}
+grids:
+  own:
+    base: {data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
+    axes: {size: [mine, {like: mine, layers: 6}, {name: broad, like: mine, hidden: 64}]}
+  deeper:
+    base: {size: mine, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
+    axes: {size.layers: [7, 8]}
+"""
+
+
+def test_a_size_of_the_users_own_has_its_name(face: Face) -> None:
+    face.declare(OWN_SIZES)
+    assert [size["size"] for size in face("plan", "own", "--json").json["sizes"]] == ["mine", "mine-layers6", "broad"]
+    sizes = [size["size"] for size in face("plan", "deeper", "--json").json["sizes"]]
+    assert sizes == ["7 layers, 32 wide", "8 layers, 32 wide"]  # neither is `mine`
+    assert "7 layers, 32 wide" in face("plan", "deeper").out
