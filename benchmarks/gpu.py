@@ -9,7 +9,7 @@ Each case is a process of its own with a deadline. A result is printed, and writ
 OUTPUT/gpu.md, as soon as it is there; a case that is stopped at its deadline is reported. The cases, in order:
 
     exact   LLaMA 71M with GPAS, padded rows: whether it runs under strict determinism, how many graphs each update
-            compiles, how often an update waits for the device
+            compiles, how often an update waits for the device, whether compiled gradients are those of eager layers
     again   the same in another process, with an empty cache of compiled kernels, from a checkpoint and from the start:
             whether all weights are the same to the bit
     71m     the share of the peak FLOP/s (MFU) on full and padded rows, peak memory and the predicted one, the head's

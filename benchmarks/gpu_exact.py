@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from gpu_report import Result
-from gpu_scale import Scale
+from gpu_scale import Scale, guarded
 
 from gpas_cli.train import checkpoint
 from gpas_cli.train.compiling import compile_layers
@@ -20,6 +20,7 @@ from gpas_cli.train.precision import choose_device
 from gpas_cli.train.resume import resume
 
 UPDATES = 8  # a checkpoint is written after half of them
+ROUNDINGS = 0.1  # to bfloat16, in another order: the share of a gradient that they may change
 LENIENT = "lenient"  # the file that says that the trainer's strict determinism refuses an update
 
 
@@ -53,6 +54,24 @@ def exact(scale: Scale, folder: Path) -> Iterator[Result]:
         yield Result("exact", "waits for the device in an update", text, goal="0", met=not waits)
     (folder / "exact.json").write_text(json.dumps({"digest": digest(loop)}))
     yield Result("exact", "weights after 8 updates", digest(loop))
+    del loop
+    yield from guarded("exact", "compiled gradients", lambda: _gradients(scale))
+
+
+def _gradients(scale: Scale) -> Iterator[Result]:
+    """Yield how far the gradients of a compiled update are from those of one that is not compiled.
+
+    Without the gates', which are differences of large sums before the first update.
+    """
+    found = []
+    for loop in (scale.loop("71m", padded=True, compiled=False), exact_loop(scale)):
+        loop.update()
+        found.append([p.grad for p in loop.network.parameters() if p.grad is not None and len(p) > 1])
+        del loop
+    plain, compiled = found
+    shares = [float((a - b).norm() / a.norm()) for a, b in zip(plain, compiled, strict=True)]
+    measure = "compiled gradients, difference from uncompiled ones, of the worst parameter"
+    yield Result("exact", measure, max(shares), goal=f"<= {ROUNDINGS:g}", met=max(shares) <= ROUNDINGS)
 
 
 def _refusal(loop: Loop) -> str:

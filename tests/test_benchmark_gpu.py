@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import gpu
 import gpu_cases
+import gpu_exact
 import pytest
 import torch
 from gpu_report import Report, Result
+from gpu_scale import Scale
+
+from gpas_cli.model import norm
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -83,9 +88,24 @@ def test_speed_at_tiny_size(tmp_path: Path) -> None:
 def test_exactness_at_tiny_size(tmp_path: Path) -> None:
     first = results("exact", tmp_path)
     assert first["an update runs under strict determinism"].met
+    assert first["compiled gradients, difference from uncompiled ones, of the worst parameter"].met
     second = results("again", tmp_path)
     assert second["a resumed training has the same bits"].met
     assert second["so has one from the start"].met
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = norm._Normed.backward
+
+    def halved(ctx: Any, d_y: torch.Tensor) -> tuple[Any, ...]:
+        return tuple(one if one is None else one / (1 + torch.compiler.is_compiling()) for one in backward(ctx, d_y))
+
+    monkeypatch.setattr(norm._Normed, "backward", staticmethod(halved))
+    torch._dynamo.reset()
+    (found,) = gpu_exact._gradients(Scale(shrink=True))
+    assert 0.3 < found.value < 1
+    assert not found.met
 
 
 @pytest.mark.long
