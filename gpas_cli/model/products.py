@@ -3,7 +3,8 @@
 On a GPU the linear maps of one input are one product with their joined weights, and the width of a feed-forward network
 is padded with zeros to a multiple of ALIGNED_WIDTH. Zero rows and columns add nothing: silu, gelu and relu of 0 are 0.
 Weights are joined and padded when they are used, which is fused with the cast of a compiled layer under autocast; the
-parameters, their names and their gradients stay as they are. On a CPU neither is worthwhile, so nothing changes.
+parameters, their names and their gradients stay as they are. The head's matrix gets rows of zeros in the same way, for
+vocabularies such as GPT-2's of 50,257. On a CPU none of this is worthwhile, so nothing changes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ def with_inputs(weight: Tensor, width: int) -> Tensor:
     """Return `weight`, (out, in), with zero columns for the inputs from `in` to `width`: (out, width)."""
     extra = width - weight.shape[1]
     return F.pad(weight, (0, extra)) if extra else weight
+
+
+def aligned_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `weight`, (out, in), in `dtype`; where that makes the products of its outputs faster, with rows of zeros
+    up to a multiple of ALIGNED_WIDTH."""
+    rows = -(-len(weight) // ALIGNED_WIDTH) * ALIGNED_WIDTH
+    if rows == len(weight) or dtype.itemsize > 2 or not prefers_wide(weight):
+        return weight.to(dtype)
+    padded = weight.new_zeros(rows, weight.shape[1], dtype=dtype)
+    padded[: len(weight)] = weight
+    return padded
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:

@@ -16,23 +16,30 @@ from gpas_cli.model.triton_support import has_triton
 
 
 @torch.library.custom_op("gpas::softmax_gradients", mutates_args={"logits"})
-def softmax_gradients(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool) -> Tensor:
+def softmax_gradients(
+    logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool, vocab: int
+) -> Tensor:
     """Return log p(target) of each row in `exact`, shape (n, 1), and if `wanted` replace the logits by the gradients of
     -log p(target) + z_loss * log^2 Z.
 
-    logits: (n, vocab), contiguous; targets: (n,), those below 0 count as 0. Log-probabilities and probabilities are
-    rounded to `exact`, which is wide unless the loss is one of bfloat16. One operation, on a GPU one kernel.
+    logits: (n, vocab), contiguous, or wider: what further columns have does not count, and their gradients are zero.
+    targets: (n,), those below 0 count as 0. Log-probabilities and probabilities are rounded to `exact`, which is wide
+    unless the loss is one of bfloat16. One operation, on a GPU one kernel.
     """
     if has_triton(logits.device):
         from gpas_cli.train.triton_cross_entropy import launch
 
-        return launch(logits, targets, exact, z_loss, wanted)
-    scratch = logits if exact == logits.dtype else torch.empty_like(logits, dtype=exact)
-    return softmax_gradients_by_torch(logits, targets, scratch, z_loss, wanted)
+        return launch(logits, targets, exact, z_loss, wanted, vocab)
+    own = logits[:, :vocab].contiguous()
+    scratch = own if exact == own.dtype else torch.empty_like(own, dtype=exact)
+    chosen = softmax_gradients_by_torch(own, targets, scratch, z_loss, wanted)
+    if wanted and vocab < logits.shape[1]:
+        logits.zero_()[:, :vocab] = own
+    return chosen
 
 
 @softmax_gradients.register_fake
-def _shape(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool) -> Tensor:
+def _shape(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool, vocab: int) -> Tensor:
     return logits.new_empty(len(logits), 1, dtype=exact)
 
 

@@ -20,6 +20,7 @@ from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
 from gpas_cli.model.cpu_attention import takes_stream
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.products import aligned_rows
 from gpas_cli.model.ragged import has_ragged
 from gpas_cli.model.transfer import to_device
 from gpas_cli.spec.depth_schedule import ActiveLayers
@@ -190,18 +191,18 @@ def _chunked(
 
     Dtypes are explicit: autocast is off.
     """
-    weight = head.to(dtype)
+    weight = aligned_rows(head, dtype)  # further rows are zero, and so are their logits and gradients
     most = max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
     # As few chunks as possible, of about equal length: a short last chunk has slow products.
     rows = math.ceil(len(hidden) / math.ceil(len(hidden) / most))
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None
-    d_head = torch.empty_like(head, dtype=wide) if wanted else None
-    products = _buffer(most, len(head), dtype, hidden.device)
+    d_head = torch.empty_like(weight, dtype=wide) if wanted else None
+    products = _buffer(most, len(weight), dtype, hidden.device)
     # With bfloat16 weights the log-probabilities are bfloat16 too, as in the reference; their sum is not.
     exact = dtype if head.dtype == torch.bfloat16 else wide
-    on_cpu = hidden.device.type == "cpu"
+    on_cpu = hidden.device.type == "cpu" and len(weight) == len(head)
     scratch = products if exact == dtype or not on_cpu else torch.empty_like(products, dtype=exact)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
@@ -211,13 +212,13 @@ def _chunked(
         if on_cpu:
             chosen = softmax_gradients_by_torch(logits, targets[part], scratch[: len(states)], z_loss, wanted)
         else:
-            chosen = softmax_gradients(logits, targets[part], exact, z_loss, wanted)
+            chosen = softmax_gradients(logits, targets[part], exact, z_loss, wanted, len(head))
         total -= (chosen.to(wide) * counts).sum()
         if d_hidden is not None and d_head is not None:
             # Ignored targets are masked in the small factors: masking the large one would cost another pass over it.
             torch.mul(logits @ weight, counts, out=d_hidden[part])
             _add_product(d_head, logits.t(), states * counts, first=start == 0)
-    return total, d_hidden, None if d_head is None else d_head.to(head.dtype)
+    return total, d_hidden, None if d_head is None else d_head[: len(head)].to(head.dtype)
 
 
 def _buffer(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -248,11 +249,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
 @functools.cache
 def _accumulates_wider(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Return whether this GPU and this build of torch add a product of `narrow` matrices to a `wide` one without
-    rounding it first."""
+    rounding it first, and set a `wide` one to it."""
     try:
-        ones = torch.ones(16, 16, dtype=narrow, device="cuda")
-        total = torch.zeros(16, 16, dtype=wide, device="cuda")
-        torch.addmm(total, ones, ones, out_dtype=wide, out=total)
+        # 257 is rounded in bfloat16
+        left = torch.ones(16, 257, dtype=narrow, device="cuda")
+        total = torch.full((16, 16), math.nan, dtype=wide, device="cuda")
+        for beta in (0, 1):
+            torch.addmm(total, left, left.t(), out_dtype=wide, beta=beta, out=total)
+        return bool((total == 2 * 257).all())
     except Exception:  # its class depends on the build
         return False
-    return True

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model import attention, mlp, products
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.products import outputs, with_inputs
+from gpas_cli.model.products import aligned_rows, outputs, with_inputs
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
@@ -107,6 +107,18 @@ def test_in_bfloat16_wide_products_agree_up_to_rounding(
     together.backward()
     torch.testing.assert_close(together, separate, rtol=1e-2, atol=0)
     assert all(p.grad is not None and p.grad.dtype == p.dtype for p in network.parameters())
+
+
+def test_a_matrix_gets_rows_of_zeros_only_for_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(50, 16)
+    assert len(aligned_rows(weight, torch.bfloat16)) == 50
+    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    found = aligned_rows(weight, torch.bfloat16)
+    assert found.shape == (64, 16)
+    assert torch.equal(found[:50], weight.to(torch.bfloat16))
+    assert not found[50:].any()
+    assert aligned_rows(weight, torch.float32) is weight
+    assert len(aligned_rows(torch.randn(128, 16), torch.bfloat16)) == 128
 
 
 def test_on_a_cpu_every_map_is_a_product_of_its_own() -> None:

@@ -35,7 +35,7 @@ def same_gradients(dtype: torch.dtype, exact: torch.dtype, vocab: int, z_loss: f
     expected = logits.clone()
     scratch = expected if exact == dtype else expected.to(exact)
     chosen = softmax_gradients_by_torch(expected, targets, scratch, z_loss, wanted)
-    found = triton_cross_entropy.launch(logits, targets, exact, z_loss, wanted)
+    found = launched(logits, targets, exact, z_loss, wanted)
     assert found.dtype == exact
     # A unit in the last place of a probability near 1; that of a log-probability is up to 32 times as large. The
     # interpreter truncates to bfloat16 where a GPU rounds.
@@ -47,11 +47,26 @@ def same_gradients(dtype: torch.dtype, exact: torch.dtype, vocab: int, z_loss: f
     torch.testing.assert_close(logits, expected, rtol=0, atol=2 * slope * max(unit[dtype], unit[exact]))
 
 
+def launched(
+    logits: torch.Tensor, targets: torch.Tensor, exact: torch.dtype, z_loss: float, wanted: bool
+) -> torch.Tensor:
+    """Launch the kernel on `logits`, and on rows that are wider, whose further columns become zero."""
+    vocab = logits.shape[1]
+    wider = torch.full((len(logits), vocab + 24), 50.0, device=DEVICE, dtype=logits.dtype)
+    wider[:, :vocab] = logits
+    found = triton_cross_entropy.launch(logits, targets, exact, z_loss, wanted, vocab)
+    also = triton_cross_entropy.launch(wider, targets, exact, z_loss, wanted, vocab)
+    assert torch.equal(found, also)
+    assert torch.equal(wider[:, :vocab], logits)
+    assert bool((wider[:, vocab:] == (0 if wanted else 50)).all())
+    return found
+
+
 def same_head(precision: str) -> None:
     """Compare the head's loss and gradients on this GPU with those on the processor, over several chunks."""
     generator = torch.Generator().manual_seed(3)
-    hidden, head = (torch.randn(n, 64, generator=generator) for n in (3000, 1000))
-    targets = torch.randint(-1, 1000, (3000,), generator=generator)
+    hidden, head = (torch.randn(n, 64, generator=generator) for n in (3000, 1001))
+    targets = torch.randint(-1, 1001, (3000,), generator=generator)
     targets[targets < 0] = IGNORED
     loss.CHUNK_LOGITS = loss.GPU_LOGITS = 2**19
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

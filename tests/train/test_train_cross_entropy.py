@@ -39,15 +39,23 @@ def by_autograd(given: torch.Tensor, z_loss: float) -> tuple[torch.Tensor, torch
 def test_the_gradients_take_the_logits_place(dtype: torch.dtype, tolerance: float, z_loss: float) -> None:
     ours = logits(dtype)
     chosen, gradients = by_autograd(ours, z_loss)
-    found = softmax_gradients(ours, TARGETS, torch.promote_types(dtype, torch.float32), z_loss, True)
+    found = softmax_gradients(ours, TARGETS, torch.promote_types(dtype, torch.float32), z_loss, True, 90)
     torch.testing.assert_close(found.double(), chosen, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(ours.double(), gradients, rtol=0, atol=tolerance * float(gradients.abs().max()))
 
 
 def test_an_evaluation_leaves_the_logits() -> None:
     ours = logits(torch.float32)
-    found = softmax_gradients(ours.clone(), TARGETS, torch.float32, 0.0, False)
+    found = softmax_gradients(ours.clone(), TARGETS, torch.float32, 0.0, False, 90)
     torch.testing.assert_close(found, ours.log_softmax(-1).gather(1, TARGETS.clamp_min(0)[:, None]))
+
+
+def test_further_columns_do_not_count_and_get_no_gradient() -> None:
+    ours = logits(torch.float32)
+    wider = F.pad(ours, (0, 6), value=50.0)
+    found = softmax_gradients(wider, TARGETS, torch.float32, 0.1, True, 90)
+    assert torch.equal(found, softmax_gradients(ours, TARGETS, torch.float32, 0.1, True, 90))
+    assert torch.equal(wider, F.pad(ours, (0, 6)))
 
 
 def test_the_one_hot_is_subtracted_in_the_same_way_without_scattering() -> None:
