@@ -31,8 +31,8 @@ from gpas_cli.words import byte_size
 # About half of C4's documents fill a row of 256 under T5's tokenizer, and 76 % of all positions hold a token.
 FULL_ROWS_FRACTION = 0.5
 SHORTEST_TOKENS = 20
-# Not timed: the first update compiles the layers and creates the optimizer's state; in the second one the allocator still
-# gets memory, as padded batches differ in size.
+# Not timed: the first update compiles the layers and creates the optimizer's state; in the second one the allocator
+# still gets memory, as padded batches differ in size.
 WARMUP_UPDATES = 2
 
 

@@ -251,8 +251,8 @@ def _accumulates_wider(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Return whether this GPU and this build of torch add a product of `narrow` matrices to a `wide` one without
     rounding it first, and set a `wide` one to it."""
     try:
-        # 257 is rounded in bfloat16
-        left = torch.ones(16, 257, dtype=narrow, device="cuda")
+        left = torch.ones(16, 264, dtype=narrow, device="cuda")
+        left[:, 257:] = 0  # bfloat16 has no 257
         total = torch.full((16, 16), math.nan, dtype=wide, device="cuda")
         for beta in (0, 1):
             torch.addmm(total, left, left.t(), out_dtype=wide, beta=beta, out=total)
